@@ -20,7 +20,7 @@ const ROOT: &str = "/sys/fs/cgroup";
 /// A cgroup. Dropping it waits for the end of its processes and removes it.
 #[derive(Debug)]
 pub struct Cgroup {
-    /// The folder of the cgroup; with v1, one folder per controller.
+    /// The folders of the cgroup: one with cgroup v2, one per controller with v1.
     folders: Vec<PathBuf>,
     /// The v2 folder, in which the kernel counts the pressure (PSI) of the cgroup.
     pressure: Option<PathBuf>,
@@ -54,8 +54,8 @@ impl Version {
 }
 
 impl Cgroup {
-    /// Creates a cgroup with at most `memory` bytes and `thousandths` of a core; 0 thousandths: no
-    /// CPU limit.
+    /// Creates a cgroup with at most `memory` bytes of memory and `thousandths` of a CPU core. With
+    /// 0 thousandths, there is no CPU limit.
     ///
     /// # Errors
     /// The process is not root, or may not create cgroups.
@@ -85,8 +85,8 @@ impl Cgroup {
         };
         match version {
             Version::One { memory: top, cpu } => {
-                // When both versions are mounted, a v2 cgroup in addition: it counts pressure
-                // without any controller.
+                // When v1 and v2 are both mounted, also creates a v2 cgroup, because v2 counts the
+                // pressure of a cgroup without any controller.
                 let beside = top.with_file_name("unified");
                 let beside = match beside.join("cgroup.procs").exists() {
                     true => Some(made(&beside)?),
@@ -178,8 +178,8 @@ pub struct Throttled {
 }
 
 impl Cgroup {
-    /// A command prefix that hides the pressure of the machine, which other tests cause, so that a
-    /// program sees only the pressure of its cgroup. It stands before the prefix of
+    /// A command prefix that hides the pressure of the machine, which other tests cause. So the
+    /// program sees only the pressure of its cgroup. Put this prefix before that of
     /// [`Cgroup::enter`].
     ///
     /// # Errors
@@ -233,7 +233,8 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         for folder in &self.folders {
-            // Its processes got a signal, and the kernel reaps them soon.
+            // The processes of the cgroup got a signal. The kernel removes them within a short
+            // time.
             let gone = wait::until("an empty cgroup", || {
                 Ok((fs::remove_dir(folder).is_ok() || !folder.exists()).then_some(()))
             });

@@ -21,10 +21,10 @@ pub struct Chart {
     objects: Vec<Value>,
 }
 
-/// Finds helm, and a Python with a YAML parser.
+/// Finds helm, and a Python installation with a YAML parser.
 fn tools() -> Result<(PathBuf, PathBuf), Missing> {
     let helm = tool::find(&["helm"]).map_err(Missing::unless_go)?;
-    // The Python environment that also validates the charts.
+    // The Python environment of xtask, which also validates the charts.
     let python = paths::tools()
         .map_err(|error| Missing::new(format!("{error:#}")))?
         .join("kubernetes-validate/bin/python");
@@ -37,12 +37,12 @@ fn tools() -> Result<(PathBuf, PathBuf), Missing> {
 }
 
 impl Chart {
-    /// Checks that this machine can render charts.
+    /// Checks that this machine has the programs that render charts.
     pub fn find() -> Result<(), Missing> {
         tools().map(drop)
     }
 
-    /// Renders `bluefield/<name>`.
+    /// Renders the chart `bluefield/<name>` with these values.
     pub fn render(name: &str, values: &Value) -> Result<Self> {
         let (helm, python) = tools().map_err(|missing| anyhow::anyhow!("{missing}"))?;
         let folder = paths::scratch("chart")?;
@@ -55,8 +55,8 @@ impl Chart {
         let text = process::stdout(
             Command::new(helm)
                 .args(["template", "rel", "--kube-version", "1.34"])
-                // The chart requires a name. The tests run the locally built image whatever its
-                // name.
+                // The chart requires an image repository. The tests run a locally built image, so
+                // any name is valid.
                 .args(["--set", "image.repository=registry.example/pierhead"])
                 .arg("--values")
                 .arg(file)
@@ -83,7 +83,7 @@ impl Chart {
         Ok(Self { objects })
     }
 
-    /// The object of this kind, and of this name if one is given.
+    /// The object of this kind and, if `name` is given, of this name.
     pub fn object(&self, kind: &str, name: Option<&str>) -> Result<&Value> {
         let fits = |it: &&Value| {
             it["kind"] == kind && name.is_none_or(|name| it["metadata"]["name"] == name)

@@ -18,10 +18,10 @@ use crate::{
     tool::Missing,
 };
 
-/// What the program in each image prints.
+/// The line that the program in each image prints.
 pub const GREETING: &str = "hello from behind the pier\n";
-/// Version of these images. Increase it with each change, so that cached images of older runs are
-/// not used.
+/// Version of the generated images. Increase it with each change, so that the tests do not use
+/// cached images of an earlier version.
 const VERSION: u32 = 1;
 /// The media types of a manifest, its config and its layers.
 type Kind = [&'static str; 3];
@@ -70,7 +70,8 @@ pub fn corpus() -> Result<Vec<Image>, Missing> {
 pub fn images() -> Result<Images> {
     let cache = paths::cache("images")?;
     let lock = File::create(cache.join("lock"))?;
-    // Several test processes may run this at once: one builds the images, the others wait.
+    // Several test processes may call this function at once: one builds the images, the others
+    // wait.
     lock.lock()?;
     let folder = cache.join(format!("v{VERSION}"));
     if !folder.join("index.json").exists() {
@@ -151,7 +152,8 @@ fn manifest(
     }))
 }
 
-/// Writes a layer with the program and the folders that a container runtime mounts on.
+/// Writes a layer with the program, and with the folders on which a container runtime mounts file
+/// systems.
 fn program(layout: &Layout, kind: Kind, architecture: &str) -> Result<Layer> {
     let program = elf(architecture)?;
     layer(layout, kind, |tar| {
@@ -189,7 +191,7 @@ fn layer(
         fill(&mut tar)?;
         Ok(tar.finish()?)
     };
-    // First uncompressed, for the diff ID, then compressed.
+    // Writes the layer uncompressed for its diff ID, then compressed.
     let plain = layout.add("application/vnd.oci.image.layer.v1.tar", write)?;
     let file = layout.path(plain["digest"].as_str().context("no digest")?);
     let descriptor = layout.add(media_type, |sink| {

@@ -1,4 +1,5 @@
-//! Linux namespaces for test processes: their own network, mounts, or a root without capabilities.
+//! Command prefixes that isolate test processes: an own network, own mounts, or the user root
+//! without capabilities.
 
 use std::{
     fs::{self, File},
@@ -17,7 +18,8 @@ use crate::{
     wait,
 };
 
-/// The `unshare` command for a namespace. A user without root gets a user namespace in addition.
+/// The `unshare` command that creates a namespace. For a user other than root, it also creates a
+/// user namespace.
 fn unshare(what: &str) -> Vec<String> {
     let mut words = vec!["unshare".to_owned(), what.to_owned()];
     if tool::root().is_err() {
@@ -26,7 +28,7 @@ fn unshare(what: &str) -> Vec<String> {
     words
 }
 
-/// Checks that this machine allows namespaces.
+/// Checks that this machine allows the creation of namespaces.
 pub fn available() -> Result<(), Missing> {
     for what in ["--net", "--mount"] {
         let words = unshare(what);
@@ -41,8 +43,8 @@ pub fn available() -> Result<(), Missing> {
     tool::find(&["ip"]).map(drop)
 }
 
-/// A command prefix that runs a program as root without capabilities, so that file modes apply to
-/// it.
+/// A command prefix that runs a program as the user root without capabilities, so that file modes
+/// apply to the program.
 pub fn without_capabilities() -> Vec<String> {
     let words = [
         "setpriv",
@@ -57,15 +59,16 @@ pub fn without_capabilities() -> Vec<String> {
     }
 }
 
-/// A command prefix that runs a program in a mount namespace. The shell script `script` mounts its
-/// file systems.
+/// A command prefix that runs a program in a new mount namespace, after the shell script `script`
+/// has mounted file systems.
 pub fn mounted(script: &str) -> Vec<String> {
     let mut words = unshare("--mount");
     words.extend(["sh", "-ec", &format!("{script}\nexec \"$@\""), "sh"].map(str::to_owned));
     words
 }
 
-/// A network namespace with a loopback interface and added interfaces. It ends with its owner.
+/// A network namespace with a loopback interface and the interfaces that the test adds. Dropping
+/// the value removes the namespace.
 #[derive(Debug)]
 pub struct Network {
     holder: Child,
@@ -86,8 +89,8 @@ impl Network {
         let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
         let pid = network.holder.id().to_string();
         wait::until("a network namespace", || {
-            // The user namespace is created first. No process can enter it before its ID map
-            // exists.
+            // The process creates the user namespace first. No other process can enter the user
+            // namespace before its ID map exists.
             let apart = matches!((of(&pid), of("self")), (Ok(its), Ok(ours)) if its != ours);
             Ok((apart && network.ip("link show lo").is_ok()).then_some(()))
         })?;

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-/// The folder of the running profile (`target/debug`), where cargo puts binaries.
+/// The folder of the running cargo profile (`target/debug`), which has the programs.
 pub fn profile() -> Result<PathBuf> {
     let test = env::current_exe().context("no path of this test program")?;
     // target/<profile>/deps/<test>
@@ -33,27 +33,28 @@ pub fn tools() -> Result<PathBuf> {
     Ok(target()?.join("xtask-tools"))
 }
 
-/// A folder for files that later runs reuse, on disk, beside the profile's folder.
+/// A folder on disk, below the build folder, for files that later runs use again.
 pub fn cache(name: &str) -> Result<PathBuf> {
     let folder = target()?.join("e2e").join(name);
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     Ok(folder)
 }
 
-/// A temporary folder on disk, removed on drop, for the data of daemons, which may be large.
+/// A temporary folder on disk for the data of daemons, which may be large. Dropping the value
+/// deletes the folder.
 ///
-/// On the same file system as [`cache`], so that hard links work.
+/// The folder is on the same file system as [`cache`], so that hard links work.
 pub fn scratch(name: &str) -> Result<TempDir> {
     named(name, &cache("scratch")?)
 }
 
-/// A temporary folder with a short path, removed on drop: the path of a Unix socket has at most 107
-/// bytes.
+/// A temporary folder with a short path, because the path of a Unix socket has at most 107 bytes.
+/// Dropping the value deletes the folder.
 pub fn short(name: &str) -> Result<TempDir> {
     named(name, &env::temp_dir())
 }
 
-/// Whether the daemon under test is a release build. Only release builds have to meet the memory
+/// Whether the daemon under test is a release build. Only a release build must meet the memory
 /// limits.
 pub fn is_release() -> Result<bool> {
     Ok(pierhead()?
@@ -68,7 +69,8 @@ fn named(name: &str, at: &Path) -> Result<TempDir> {
         .with_context(|| format!("a folder in {}", at.display()))
 }
 
-/// The path of the eviction simulator: `PIERHEAD_REPLAY_BIN`, else the binary beside this test.
+/// The path of the eviction simulator: `PIERHEAD_REPLAY_BIN`, or else the program beside this test
+/// program.
 pub fn pierhead_replay() -> Result<PathBuf> {
     if let Some(path) = env::var_os("PIERHEAD_REPLAY_BIN") {
         return Ok(path.into());
@@ -82,7 +84,7 @@ pub fn pierhead_replay() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The path of the daemon under test: `PIERHEAD_BIN`, else the binary beside this test.
+/// The path of the daemon under test: `PIERHEAD_BIN`, or else the program beside this test program.
 pub fn pierhead() -> Result<PathBuf> {
     if let Some(path) = env::var_os("PIERHEAD_BIN") {
         return Ok(path.into());

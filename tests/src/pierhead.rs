@@ -26,7 +26,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Defaults except for the addresses and the data folder.
+    /// Default settings, except that the addresses and the data folder are those of the test.
     pub fn new() -> Self {
         Self::default()
     }
@@ -53,14 +53,15 @@ impl Options {
         self
     }
 
-    /// Adds a command prefix, such as one of [`crate::namespace`], which must `exec` the daemon.
+    /// Adds a command prefix, such as one of [`crate::namespace`]. The prefix must replace itself
+    /// by the daemon with `exec`.
     #[must_use]
     pub fn inside(mut self, words: Vec<String>) -> Self {
         self.inside = words;
         self
     }
 
-    /// Uses this data folder. The caller creates and removes it.
+    /// Uses an existing data folder, which the caller creates and deletes.
     #[must_use]
     pub fn data(mut self, folder: &Path) -> Self {
         self.data = Some(folder.to_owned());
@@ -85,7 +86,7 @@ impl Pierhead {
         Self::start_while(options, |_| Ok(()))
     }
 
-    /// Starts the daemon and runs a closure while it starts.
+    /// Starts the daemon, and runs a closure during the start.
     pub fn start_while(
         options: Options,
         meanwhile: impl FnOnce(&mut Daemon) -> Result<()>,
@@ -106,7 +107,7 @@ impl Pierhead {
         })
     }
 
-    /// Runs `serve` and expects it to fail. Returns its exit status and its output.
+    /// Runs `serve`, which must fail. Returns its exit status and its output.
     pub fn refuses(options: &Options) -> Result<(ExitStatus, String)> {
         let folder = paths::scratch("pierhead")?;
         let data = options
@@ -123,7 +124,7 @@ impl Pierhead {
         Ok((status, daemon.log()))
     }
 
-    /// The address for clients.
+    /// The address on which the daemon serves clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -176,7 +177,7 @@ impl Pierhead {
         Ok(())
     }
 
-    /// Replaces the configuration file, also for later restarts, and triggers a reload.
+    /// Replaces the configuration file and triggers a reload. Later restarts also use the new file.
     pub fn reload(&mut self, toml: &str) -> Result<()> {
         toml.clone_into(&mut self.options.config);
         fs::write(
@@ -264,8 +265,8 @@ fn serve(
     ))
 }
 
-/// Disables pauses under pressure in a configuration that does not set them, since other tests put
-/// pressure on this machine.
+/// Disables pauses of background work under pressure, unless the configuration sets them. Other
+/// tests put pressure on this machine.
 fn without_pauses(toml: &str) -> String {
     const LIMITS: &str = "[limits]\n";
     const NEVER: &str = "pause_under = []\n";

@@ -1,6 +1,6 @@
-//! Runs the container of a rendered pod by podman, with the settings of its pod specification:
+//! Runs the container of a rendered pod by podman, with the settings of the pod specification:
 //! image, arguments, user, volumes, limits, security. A setting that this module does not support
-//! is an error, so that the tests ignore none.
+//! is an error, so that no setting is ignored.
 
 use std::{
     collections::BTreeMap,
@@ -29,8 +29,8 @@ pub struct Pod {
 /// The size of a volume in memory (`emptyDir` with `medium: Memory`).
 struct InMemory(String);
 
-/// The OCI layout of the release image with the program under test: `PIERHEAD_IMAGE`, else the one
-/// in the build folder.
+/// The OCI layout of the release image with the program under test: `PIERHEAD_IMAGE`, or else the
+/// layout in the build folder.
 pub fn image() -> Result<PathBuf, Missing> {
     let built = || Some(paths::profile().ok()?.parent()?.join("dist-trial/image"));
     let named = std::env::var_os("PIERHEAD_IMAGE").map(PathBuf::from);
@@ -50,7 +50,7 @@ pub fn find() -> Result<(), Missing> {
     image().map(drop)
 }
 
-/// Whether an init container has the image, mounts, limits and security settings of the pod's
+/// Whether an init container has the same image, mounts, limits and security settings as the pod's
 /// container.
 fn is_alike(init: &Value, container: &Value) -> bool {
     let same = [
@@ -65,8 +65,8 @@ fn is_alike(init: &Value, container: &Value) -> bool {
 }
 
 impl Pod {
-    /// Starts the one container of the chart's pod in the network namespace of the calling thread.
-    /// `environment` has the values of `fieldRef`s, which a node would supply.
+    /// Starts the only container of the chart's pod, in the network namespace of the calling
+    /// thread. `environment` has the values that a node would supply for each `fieldRef`.
     pub fn start(chart: &Chart, environment: &[(&str, &str)]) -> Result<Self> {
         // The container uses the local image and pulls nothing.
         let podman = Podman::with_mirror("docker.io", ([127, 0, 0, 1], 1).into())?;
@@ -100,7 +100,8 @@ impl Pod {
         for mount in list(&container["volumeMounts"]) {
             let name = text(&mount["name"])?;
             if let Some(InMemory(size)) = in_memory.get(name) {
-                // The kernel charges this memory to the container, as in a pod.
+                // The volume is a mount in the container's memory, which the kernel charges to the
+                // container, as in a pod.
                 let at = text(&mount["mountPath"])?;
                 words.push(format!(
                     "--mount=type=tmpfs,destination={at},tmpfs-size={size},tmpfs-mode=0777"
@@ -132,7 +133,7 @@ impl Pod {
             words.insert(1, mode.to_owned());
             for word in list(&container["args"]) {
                 let mut word = text(word)?.to_owned();
-                // As a kubelet does.
+                // Sets the environment as a kubelet does.
                 for (name, value) in environment {
                     word = word.replace(&format!("$({name})"), value);
                 }
@@ -199,7 +200,7 @@ impl Pod {
         Ok(self.podman.podman(&command).is_ok())
     }
 
-    /// A line of `/proc/<pid>/status` of its process, such as `CapEff`.
+    /// A line of `/proc/<pid>/status` of the container's process, such as `CapEff`.
     pub fn status(&self, key: &str) -> Result<String> {
         let status = self.proc("status")?;
         let line = status.lines().find_map(|line| line.strip_prefix(key));
@@ -215,7 +216,7 @@ impl Pod {
     pub fn mounted(&self, at: &str) -> Result<String> {
         let mounts = self.proc("mounts")?;
         let mut lines = mounts.lines().map(|line| line.split(' '));
-        // The last mount hides the others.
+        // If a path has several mounts, the last mount hides the others.
         let options = lines.rfind(|words| words.clone().nth(1) == Some(at));
         let options = options.and_then(|mut words| words.nth(3).map(str::to_owned));
         options.with_context(|| format!("nothing is mounted at {at}"))
@@ -286,7 +287,7 @@ impl Settings {
         let volumes = take("fsGroup").as_u64();
         let not_root = take("runAsNonRoot") == true;
         ensure!(!not_root || user != 0, "user 0 contradicts runAsNonRoot");
-        // The change policy applies to other kinds of volumes only.
+        // `fsGroupChangePolicy` has no effect on the kinds of volumes in this test.
         take("fsGroupChangePolicy");
         ensure!(left.is_empty(), "not understood: {left:?}");
         Ok(Self {
@@ -301,12 +302,12 @@ impl Settings {
         let mut words = vec![
             format!("--user={}:{}", self.user, self.group),
             "--read-only".to_owned(),
-            // Without podman's folders in memory, which a kubelet does not add.
+            // podman would add writable folders in memory, which a kubelet does not add.
             "--read-only-tmpfs=false".to_owned(),
             "--cap-drop=all".to_owned(),
             "--security-opt=no-new-privileges".to_owned(),
-            // podman raises the limits to those of the kernel, which a sandbox may forbid even for
-            // root.
+            // Without these limits, podman would raise the limits to those of the kernel, which a
+            // sandbox may forbid even for root.
             format!("--ulimit=nofile={files}:{files}"),
             "--ulimit=nproc=1024:1024".to_owned(),
         ];

@@ -51,7 +51,8 @@ fn scans_between_popular_objects() {
     let mut trace = Vec::new();
     for (at, request) in zipf(20_000, 2000, 3).into_iter().enumerate() {
         trace.push(request);
-        // Runs of objects with one request, and a loop that is slightly longer than the cache.
+        // The trace has runs of objects with one request each, and a loop that is slightly longer
+        // than the cache.
         if at % 5000 < 1000 {
             trace.push((1_000_000 + at as u64, 3000));
         }
@@ -80,7 +81,7 @@ fn objects_as_large_as_the_cache_and_larger() {
 
 #[test]
 fn degenerate_traces() {
-    // libCacheSim's S3-FIFO cannot divide a cache of a few bytes.
+    // libCacheSim's S3-FIFO cannot divide a cache of a few bytes into its queues.
     assert_agreement_at("single", &[(1, 100)], "90B,100B,1000B");
     assert_agreement_at("same", &[(1, 100); 50], "90B,100B,1000B");
     let trace: Vec<_> = (0..3000_u64)
@@ -92,7 +93,7 @@ fn degenerate_traces() {
 #[test]
 fn traces_in_the_folder_of_the_user() {
     let Some(folder) = env::var_os("PIERHEAD_TRACES") else {
-        // Without the variable the test passes, since these traces are optional.
+        // These traces are optional, so the test passes without the variable.
         return;
     };
     let mut files: Vec<PathBuf> = fs::read_dir(&folder)
@@ -109,7 +110,7 @@ fn traces_in_the_folder_of_the_user() {
                 replayed += 1;
                 wrong.extend(found);
             }
-            // Prints the files that are no trace or have no sizes.
+            // Prints the names of files that are not a trace or have no sizes.
             Err(refused) => println!("{}: not compared: {}", file.display(), refused.trim()),
         }
     }
@@ -117,8 +118,8 @@ fn traces_in_the_folder_of_the_user() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// A trace of (key, size): keys by a Zipf law of exponent 0.9, each with a random size between 32
-/// bytes and 16 MiB.
+/// A trace of (key, size). The keys follow a Zipf distribution with exponent 0.9. Each key has a
+/// random size between 32 bytes and 16 MiB.
 fn zipf(requests: usize, keys: u64, seed: u64) -> Vec<(u64, u32)> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut sum = 0.0;
@@ -155,7 +156,7 @@ fn assert_agreement_at(name: &str, trace: &[(u64, u32)], sizes: &str) {
     let path = folder.path().join(format!("{name}.csv"));
     let mut text = String::from("time,key,size\n");
     for (at, (key, size)) in trace.iter().enumerate() {
-        // Keys from 1: libCacheSim's LHD uses 0 for a missing key.
+        // The smallest key is 1, because libCacheSim's LHD uses 0 for a missing key.
         text.push_str(&format!("{},{},{size}\n", at / 10, key + 1));
     }
     fs::write(&path, text).expect("a written trace");
@@ -163,7 +164,8 @@ fn assert_agreement_at(name: &str, trace: &[(u64, u32)], sizes: &str) {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The differences above the maximum. An error when pierhead cannot read the trace.
+/// Returns the differences of miss ratios that exceed the maximum. An error when pierhead cannot
+/// read the trace.
 fn compare(trace: &Path, sizes: &str) -> Result<Vec<String>, String> {
     let folder = paths::scratch("agreement").expect("a folder");
     let exported = folder.path().join("exported.oracleGeneral.bin");

@@ -99,7 +99,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
             "pierhead-cache",
         ],
     ),
-    // The end-to-end tests run pierhead as a process.
+    // The end-to-end tests run pierhead as a process, so they need no crate of pierhead.
     ("pierhead-tests", &[TESTKIT]),
     (
         "pierhead-benches",
@@ -482,7 +482,7 @@ fn lines(folder: &str) -> Vec<Line> {
             path.ends_with("tests.rs") || path.contains("/tests/") || path.contains("/examples/");
         let text = fs::read_to_string(root().join(&path)).expect("a source can be read");
         for (index, line) in text.lines().enumerate() {
-            // Tests stand at the end of a file: all lines after the attribute are tests.
+            // Unit tests are at the end of a file: all lines after the attribute belong to tests.
             of_tests |= line.trim_start().starts_with("#[cfg(test)]");
             lines.push(Line {
                 path: path.clone(),

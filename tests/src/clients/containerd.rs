@@ -1,5 +1,6 @@
-//! The client containerd: a separate daemon that `ctr` controls. Its `hosts.toml` names the mirror,
-//! which it asks with `?ns=`.
+//! Runs containerd as a client: a separate daemon, which `ctr` controls. Its `hosts.toml` names
+//! pierhead as a mirror. containerd names the registry in each request to the mirror by the
+//! parameter `?ns=`.
 
 use std::{env, fs, net::SocketAddr, path::PathBuf, process::Command};
 
@@ -25,7 +26,7 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Finds the daemon and `ctr`: 2.x from `go install`, else Debian's 1.6.
+    /// Finds the daemon and `ctr`: version 2 from `go install`, or else Debian's version 1.6.
     pub fn find() -> Result<(PathBuf, PathBuf), Missing> {
         tool::root()?;
         tool::find(&["runc"])?;
@@ -33,13 +34,13 @@ impl Containerd {
         Ok((tool::find(&["containerd"])?, tool::find(&["ctr"])?))
     }
 
-    /// Pulls images of `registry` through a mirror only: the configured address of the registry is
-    /// unreachable.
+    /// Starts a containerd that can pull images of `registry` only through the mirror: the
+    /// configured address of the registry itself is unreachable.
     pub fn with_mirror(registry: &str, mirror: SocketAddr) -> Result<Self> {
         Self::start(registry, &format!("http://{mirror}"), "")
     }
 
-    /// As [`Containerd::with_mirror`], with the registry at `origin` as the fallback.
+    /// As [`Containerd::with_mirror`], but falls back to the registry at `origin`.
     pub fn with_origin(registry: &str, mirror: SocketAddr, origin: SocketAddr) -> Result<Self> {
         let mirror = format!("http://{mirror}");
         Self::between(Self::programs()?, registry, &mirror, "", origin)
@@ -50,7 +51,7 @@ impl Containerd {
         Self::between(Self::programs()?, registry, mirror, keys, UNREACHABLE)
     }
 
-    /// As [`Containerd::start`], with these programs: a daemon and its `ctr`.
+    /// As [`Containerd::start`], with these paths of the daemon and of `ctr`.
     pub fn start_as(
         programs: (PathBuf, PathBuf),
         registry: &str,
@@ -85,8 +86,8 @@ impl Containerd {
         fs::write(
             &config,
             format!(
-                // containerd 1.6 and 2.x both support version 2. The CRI plugin would need a
-                // network configuration.
+                // Configuration version 2 works with containerd 1.6 and 2.x. The CRI plugin is
+                // disabled, because it would need a network configuration.
                 "version = 2\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\", \
                  \"io.containerd.cri.v1.images\", \"io.containerd.cri.v1.runtime\"]\n[grpc]\naddress = {:?}\n",
                 data.path().join("root"),
@@ -120,7 +121,7 @@ impl Containerd {
         command
     }
 
-    /// The folder for `--hosts-dir`.
+    /// The folder to pass to `ctr --hosts-dir`.
     pub fn hosts(&self) -> String {
         self.data.path().join("hosts").display().to_string()
     }
@@ -169,7 +170,8 @@ impl Client for Containerd {
             .find(|word| word.starts_with("sha256:"))
             .with_context(|| list.clone())?
             .to_owned();
-        // The config digest in the platform's manifest. containerd verified both during the pull.
+        // The manifest of the platform has the digest of the config. containerd verified both
+        // documents during the pull.
         let mut document = self.json(&root)?;
         if let Some(manifests) = document["manifests"].as_array() {
             let ours = |it: &&serde_json::Value| {
@@ -195,7 +197,7 @@ impl Client for Containerd {
         for image in images.lines() {
             self.ctr(&["images", "rm", "--sync", image])?;
         }
-        // The removal of images does not remove the contents of a failed pull.
+        // containerd keeps the contents of a failed pull when its images are removed.
         for digest in self.contents()? {
             self.ctr(&["content", "rm", &digest])?;
         }
@@ -208,8 +210,8 @@ impl Client for Containerd {
             .data
             .path()
             .join("root/io.containerd.content.v1.content");
-        // The garbage collection removes its files later. Until then a pull would find them without
-        // a request.
+        // containerd deletes files of removed contents later, in a garbage collection. Until then,
+        // a pull would use these files without a request.
         let lease = self.ctr(&["leases", "create"])?;
         self.ctr(&["leases", "delete", "--sync", lease.trim()])?;
         let left = fs::read_dir(content.join("blobs/sha256")).map_or(0, Iterator::count);
@@ -217,8 +219,8 @@ impl Client for Containerd {
             left == 0,
             "{left} files remain after the removal of all contents"
         );
-        // Removes partial downloads of failed pulls, which the next pull would resume, even with
-        // wrong bytes.
+        // Deletes partial downloads of failed pulls. The next pull would resume them, even if their
+        // bytes are wrong.
         for left in fs::read_dir(content.join("ingest")).into_iter().flatten() {
             fs::remove_dir_all(left?.path())?;
         }
@@ -227,7 +229,8 @@ impl Client for Containerd {
 
     fn run(&self, name: &str, command: &[&str]) -> Result<Option<String>> {
         let name = format!("{}/{name}", self.registry);
-        // All containerds of a machine share the state of runc, so that the ID must be unique.
+        // All containerd daemons of a machine share the state folder of runc, so the container ID
+        // must be unique.
         let folder = self.sockets.path().file_name().and_then(|it| it.to_str());
         let id = folder.context("a folder without a name")?;
         let words = [&["run", "--rm", &name, id], command].concat();

@@ -1,4 +1,5 @@
-//! The client crane (go-containerregistry): pulls an index with all platforms into an OCI layout.
+//! Runs crane (of go-containerregistry) as a client: it pulls an index with all platforms into an
+//! OCI layout.
 
 use std::{
     fs,
@@ -18,7 +19,7 @@ use crate::{
     tool::{self, Missing},
 };
 
-/// crane with a folder for its pulls.
+/// crane, with a folder for the pulled images.
 #[derive(Debug)]
 pub struct Crane {
     program: PathBuf,
@@ -32,7 +33,8 @@ impl Crane {
         tool::find(&["crane"]).map_err(Missing::unless_go)
     }
 
-    /// Pulls through the proxy by path: `127.0.0.1:PORT/docker.io/library/app:1`.
+    /// Pulls through pierhead as the registry, with the upstream in the path:
+    /// `127.0.0.1:PORT/docker.io/library/app:1`.
     pub fn with_path(proxy: SocketAddr, registry: &str) -> Result<Self> {
         let program = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
         Ok(Self {

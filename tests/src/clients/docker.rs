@@ -1,5 +1,5 @@
-//! The client Docker: a separate `dockerd` with its own data root, which the `docker` command
-//! controls.
+//! Runs Docker as a client: a separate `dockerd` with its own data folder, which the `docker`
+//! command controls.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ use crate::{
 pub struct Docker {
     daemon: Daemon,
     client: PathBuf,
-    /// The prefix of image names.
+    /// The prefix that the test adds to image names.
     prefix: String,
     /// A folder with a short path, for the sockets.
     sockets: TempDir,
@@ -39,7 +39,7 @@ impl Docker {
         Ok((tool::find(&["dockerd"])?, tool::find(&["docker"])?))
     }
 
-    /// Pulls images of Docker Hub through a mirror: `docker pull library/app:1`.
+    /// Starts Docker with pierhead as the mirror of Docker Hub: `docker pull library/app:1`.
     pub fn with_mirror(mirror: SocketAddr) -> Result<Self> {
         Self::start(
             &json!({ "registry-mirrors": [format!("http://{mirror}")] }),
@@ -47,9 +47,10 @@ impl Docker {
         )
     }
 
-    /// As [`Docker::with_mirror`], with a fake Docker Hub as the fallback. An HTTP proxy leads to
-    /// it, since its name is fixed, and only the authority in this file is trusted. Downloads are
-    /// not retried, so that a failure of the mirror is visible.
+    /// As [`Docker::with_mirror`], with a fake Docker Hub as the fallback. Docker reaches the fake
+    /// through an HTTP proxy, because the name of Docker Hub is fixed. Docker trusts only the CA in
+    /// the file `authority`, and does not retry downloads, so that a failure of the mirror is
+    /// visible.
     pub fn with_hub(mirror: SocketAddr, proxy: SocketAddr, authority: &Path) -> Result<Self> {
         let settings = json!({
             "registry-mirrors": [format!("http://{mirror}")],
@@ -63,7 +64,7 @@ impl Docker {
         })
     }
 
-    /// Uses the proxy as the registry: `docker pull 127.0.0.1:PORT/docker.io/library/app:1`. Docker
+    /// Uses pierhead as the registry: `docker pull 127.0.0.1:PORT/docker.io/library/app:1`. Docker
     /// allows plain HTTP for loopback addresses.
     pub fn with_path(proxy: SocketAddr, registry: &str) -> Result<Self> {
         Self::start(&json!({}), format!("{proxy}/{registry}/"))
@@ -95,8 +96,8 @@ impl Docker {
         let config = data.path().join("daemon.json");
         fs::write(&config, settings.to_string())?;
         let mut command = process::command(&daemon);
-        // Docker finds its containerd and runc on the PATH: those of the system, which match its
-        // version.
+        // Docker starts the containerd and runc of the system, which it finds on the PATH and whose
+        // versions match.
         command.arg("--config-file").arg(&config);
         prepare(&mut command);
         let mut docker = Self {
@@ -120,7 +121,8 @@ impl Docker {
                 format!("unix://{}", self.sockets.path().join("s").display()),
             )
             .env_remove("DOCKER_CONTEXT")
-            // Not the developer's configuration, which may contain credentials.
+            // An empty configuration folder. The developer's own configuration may contain
+            // credentials.
             .env("DOCKER_CONFIG", self.sockets.path());
         command
     }

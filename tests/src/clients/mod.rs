@@ -1,4 +1,5 @@
-//! The clients that pull images: containerd, crane, docker, podman, skopeo. Each has its own store.
+//! The clients that the end-to-end tests run: containerd, crane, Docker, podman, skopeo. Each has
+//! its own image store.
 
 mod containerd;
 mod crane;
@@ -19,8 +20,8 @@ pub use docker::Docker;
 pub use podman::Podman;
 pub use skopeo::Skopeo;
 
-/// An address without a server. It stands for the registry itself, so that a client cannot bypass
-/// its mirror.
+/// An address on which no server listens. As the address of the registry itself, it ensures that a
+/// client cannot bypass its mirror.
 const UNREACHABLE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1));
 
 /// The result of a pull, as the client reports it.
@@ -41,12 +42,13 @@ pub trait Client {
     fn pull(&self, name: &str) -> Result<Pulled>;
     /// Removes all images and their contents.
     fn empty(&self) -> Result<()>;
-    /// Runs a command in the image (the image's own command if `command` is empty). Returns its
-    /// output; `None` when the client cannot run containers.
+    /// Runs a command in the image, or the image's own command if `command` is empty. Returns the
+    /// output, or `None` when the client cannot run containers.
     fn run(&self, name: &str, command: &[&str]) -> Result<Option<String>>;
 }
 
-/// Adds the image to `docker run` arguments, and a command that replaces the image's own.
+/// Adds the image to the arguments of `docker run`. A non-empty `command` replaces the image's own
+/// command.
 fn with_entrypoint<'a>(run: &'a mut Command, name: &str, command: &[&str]) -> &'a mut Command {
     match command {
         [] => run.arg(name),

@@ -1,5 +1,5 @@
-//! The client podman, which shares its library with CRI-O: its own storage, and a mirror in its
-//! `registries.conf`.
+//! Runs podman as a client, with its own storage and a mirror in its `registries.conf`. podman and
+//! CRI-O use the same library for pulls.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ pub struct Podman {
     program: PathBuf,
     registry: String,
     home: Option<PathBuf>,
-    /// A folder with a short path, for the sockets of its monitor.
+    /// A folder with a short path, for the sockets of podman's container monitor.
     run: TempDir,
     data: TempDir,
 }
@@ -37,13 +37,13 @@ impl Podman {
         tool::find(&["podman"])
     }
 
-    /// Pulls images of `registry` through a mirror only, by the path `/v2/<prefix>/<repository>/…`.
-    /// The configured address of the registry is unreachable.
+    /// Pulls images of `registry` only through the mirror, with the path
+    /// `/v2/<prefix>/<repository>/…`. The configured address of the registry itself is unreachable.
     pub fn with_mirror(registry: &str, mirror: SocketAddr) -> Result<Self> {
         Self::with_origin(registry, mirror, UNREACHABLE)
     }
 
-    /// As [`Podman::with_mirror`], with the registry at `origin` as the fallback.
+    /// As [`Podman::with_mirror`], but falls back to the registry at `origin`.
     pub fn with_origin(registry: &str, mirror: SocketAddr, origin: SocketAddr) -> Result<Self> {
         let program = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
         let run = paths::short("ph-podman")?;
@@ -68,8 +68,8 @@ impl Podman {
             r#"{"default":[{"type":"insecureAcceptAnything"}]}"#,
         )?;
         fs::write(data.path().join("no-auth.json"), "{}")?;
-        // All podmans of a machine share one set of locks in shared memory, and a podman with new
-        // folders frees them all.
+        // All podman processes of a machine share one set of locks in shared memory. A podman with
+        // new folders would free all of them, so this podman uses file locks.
         fs::write(
             data.path().join("containers.conf"),
             "[engine]\nlock_type = \"file\"\n",
@@ -83,7 +83,7 @@ impl Podman {
         })
     }
 
-    /// Uses only the configuration in `.config/containers` of this home folder.
+    /// A podman that reads only the configuration in `.config/containers` of this home folder.
     pub fn with_home(registry: &str, home: &Path) -> Result<Self> {
         let mut podman = Self::with_mirror(registry, SocketAddr::from(([127, 0, 0, 1], 1)))?;
         podman.home = Some(home.to_owned());
@@ -146,8 +146,8 @@ impl Client for Podman {
         let policy = self.data.path().join("policy.json").display().to_string();
         self.podman(&["pull", "--quiet", "--signature-policy", &policy, &name])?;
         let about: Value = serde_json::from_str(&self.podman(&["image", "inspect", &name])?)?;
-        // For an index, podman lists the platform's manifest too. Its "digest" is that of the
-        // index.
+        // For an index, podman also lists the manifest of the platform. The field "Digest" is the
+        // digest of the index.
         let root = about[0]["Digest"].as_str().context("no digest")?;
         let id = about[0]["Id"].as_str().context("no id")?;
         Ok(Pulled {
@@ -165,8 +165,8 @@ impl Client for Podman {
         let name = format!("{}/{name}", self.registry);
         let mut podman = self.command();
         podman.args(["run", "--rm", "--network=none"]);
-        // podman raises the limits to those of the kernel, which a sandbox may forbid even for
-        // root.
+        // Without these limits, podman would raise the limits to those of the kernel, which a
+        // sandbox may forbid even for root.
         podman.args(["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]);
         process::stdout(with_entrypoint(&mut podman, &name, command)).map(Some)
     }

@@ -1,5 +1,5 @@
-//! The client skopeo: copies images from a registry into a folder, with the library of podman and
-//! CRI-O.
+//! Runs skopeo as a client: it copies images from a registry into a folder, with the same library
+//! as podman and CRI-O.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use crate::{
     tool::{self, Missing},
 };
 
-/// skopeo with a folder for its copies.
+/// skopeo, with a folder for the copied images.
 #[derive(Debug)]
 pub struct Skopeo {
     program: PathBuf,
@@ -32,7 +32,8 @@ impl Skopeo {
         tool::find(&["skopeo"])
     }
 
-    /// Copies through the proxy by path: `docker://127.0.0.1:PORT/docker.io/library/app:1`.
+    /// Copies through pierhead as the registry, with the upstream in the path:
+    /// `docker://127.0.0.1:PORT/docker.io/library/app:1`.
     pub fn with_path(proxy: SocketAddr, registry: &str) -> Result<Self> {
         let program = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
         let data = paths::scratch("skopeo")?;
@@ -47,9 +48,9 @@ impl Skopeo {
         })
     }
 
-    /// Copies an image into its own folder: every platform if `all`, else that of this machine.
-    /// Verifies every blob. Returns the digest of the index or manifest, and the config of a
-    /// manifest.
+    /// Copies an image into its own folder: all platforms if `all`, otherwise the platform of this
+    /// machine. Verifies every blob. Returns the digest of the index or manifest, and the config of
+    /// a manifest.
     pub fn copy(&self, name: &str, all: bool, more: &[&str]) -> Result<(String, Option<String>)> {
         let folder = tempfile::tempdir_in(self.data.path())?.keep();
         let mut command = Command::new(&self.program);
@@ -103,7 +104,7 @@ impl Client for Skopeo {
     }
 
     fn pull(&self, name: &str) -> Result<Pulled> {
-        // skopeo copies an index unchanged only with all platforms.
+        // skopeo changes an index unless it copies all platforms.
         let (root, _) = self.copy(name, true, &["--src-tls-verify=false"])?;
         let (_, config) = self.copy(name, false, &["--src-tls-verify=false"])?;
         Ok(Pulled {

@@ -120,7 +120,7 @@ fn clients<'a>(
     Ok(all)
 }
 
-/// Over TLS, and over plain HTTP from loopback.
+/// Tests passwords over TLS, and over plain HTTP from a loopback address.
 #[test]
 fn only_users_of_the_htpasswd_file_may_pull() -> Result<()> {
     if or_skip(registry::find()).is_none() {
@@ -149,7 +149,7 @@ fn only_users_of_the_htpasswd_file_may_pull() -> Result<()> {
     Ok(())
 }
 
-/// Each client needs its own upstream credentials, also for images that are cached.
+/// Pass-through: each client needs its own upstream credentials, also for cached images.
 #[test]
 fn pass_through_checks_the_upstream_credentials_of_each_client() -> Result<()> {
     let (files, image) = (files()?, images()?.small);
@@ -181,8 +181,8 @@ fn pass_through_checks_the_upstream_credentials_of_each_client() -> Result<()> {
     Ok(())
 }
 
-/// podman sends a client certificate from its `certs.d`. A certificate with an unexpected name is
-/// refused, and the log gives the reason.
+/// podman sends a client certificate from its folder `certs.d`. pierhead refuses a certificate with
+/// an unexpected name, and logs the reason.
 #[test]
 fn podman_authenticates_by_client_certificate() -> Result<()> {
     if or_skip(Podman::find()).is_none() || or_skip(registry::find()).is_none() {
@@ -224,7 +224,7 @@ fn podman_authenticates_by_client_certificate() -> Result<()> {
     Ok(())
 }
 
-/// Without `[auth]`, clients need no credentials.
+/// A configuration without `[auth]`: clients need no credentials.
 #[test]
 fn no_credentials_are_needed_by_default() -> Result<()> {
     let pierhead = Pierhead::start(Options::new())?;

@@ -45,7 +45,7 @@ fn file_contents_need_pull_access_to_their_repository() -> Result<()> {
     let (own, other) = (files(1), files(7));
     hub.push("library/other", "1", &image(&other));
     hub.push("library/closed", "1", &image(&own));
-    // base64 of ann:word
+    // Base64 of `ann:word`.
     let login = |path: &str| {
         let request = Request::get(path).header("authorization", "Basic YW5uOndvcmQ=");
         ask(pierhead.address(), &request)
@@ -103,7 +103,8 @@ fn file_contents_need_pull_access_to_their_repository() -> Result<()> {
     }
     ensure!(seen.contains(&("library/app", 200)), "{seen:?}");
     ensure!(seen.contains(&("library/closed", 403)), "{seen:?}");
-    // The contents of another image are not found in the named image.
+    // A named image contains only its own file contents, so the contents of another image are not
+    // found.
     let strange = format!(
         "/v2/library/app/_pierhead/file/{}?image={}",
         digest_of(&program(&other)),
@@ -113,7 +114,8 @@ fn file_contents_need_pull_access_to_their_repository() -> Result<()> {
     Ok(())
 }
 
-/// After a kill during an export, the store is intact, and the same command completes the export.
+/// After a kill during an export, the store is intact, and a second run of the command completes
+/// the export.
 #[test]
 fn a_killed_export_is_completed_by_the_next_run() -> Result<()> {
     let (_hub, pierhead) = stage(Options::new())?;
@@ -124,7 +126,7 @@ fn a_killed_export_is_completed_by_the_next_run() -> Result<()> {
         let output = folder.path().join(form);
         let shown = output.to_str().context("UTF-8")?;
         let words = ["--as", form, "--output", shown];
-        // As soon as the export has written any file.
+        // Waits until the export has written a file.
         let before = fs::read_dir(folder.path())?.count();
         let mut child = start(&via, 1, &store, &words)?;
         wait::until("the export", || {
@@ -134,8 +136,8 @@ fn a_killed_export_is_completed_by_the_next_run() -> Result<()> {
         child.kill()?;
         child.wait()?;
         let mut again = pull(&via, "1", &store, &words);
-        // The incomplete tree is a foreign folder for the next run: an error names it, and nothing
-        // is written into it.
+        // The next run treats the incomplete tree as a folder of another program: it names the
+        // folder in an error, and writes nothing into it.
         if let (Err(refused), "rootfs") = (&again, form) {
             let text = refused.to_string();
             ensure!(text.contains("not empty") && text.contains(shown), "{text}");
@@ -147,7 +149,7 @@ fn a_killed_export_is_completed_by_the_next_run() -> Result<()> {
             assert_same_files(&output, &files(1))?;
         }
     }
-    // The export is certainly running, since no process reads its output.
+    // No process reads the output of the export, so the export is still running.
     let mut child = start(
         &via,
         2,
@@ -210,7 +212,8 @@ fn five_concurrent_pulls_into_one_store_succeed() -> Result<()> {
     Ok(())
 }
 
-/// The bundle folders are read-only: pulls are served, and workers fall back to layers.
+/// The bundle folders are read-only: pierhead still serves pulls, and workers pull layers instead
+/// of bundles.
 #[test]
 fn read_only_bundle_folders_disable_bundles_only() -> Result<()> {
     if or_skip(namespace::available()).is_none() {

@@ -36,7 +36,7 @@ const MIB: usize = 1 << 20;
 /// Names and contents of the files of one layer.
 pub(crate) type Files = Vec<(String, Vec<u8>)>;
 
-/// Text that compresses by half, as programs do.
+/// Generates text that compresses to half its size, as programs do.
 pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
     let digits = b"0123456789abcdef";
     let random = random_bytes(seed, len);
@@ -46,7 +46,8 @@ pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// 40 small files, a large one, and a program that differs in each version.
+/// The files of an image version: 40 small files, a large one, and a program. The program differs
+/// in each version.
 pub(crate) fn files(version: u64) -> Files {
     files_with(version, 5 * MIB)
 }
@@ -75,7 +76,7 @@ pub(crate) fn image(files: &Files) -> Image {
     Image::of_tars(architecture(), &[tar])
 }
 
-/// Starts a registry with both versions, and a pierhead in front of it.
+/// Starts a registry with both image versions, and a pierhead in front of the registry.
 pub(crate) fn stage(
     options: Options,
 ) -> Result<(pierhead_testkit::registry::Background, Pierhead)> {
@@ -160,7 +161,7 @@ fn an_update_transfers_only_changed_files() -> Result<()> {
         String::from_utf8_lossy(&again.stderr)
     );
 
-    // A second store uses the files of the first one without writing to it.
+    // A second store uses files of the first store, without writing to the first store.
     let other = folder.path().join("other");
     let from = store.to_str().context("UTF-8")?;
     let built = pull(&via, "1", &other, &["--have-from", from])?;
@@ -236,7 +237,7 @@ fn an_interrupted_pull_resumes() -> Result<()> {
     Ok(())
 }
 
-/// Edits the bytes of a request or response. The number is that of the connection.
+/// A function that edits the bytes of a request or response. The number is that of the connection.
 type Edit = fn(usize, &mut [u8]);
 
 /// Starts a relay that edits each chunk of requests and responses.
@@ -283,7 +284,8 @@ fn find_text(bytes: &[u8], text: &str) -> Option<usize> {
         .position(|at| at == text.as_bytes())
 }
 
-/// Blanks the request fields that a server without shares does not know.
+/// Simulates a server that cannot split a bundle into shares for parallel connections: blanks the
+/// request field for shares.
 fn without_share(_: usize, bytes: &mut [u8]) {
     if let Some(at) = find_text(bytes, ",\"share\":[") {
         let len = bytes[at..]
@@ -294,7 +296,8 @@ fn without_share(_: usize, bytes: &mut [u8]) {
     }
 }
 
-/// Blanks the request fields that a server with shares, but without header pieces, does not know.
+/// Simulates a server that splits a bundle into shares, but sends the bundle's header whole instead
+/// of in pieces: blanks the request field for pieces.
 fn without_pieces(_: usize, bytes: &mut [u8]) {
     let text = ",\"pieces\":true";
     if let Some(at) = find_text(bytes, text) {
@@ -302,10 +305,10 @@ fn without_pieces(_: usize, bytes: &mut [u8]) {
     }
 }
 
-/// Changes the checksum of the header pieces.
+/// Changes the checksum of the pieces of a bundle's header.
 fn corrupt_pieces(_: usize, bytes: &mut [u8]) {
     let prelude = bytes.windows(4).position(|it| it == b"\x89PHB");
-    // Flags: a continuation with a piece.
+    // Flags value 5: the response continues a bundle and has a piece of its header.
     if let Some(prelude) = prelude.and_then(|at| bytes.get_mut(at..at + 56))
         && prelude[10] == 5
     {
@@ -313,7 +316,8 @@ fn corrupt_pieces(_: usize, bytes: &mut [u8]) {
     }
 }
 
-/// Changes the ETag of one share, as if the server had made a new plan meanwhile.
+/// Changes the ETag in the response with one share, as if the server had made a new plan after the
+/// other shares.
 fn another_etag(number: usize, bytes: &mut [u8]) {
     if number == 2
         && bytes.starts_with(b"HTTP/1.1 200")
@@ -340,7 +344,8 @@ fn shares_transfer_every_byte_once() -> Result<()> {
     // Each share adds a response head, a prelude and an end.
     let shared = received(&via, "shared", "4")?;
     ensure!(shared < whole + 8 * 1024, "{shared} bytes for {whole}");
-    // More than the maximum number of shares, and than the number of frames.
+    // The request asks for more shares than the maximum, and for more shares than the bundle has
+    // frames.
     received(&via, "many", "100")?;
     let nothing: Edit = |_, _| {};
     for (name, requests) in [("old", without_share as Edit), ("newer", without_pieces)] {
@@ -353,7 +358,7 @@ fn shares_transfer_every_byte_once() -> Result<()> {
     ] {
         let (relay, seen) = start_editing_relay(pierhead.address(), nothing, responses)?;
         let again = received(&http(relay), name, "4")?;
-        // In the worst case the first share is transferred with and without its piece of the
+        // In the worst case, the worker receives the first share with and without its piece of the
         // header, and then the whole other bundle.
         let most = whole * 9 / 4 + 64 * 1024;
         ensure!(again < most, "{name}: {again} bytes for {whole}");
@@ -392,7 +397,8 @@ fn deleted_folders_of_a_store_are_created_again() -> Result<()> {
     pull(&via, "1", &store, &[])?;
     for entry in fs::read_dir(store.join("contents"))? {
         let path = entry?.path();
-        // The folder that is created last stays, so that the store does not look new.
+        // Keeps the folder that pierhead creates last, because a store without this folder looks
+        // new.
         if !path.ends_with("ff") {
             fs::remove_dir_all(path)?;
         }
@@ -420,14 +426,15 @@ fn an_image_that_is_missing_is_not_found() -> Result<()> {
         &["inspect", "app:9"],
         &["diff", "app:1", "app:9"],
         &["trace", "--image", "app:9", "--send", order],
-        // The command is not run.
+        // `pierhead pull` does not run this command.
         &[
             "trace", "--image", "app:9", "--root", "/", "--", "touch", started,
         ],
     ];
     for via in [&pierhead, &plain] {
         for words in commands {
-            // A plain registry has the old image, but no bundle for a comparison.
+            // A registry without pierhead has the old image, but no bundle, so a comparison is
+            // impossible.
             if words[0] == "diff" && *via == plain {
                 continue;
             }
@@ -443,7 +450,7 @@ fn an_image_that_is_missing_is_not_found() -> Result<()> {
         }
     }
     ensure!(!Path::new(started).exists(), "the command ran");
-    // A server without bundles is a different error.
+    // A server without bundles causes another error.
     let run = Command::new(paths::pierhead()?)
         .args(["inspect", "app:1", "--via", &plain])
         .output()?;
@@ -721,7 +728,7 @@ read line < /usr/share/doc-3";
         Ok(Self { runc, pid, volume })
     }
 
-    /// Tells the container to open its files.
+    /// Makes the container open its files.
     fn go(&self) -> Result<()> {
         Ok(fs::write(self.volume.join("go"), "go\n")?)
     }
@@ -765,7 +772,7 @@ fn a_trace_has_the_files_of_the_container_and_none_of_the_host() -> Result<()> {
     let order = folder.path().join("order");
     let mut trace = Command::new(paths::pierhead()?)
         .args(["trace", "--image", "app:shell", "--via", &http(relay)])
-        // The trace ends with the container, or after a timeout.
+        // The trace ends when the container ends, or after a timeout.
         .args(["--pid", &container.pid, "--seconds", "60", "--output"])
         .arg(&order)
         .stderr(Stdio::piped())
@@ -778,7 +785,7 @@ fn a_trace_has_the_files_of_the_container_and_none_of_the_host() -> Result<()> {
     let mut rest = String::new();
     said.read_to_string(&mut rest)?;
     ensure!(trace.wait()?.success(), "{line}{rest}");
-    // A file that the container creates is not part of the image.
+    // The container creates the file `made`, which is not part of the image.
     let recorded = "usr/share/doc-7\nmade\nusr/share/doc-3\n";
     assert_eq!(fs::read_to_string(&order)?, recorded, "{rest}");
     let told = "sent an order of 2 files of docker.io/library/app:shell, out of 3 opened files; the server matched 2";
@@ -832,8 +839,8 @@ fn the_start_order_of_another_image_is_not_sent() -> Result<()> {
 
 #[test]
 fn inspect_shows_and_compares_images() -> Result<()> {
-    // The images are small (some hundred KB), because the test waits for a low-priority thread that
-    // compresses packs.
+    // The images are small (a few hundred KB), because the test waits for the low-priority thread
+    // that compresses packs (files with the contents of images).
     let (_hub, pierhead) = stage_files(Options::new(), |version| files_with(version, MIB / 4))?;
     let folder = paths::scratch("worker")?;
     let (store, via) = (folder.path().join("store"), http(pierhead.address()));
@@ -853,7 +860,7 @@ fn inspect_shows_and_compares_images() -> Result<()> {
         "{seen}"
     );
     assert_eq!(seen["shared"][0]["contents"], 41, "{seen}");
-    // The config has no command, and no client has recorded a start.
+    // The source is the config: it has no command, and no client has recorded a start.
     assert_eq!(seen["start_order"]["source"]["kind"], "config", "{seen}");
     assert_eq!(seen["hot"], json!([]), "{seen}");
     let order = folder.path().join("order");
@@ -866,7 +873,7 @@ fn inspect_shows_and_compares_images() -> Result<()> {
         let said = pierhead_tests::process::run(command.arg("--quiet").args(words))?;
         assert_eq!(said, "", "{words:?}");
     }
-    // The files of the start order, and no others of the same frame.
+    // The response has the files of the start order, and no other files of the same frame.
     let seen = ask(&["inspect", "app:2", "--via", &via])?;
     assert_eq!(seen["start_order"]["source"]["kind"], "trace", "{seen}");
     assert_eq!(

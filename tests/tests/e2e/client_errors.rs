@@ -1,6 +1,6 @@
-//! Checks that each client prints pierhead's error when an upstream fails. docker, podman and
-//! skopeo print the status line of a 5xx and ignore its body. containerd and crane print its body,
-//! or the status line of a HEAD.
+//! Checks that each client prints pierhead's error when an upstream fails. For a 5xx response,
+//! docker, podman and skopeo print the status line and ignore the body. containerd and crane print
+//! the body, or the status line of a HEAD.
 
 use anyhow::Result;
 use pierhead_testkit::registry::{FakeRegistry, Fault};

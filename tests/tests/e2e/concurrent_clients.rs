@@ -63,7 +63,8 @@ fn twenty_cranes_cause_one_download_per_blob() -> Result<()> {
     })
 }
 
-/// All clients get their first bytes while the upstream delays the rest, and one fetch serves all.
+/// All clients get their first bytes while the upstream delays the rest. A single download from the
+/// upstream serves all clients.
 #[test]
 fn twenty_clients_stream_from_one_fetch() -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
@@ -77,7 +78,8 @@ fn twenty_clients_stream_from_one_fetch() -> Result<()> {
     Ok(())
 }
 
-/// Sixteen clients get a large cold blob over a slow uplink within limited memory.
+/// Sixteen clients pull a large uncached blob over a slow uplink. The memory of pierhead stays
+/// within its limit.
 #[test]
 fn sixteen_clients_of_a_cold_blob_take_limited_memory() -> Result<()> {
     const SIZE: u64 = 256 << 20;

@@ -47,7 +47,8 @@ fn invalid_toml_is_refused() -> Result<()> {
     assert_refused("listen: 0.0.0.0:5000", &["pierhead.toml:1"])
 }
 
-/// Every client that reaches a non-loopback address could use the upstream credentials.
+/// With upstream credentials and a non-loopback address, every client that reaches the address
+/// could use the credentials. So pierhead refuses this configuration.
 #[test]
 fn upstream_credentials_on_a_public_address_need_authentication() -> Result<()> {
     let folder = paths::scratch("config")?;

@@ -1,5 +1,5 @@
-//! Kills pierhead by SIGKILL during fills, and checks that fills resume and cached blobs stay
-//! correct.
+//! Kills pierhead by SIGKILL while it downloads blobs into the cache (fills). Checks that the
+//! downloads resume and cached blobs stay correct.
 
 use std::thread;
 
@@ -17,7 +17,8 @@ const SIZE: usize = 8 << 20;
 /// Offset at which the upstream pauses until the test releases it.
 const HALF: u64 = 4 << 20;
 
-/// The staged bytes of a killed fill are reused, and never served as the complete blob.
+/// After a kill during a fill, pierhead uses the staged bytes again, and never serves them as a
+/// complete blob.
 #[test]
 fn a_killed_fill_is_resumed() -> Result<()> {
     let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
@@ -30,7 +31,7 @@ fn a_killed_fill_is_resumed() -> Result<()> {
         let (address, path) = (pierhead.address(), &path);
         let client = scope.spawn(move || get(address, path));
         hub.wait(async |_| gate.reached(1).await);
-        // The received bytes are on disk soon.
+        // pierhead writes received bytes to disk within a short time.
         wait::until("staged bytes", || {
             Ok(
                 (bytes_below(&pierhead.data().join("staging"))? >= HALF - (256 << 10))
@@ -76,8 +77,8 @@ fn a_killed_fill_is_resumed() -> Result<()> {
     Ok(())
 }
 
-/// After each of many kills during pulls, pierhead starts, serves correct bytes, and finally needs
-/// no upstream.
+/// After each of many kills during pulls, pierhead starts and serves correct bytes. At the end,
+/// pulls need no upstream.
 #[test]
 fn repeated_kills_lose_no_committed_blob() -> Result<()> {
     let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;

@@ -1,5 +1,5 @@
-//! The contents that the conformance test pushes: one family for each form that the image
-//! specification allows.
+//! The contents that the conformance test pushes: for each form that the OCI image specification
+//! allows, a family of related blobs and manifests.
 
 use std::io::Write as _;
 
@@ -139,7 +139,8 @@ pub(crate) fn families() -> Vec<Family> {
         family
     })
     .collect();
-    // Tags that had another digest before: a registry must replace the old digest at once.
+    // Tags that pointed to another digest before. After the push, a registry must return the new
+    // digest at once.
     all.push(moved());
     all
 }
@@ -175,7 +176,7 @@ fn uncompressed(it: &mut Family) {
     it.tag("uncompressed", &root);
 }
 
-/// Near the 4 MiB that registries must accept.
+/// A manifest close to 4 MiB, the size that registries must accept.
 fn large_manifest(it: &mut Family) {
     let annotations: Map<String, Value> = (0..390)
         .map(|nth| {
@@ -240,7 +241,7 @@ fn artifact_without_content(it: &mut Family) {
 fn subjects(it: &mut Family) {
     let subject = it.image(2, json!({}));
     it.tag("subject", &subject);
-    // Without an artifact type, the media type of its config counts.
+    // Without an artifact type, the media type of the config is the artifact type.
     it.image(1, json!({ "subject": subject }));
     for (kind, tag) in KINDS.into_iter().zip(["signature", "report"]) {
         let root = artifact_of(it, kind, Some(&subject));
@@ -310,7 +311,7 @@ fn unknown_fields(it: &mut Family) {
     it.tag("unknown-fields", &root);
 }
 
-/// An image and an index with missing parts: the existing parts can be read.
+/// An image and an index with missing parts. The registry must serve the existing parts.
 fn sparse(it: &mut Family) {
     let layers = [it.layer(), it.absent(LAYER)];
     let config = it.config();
@@ -321,7 +322,7 @@ fn sparse(it: &mut Family) {
     it.tag("sparse-index", &root);
 }
 
-/// Widely used digests: of empty contents, and of `{}`.
+/// Contents with widely used digests: empty contents, and `{}`.
 fn well_known(it: &mut Family, hash: Hash) {
     it.hash = hash;
     it.blob(LAYER, Vec::new());
@@ -418,7 +419,8 @@ impl Family {
         let descriptor = self.document(media_type, body.to_string().into_bytes());
         if let Some(subject) = body["subject"]["digest"].as_str() {
             let mut about = descriptor.clone();
-            // An image takes its artifact type from its config. An index has no config.
+            // The artifact type of an image is the media type of its config. An index has no
+            // config.
             let fallback = &body["config"]["mediaType"];
             let own = &body["artifactType"];
             about["artifactType"] = if own.is_null() { fallback } else { own }.clone();

@@ -19,7 +19,7 @@ use checks::{Reader, Report};
 use data::{MOVED, families};
 use push_target::PushTarget;
 
-/// Minimum number of passed checks, so that skipped checks fail the test.
+/// Minimum number of passed checks. If checks were skipped, the test fails.
 const MIN_CHECKS: usize = 890;
 
 /// Configuration that revalidates every tag, so that a push is visible at once, as in a registry.
@@ -60,7 +60,7 @@ fn alone_and_through<'a>(
     Ok(alone)
 }
 
-/// Asserts that every check that fails through pierhead also fails without it.
+/// Asserts that every check that fails through pierhead also fails directly at the registry.
 fn assert_no_worse(alone: &Report, through: &Report) {
     let names = |it: &Report| it.passed.len() + it.failed.len();
     assert_eq!(names(alone), names(through), "not the same checks");
@@ -95,8 +95,8 @@ fn pierhead_in_front_of_a_complete_registry_passes_every_check() -> Result<()> {
     Ok(())
 }
 
-/// By default, pierhead caches tags for a minute and absences for seconds. Contents that were
-/// pushed before the first request are complete.
+/// By default, pierhead caches tags for a minute and a 404 for seconds. The checks of contents that
+/// were pushed before the first request must still pass.
 #[test]
 fn the_default_cache_times_conform_for_unchanged_contents() -> Result<()> {
     let upstream = FakeRegistry::builder().start_in_background();
@@ -113,8 +113,8 @@ fn the_default_cache_times_conform_for_unchanged_contents() -> Result<()> {
     Ok(())
 }
 
-/// Distribution as a proxy, for comparison. It must fail some checks, which shows that checks can
-/// fail.
+/// For comparison, the checks run against Distribution as a proxy. Some must fail, which shows that
+/// checks can fail.
 #[test]
 fn distribution_as_a_proxy_fails_some_checks() -> Result<()> {
     if or_skip(registry::find()).is_none() {

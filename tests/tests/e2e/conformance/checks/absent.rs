@@ -1,4 +1,4 @@
-//! Checks of missing contents: never pushed, not yet pushed, or removed.
+//! Checks of contents that a registry does not have: never pushed, not yet pushed, or removed.
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
@@ -46,8 +46,8 @@ impl Reader<'_> {
         );
     }
 
-    /// Checks that missing contents are a 404 with an error code of the specification, by GET and
-    /// by HEAD.
+    /// Checks that the registry responds to requests for missing contents with 404 and an error
+    /// code of the specification, by GET and by HEAD.
     pub(super) fn absent(&self, report: &mut Report) {
         let (sha256, sha512) = (Hash::Sha256.of(b"absent"), Hash::Sha512.of(b"absent"));
         for (name, rest, statuses) in [
@@ -123,10 +123,10 @@ impl Reader<'_> {
         report.note("removed: tags".into(), gone());
     }
 
-    /// Checks that tags and digests are missing before the push. The registry must not cache their
-    /// absence.
+    /// Checks before the push that tags and digests are missing. The registry must not cache the
+    /// 404.
     pub(super) fn absent_before(&self, family: &Family, report: &mut Report) {
-        // Moved tags, and contents that several families share, exist already.
+        // Moved tags, and contents that several families share, exist before the push.
         if family.name == MOVED {
             return;
         }

@@ -47,8 +47,8 @@ pub(crate) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Runs all checks directly after each push. Requests each document before its push too, so
-    /// that a cached absence fails the checks.
+    /// Runs all checks directly after each push. Also requests each document before its push, so
+    /// that a registry that caches the 404 fails the checks.
     pub(crate) fn at_once(&self, families: &[Family]) -> Result<Report> {
         let mut report = Report::default();
         report.note("base".into(), self.base());
@@ -142,7 +142,7 @@ fn has(response: &Response, name: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks an optional header: its value must be right if it is present.
+/// Checks an optional header: if the header is present, its value must be right.
 fn may_have(response: &Response, name: &str, value: &str) -> Result<()> {
     let found = response.header(name);
     ensure!(

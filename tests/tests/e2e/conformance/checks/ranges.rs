@@ -20,11 +20,11 @@ const RANGES: &[(&str, Option<(usize, usize)>)] = &[
 ];
 
 impl Reader<'_> {
-    /// Checks each range on a cold blob, then on a cached one.
+    /// Checks each range on an uncached blob, then on a cached one.
     pub(super) fn ranges(&self, report: &mut Report) -> Result<()> {
         for (hash, name) in [(Hash::Sha256, "sha256"), (Hash::Sha512, "sha512")] {
             for temperature in ["cold", "warm"] {
-                // Each cold range has its own cold blob.
+                // Each range is tested on a blob that was never requested before.
                 for (nth, (range, expected)) in RANGES.iter().enumerate() {
                     let mut bytes = vec![0; 2048];
                     let blob = if temperature == "cold" { nth } else { 0 };
