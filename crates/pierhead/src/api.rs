@@ -1,4 +1,5 @@
-//! The JSON documents of the admin API. The daemon writes them, and the command line reads them.
+//! The JSON documents of the admin API. The daemon writes these documents, and the command line
+//! reads them.
 //!
 //! docs/reference/http-api.md is generated from the comments. Within `/v1`, fields may be added and never removed.
 
@@ -8,8 +9,8 @@ use pierhead_client_setup::Address;
 use pierhead_oci::Digest;
 use serde::{Deserialize, Serialize};
 
-/// Header of every request that changes something. A web page can send it to another origin only after a CORS preflight
-/// request, which pierhead refuses.
+/// Header of every request that changes something. A web page can send this header to another
+/// origin only after a CORS preflight request, which pierhead refuses.
 pub(crate) const HEADER: &str = "x-pierhead";
 
 /// The state of the daemon and its cache.
@@ -94,7 +95,7 @@ pub(crate) struct Tier {
     pub(crate) free: u64,
     /// Bytes that pierhead uses.
     pub(crate) used: u64,
-    /// Current maximum of `used`. It shrinks under memory pressure.
+    /// Current maximum of `used`. The maximum shrinks under memory pressure.
     pub(crate) limit: u64,
     /// Maximum of `used` without memory pressure.
     #[serde(default)]
@@ -143,7 +144,7 @@ pub(crate) struct TierLimit {
     pub(crate) limit: u64,
 }
 
-/// Part of [`Stat`]: bundles. Their bytes do not count in `used` and `capacity`.
+/// Part of [`Stat`]: bundles. The bytes of bundles do not count in `used` and `capacity`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Bundle {
     /// Number of indexed images.
@@ -288,7 +289,7 @@ pub(crate) struct Pins {
     pub(crate) pins: Vec<Pin>,
 }
 
-/// One pin.
+/// The pin of one image.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pin {
     /// The complete reference.

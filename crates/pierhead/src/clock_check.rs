@@ -1,4 +1,5 @@
-//! Detects a clock that is years off, as on a machine without a battery: it starts in 1970 or at its build date.
+//! Detects a clock that is years off, as on a machine without a battery, whose clock starts in 1970
+//! or at a build date.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

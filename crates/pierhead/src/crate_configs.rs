@@ -26,7 +26,7 @@ pub(crate) fn remote(
     config: &Config,
     environment: &Environment,
 ) -> Result<pierhead_remote::Config, String> {
-    // Credentials of a registry's own table take precedence over those of `docker_config`.
+    // Credentials of a registry's own table take precedence over credentials of `docker_config`.
     let mut credentials_of = match &config.docker_config {
         Some(path) => files::docker_config(path)?,
         None => HashMap::new(),
@@ -120,7 +120,7 @@ pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Evicti
     }
 }
 
-/// Configuration of the bundle server. `space` is that of the file system of the data folder.
+/// Configuration of the bundle server. `space` is the space of the file system of the data folder.
 pub(crate) fn bundle_server(
     config: &Config,
     space: FileSystemSpace,
@@ -148,7 +148,8 @@ pub(crate) fn bundle_server(
     server
 }
 
-/// The daily write budget of the cache, which also covers bundles, since they are on the same disk.
+/// The daily write budget of the cache, which also covers bundles, since bundles are on the same
+/// disk.
 pub(crate) struct BundleWriteBudget(pub(crate) Cache);
 
 impl fmt::Debug for BundleWriteBudget {
@@ -258,15 +259,15 @@ pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
     })
 }
 
-/// Certificate authorities that pierhead trusts for upstreams: those of the system, or Mozilla's list if the system has
-/// none, as in a minimal container image.
+/// Certificate authorities that pierhead trusts for upstreams: the authorities of the system, or
+/// Mozilla's list if the system has none, as in a minimal container image.
 pub(crate) fn trusted_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
     for error in &found.errors {
         tracing::warn!("certificate authorities of the system: {error}");
     }
-    // A certificate that cannot be parsed does not invalidate the others.
+    // A certificate that cannot be parsed does not invalidate the other certificates.
     let (added, _) = roots.add_parsable_certificates(found.certs);
     if added == 0 {
         tracing::warn!(
@@ -284,7 +285,8 @@ pub(crate) struct FileSystemSpace {
     pub(crate) free: u64,
 }
 
-/// Reads the space of the file system of `path`. If `path` does not exist, reads that of the closest existing folder above.
+/// Reads the space of the file system of `path`. If `path` does not exist, reads the space of the
+/// closest existing folder above.
 pub(crate) fn file_system_space(path: &Path) -> io::Result<FileSystemSpace> {
     let absolute = std::path::absolute(path)?;
     let existing = absolute

@@ -1,4 +1,5 @@
-//! Reads the environment variables and the host's limits. No other module reads them.
+//! Reads the environment variables and the host's limits. No other module reads environment
+//! variables.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,7 +11,8 @@ use pierhead_host::machine::Machine;
 /// The environment of the process, read once at the start.
 #[derive(Clone)]
 pub(crate) struct Environment {
-    /// `https_proxy`, else `HTTPS_PROXY`. It may contain a password, so pierhead never prints it.
+    /// `https_proxy`, else `HTTPS_PROXY`. The value may contain a password, so pierhead never
+    /// prints it.
     pub(crate) https_proxy: Option<String>,
     /// The items of `no_proxy`, else `NO_PROXY`.
     pub(crate) no_proxy: Vec<String>,

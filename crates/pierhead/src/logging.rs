@@ -15,7 +15,7 @@ use tracing_subscriber::{Registry, reload};
 use crate::config::{Log, LogFormat};
 use crate::terminal::EscapingWriter;
 
-/// Maximum number of characters of a field value. The text format truncates longer ones.
+/// Maximum number of characters of a field value. The text format truncates longer values.
 const MAX_VALUE_CHARS: usize = 4096;
 
 /// Changes the level of a running process.
@@ -29,7 +29,7 @@ impl Level {
     }
 }
 
-/// Starts the log. It must run once, before the first log line.
+/// Starts the log. The function must run once, before the first log line.
 pub(crate) fn start(log: &Log) -> Level {
     let (filter, handle) = reload::Layer::new(targets(&log.level));
     let registry = tracing_subscriber::registry().with(filter);

@@ -68,7 +68,7 @@ impl Progress {
         self.bar.inc(units);
     }
 
-    /// Hides the bar while `print` prints lines, and redraws it below them.
+    /// Hides the bar while `print` prints lines, and redraws the bar below these lines.
     pub(crate) fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         self.bar.suspend(print)
     }

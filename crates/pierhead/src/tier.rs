@@ -72,7 +72,8 @@ pub(crate) fn follows_pressure(config: &Config) -> bool {
     is_watched && config.tier.kind == TierKind::File && bytes_in_memory(&config.tier) > 0
 }
 
-/// Maps the file; `None` if the tier is off. Removes a file that it has just created and cannot use.
+/// Maps the file; `None` if the tier is off. After an error, removes a file that this call has
+/// created.
 fn region(tier: &Tier) -> Result<Option<Region>, TierError> {
     let (TierKind::Pmem | TierKind::File, Some(path)) = (tier.kind, &tier.path) else {
         return Ok(None);

@@ -73,13 +73,14 @@ impl ConnectionLimit {
         }))
     }
 
-    /// Takes a slot for a connection of `address`. If none is free, asks the longest idle connection to close, and waits for
-    /// its slot. If no connection is idle, takes a reserved slot. If all of them are in use, waits.
+    /// Takes a slot for a connection of `address`. If none is free, asks the longest idle
+    /// connection to close, and waits for its slot. If no connection is idle, takes a reserved
+    /// slot. If all reserved slots are in use, waits.
     pub(super) async fn acquire(&self, address: IpAddr) -> Arc<ConnectionSlot> {
         let shared = &self.0;
         let mut is_closing = false;
         loop {
-            // Subscribes before it reads the slots, so that it misses no change.
+            // Subscribes before it reads the slots, so that no change is missed.
             let mut changed = pin!(shared.changed.notified());
             changed.as_mut().enable();
             {
@@ -125,7 +126,7 @@ impl ConnectionLimit {
     }
 }
 
-/// The slot of one connection, until it is dropped.
+/// The slot of one connection. Dropping this value frees the slot.
 pub(super) struct ConnectionSlot {
     limit: ConnectionLimit,
     /// `None` for a reserved slot.
@@ -197,7 +198,7 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// A request in progress. Dropping it makes the connection idle.
+/// A request in progress. Dropping this value makes the connection idle.
 pub(super) struct ActiveRequest(Arc<ConnectionSlot>);
 
 impl Drop for ActiveRequest {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::api::Disk;
 
-/// Measures the disk usage of `data`. Takes blobs, downloads and tags from the cache's own counters, since a walk over them
-/// would be slow. Blocks.
+/// Measures the disk usage of `data`. Takes blobs, downloads and tags from the cache's own
+/// counters, since a walk over all their files would be slow. Blocks.
 pub(super) fn usage(data: &Path, cache: &pierhead_cache::Stat) -> Disk {
     let mut disk = Disk {
         blobs: cache.used,

@@ -20,7 +20,8 @@ fn fail(status: StatusCode, error: impl ToString) -> Box<super::body::AdminRespo
 }
 
 impl Admin {
-    /// Lists images. Reads one tag file and one or two manifests of each image, without counting them as hits or accesses.
+    /// Lists images. Reads one tag file and one or two manifests of each image, without counting
+    /// these reads as hits or accesses.
     pub(super) async fn images(&self) -> Outcome {
         let known = self.cache.tags().images(MAX_IMAGES + 1).await;
         let mut known = known.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;

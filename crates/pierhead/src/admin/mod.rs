@@ -63,7 +63,8 @@ pub(crate) struct Admin {
     readiness: Readiness,
     /// Limits verifications to one at a time, since each reads the whole cache.
     verifying: Arc<Semaphore>,
-    /// Limits walks over the data folder to one at a time, since they run on the threads that serve blobs.
+    /// Limits walks over the data folder to one at a time, since a walk runs on the threads that
+    /// serve blobs.
     walking: Arc<Semaphore>,
 }
 
@@ -83,13 +84,14 @@ pub(crate) struct Components<'a> {
 
 /// Facts about the process that the admin API returns.
 pub(crate) struct DaemonInfo<'a> {
-    /// Addresses that serve clients. They change with the addresses of `network.interface`.
+    /// Addresses that serve clients. These addresses change with the addresses of
+    /// `network.interface`.
     pub(crate) listen: watch::Receiver<Vec<SocketAddr>>,
     pub(crate) tls: bool,
     pub(crate) data: &'a Path,
     /// The configuration file.
     pub(crate) config: Option<&'a Path>,
-    /// The configuration in effect, without secrets. A reload changes it.
+    /// The configuration in effect, without secrets. A reload changes this configuration.
     pub(crate) effective: watch::Receiver<String>,
 }
 
@@ -151,7 +153,7 @@ impl Admin {
         }
     }
 
-    /// Serves until it is cancelled. Cancelling aborts the responses in progress.
+    /// Serves requests until the task is cancelled. Cancelling aborts the responses in progress.
     pub(crate) async fn serve(self: Arc<Self>, listener: Arc<TcpListener>) {
         let Ok(local) = listener.local_addr() else {
             return;

@@ -1,5 +1,5 @@
-//! Metrics of the process, such as memory and CPU time, read from `/proc` at each scrape. The names are those of other
-//! Prometheus client libraries.
+//! Metrics of the process, such as memory and CPU time, read from `/proc` at each scrape. Other
+//! Prometheus client libraries use the same names.
 
 use std::fs;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -11,13 +11,14 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Time limit of the read of `/readyz`. It is below 1 s, the default timeout of Kubernetes probes.
+/// Time limit of the read of `/readyz`. The limit is below 1 s, the default timeout of Kubernetes
+/// probes.
 const READ_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// Alignment and size of a direct read in bytes. No common disk has larger blocks.
 const BLOCK_BYTES: usize = 4096;
 
-/// The readiness check. Concurrent probes share one read, even if it hangs.
+/// The readiness check. Concurrent probes share one read, even if this read hangs.
 pub(super) struct Readiness {
     file: PathBuf,
     timeout: Duration,

@@ -1,9 +1,9 @@
 //! Decides whether the admin listener accepts a request.
 //!
-//! There is no password: the cache API accepts requests of this host only. A web page in an operator's
-//! browser also runs on this host. It can send requests here by DNS rebinding or cross-site requests.
-//! Therefore, `Host` must name this address, and a request that changes something must have [`HEADER`],
-//! which a browser does not send across origins.
+//! There is no password: the cache API accepts requests of this host only. A web page in an
+//! operator's browser also runs on this host. Such a page can send requests to the admin listener
+//! by DNS rebinding or cross-site requests. Therefore, `Host` must name this address, and a request
+//! that changes something must have [`HEADER`], which a browser does not send across origins.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -44,7 +44,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Accepts IP addresses and `localhost` only: the owner of any other name can point it to this address.
+/// Accepts IP addresses and `localhost` only: the owner of any other name can point the name to
+/// this address.
 fn names_this_address(host: &str, local: SocketAddr) -> bool {
     let Ok(authority) = host.parse::<http::uri::Authority>() else {
         return false;

@@ -1,4 +1,5 @@
-//! The table of the admin listener's routes. The router and docs/reference/http-api.md derive from it.
+//! The table of the admin listener's routes. The router and docs/reference/http-api.md derive from
+//! this table.
 
 /// The operation of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +22,7 @@ pub(super) enum Action {
     Warm,
 }
 
-/// One method of one path.
+/// One route: one method of one path.
 #[cfg_attr(
     not(test),
     expect(
@@ -36,7 +37,7 @@ pub(crate) struct Route {
     pub(crate) input: &'static str,
     /// The document, or the text, of the response.
     pub(crate) output: &'static str,
-    /// Statuses in addition to those of every route.
+    /// Statuses in addition to the statuses of every route.
     pub(crate) statuses: &'static [u16],
     pub(crate) purpose: &'static str,
     pub(super) action: Action,

@@ -105,7 +105,8 @@ impl Admin {
         }
     }
 
-    /// Whether this process can serve its cache. Ignores upstreams, since the cache serves without them.
+    /// Whether this process can serve its cache. Ignores upstreams, since the cache serves clients
+    /// without upstreams.
     async fn ready(&self) -> AdminResponse {
         const TEXT: &str = "text/plain; charset=utf-8";
         let unready = |why: String| document(StatusCode::SERVICE_UNAVAILABLE, TEXT, why);

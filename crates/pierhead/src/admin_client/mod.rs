@@ -62,7 +62,7 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
                     let removed = client.call::<Removed>(Method::DELETE, &path, None::<&()>);
                     match removed.await {
                         Ok(removed) => output.removed(&removed)?,
-                        // `main` prints the first error and chooses the exit code by it.
+                        // `main` prints the first error, which determines the exit code.
                         Err(error) if first_error.is_none() => first_error = Some(error),
                         Err(error) => eprintln!("error: {error:#}"),
                     }

@@ -258,7 +258,7 @@ impl Output {
     }
 }
 
-/// A whole number as it is, and any other with three significant digits.
+/// Formats a number: a whole number as it is, and any other number with three significant digits.
 fn three_digits(value: f64) -> String {
     if value.fract() == 0.0 {
         return value.to_string();
@@ -313,7 +313,7 @@ fn written(eviction: &Eviction) -> String {
     }
 }
 
-/// The first image that contains a blob, and the number of the others.
+/// The first image that contains a blob, and the number of other images that contain the blob.
 fn images_of_blob(images: &[String]) -> String {
     match images {
         [] => String::new(),

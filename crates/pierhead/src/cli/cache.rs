@@ -142,7 +142,7 @@ pub(crate) enum CacheCommand {
     /// Show the state of the daemon: size of the cache, hits and misses, eviction and admission
     #[command(after_help = STAT)]
     Stat,
-    /// Exclude cached images from eviction, until they are unpinned
+    /// Exclude cached images from eviction, until `pierhead cache unpin`
     #[command(after_help = PIN)]
     Pin {
         /// References of images, such as docker.io/library/redis:7

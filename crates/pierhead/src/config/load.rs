@@ -76,7 +76,8 @@ impl From<InvalidConfig> for CommandError {
 }
 
 impl InvalidConfig {
-    /// The exit code: that of an invalid configuration file, else that of the first invalid named file.
+    /// The exit code of an invalid configuration file; if the configuration file is valid, the exit
+    /// code of the first invalid file that it names.
     pub(crate) fn exit(&self) -> ExitReason {
         let mut exits = self.problems.iter().map(|(exit, _)| *exit);
         let of_text = exits.clone().find(|exit| *exit == ExitReason::Usage);
@@ -96,8 +97,8 @@ pub(crate) fn load(
     load_with(None, file, overrides, default_data, machine)
 }
 
-/// Loads the configuration for a reload. Defaults that follow from the profile and `limits.memory` use those of `old`, since
-/// these two keys need a restart.
+/// Loads the configuration for a reload. Defaults that follow from the profile and `limits.memory`
+/// use the profile and memory of `old`, since these two keys need a restart.
 pub(crate) fn load_for_reload(
     old: &Config,
     file: Option<&Path>,

@@ -52,7 +52,7 @@ fn check_header(file: &Path) -> Result<(), String> {
     if found.is_dir() {
         return refuse("is a folder");
     }
-    // Opening a pipe blocks until another process opens its other end.
+    // Opening a pipe blocks until another process opens the other end of the pipe.
     if !found.is_file() {
         return refuse("is a pipe or a device");
     }

@@ -1,8 +1,9 @@
-//! A secret value: it cannot be printed, and its memory is cleared.
+//! The type of a secret value, such as a password: pierhead cannot print it, and clears its memory
+//! after use.
 
 use zeroize::Zeroizing;
 
-/// A secret without `Debug` and `Display`. Dropping it clears its memory.
+/// A secret without `Debug` and `Display`. Dropping a secret clears its memory.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(Zeroizing<String>);
 
@@ -11,7 +12,7 @@ impl Secret {
         Self(Zeroizing::new(text))
     }
 
-    /// Returns the secret. Only code that sends it to an upstream may call this.
+    /// Returns the secret. Only code that sends the secret to an upstream may call this function.
     pub(crate) fn reveal(&self) -> Zeroizing<String> {
         self.0.clone()
     }

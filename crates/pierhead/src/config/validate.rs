@@ -141,8 +141,8 @@ pub(crate) fn auth(config: &Config) -> Vec<(&'static str, String)> {
     problems
 }
 
-/// Refuses a listener without authentication together with upstream credentials: every client that reaches it could pull with
-/// these credentials.
+/// Refuses a listener without authentication together with upstream credentials: every client that
+/// reaches the listener could pull with these credentials.
 pub(crate) fn open_proxy(config: &Config) -> Option<String> {
     let is_restricted = match config.auth.mode {
         AuthMode::None => config.tls.client_ca.is_some(),

@@ -245,7 +245,7 @@ impl Value<'_> {
             .collect()
     }
 
-    /// One URL, or a list of at least one, each once.
+    /// One URL, or a list of at least one URL, each once.
     pub(crate) fn urls(&self) -> Result<Vec<String>, String> {
         if let Some(url) = self.toml.as_str() {
             return Ok(vec![parse_url(url)?]);
@@ -287,7 +287,7 @@ impl Value<'_> {
         list.iter().map(|item| name(item.get_ref())).collect()
     }
 
-    /// One address, or a list of at least one.
+    /// One address, or a list of at least one address.
     pub(crate) fn addresses(&self) -> Result<Vec<SocketAddr>, String> {
         let Some(list) = self.toml.as_array() else {
             return Ok(vec![parse_address(self.text()?)?]);

@@ -12,7 +12,8 @@ pub(crate) fn warnings(config: &Config) -> Vec<String> {
     warnings
 }
 
-/// Warns of a CA certificate in `tls.cert`: pierhead's own commands refuse it as a server certificate.
+/// Warns of a CA certificate in `tls.cert`: pierhead's own commands refuse a CA certificate as a
+/// server certificate.
 fn server_certificate_is_ca(config: &Config) -> Option<String> {
     let path = config.tls.cert.as_deref()?;
     files::is_authority(path).then(|| {
@@ -47,7 +48,8 @@ pub(crate) fn size_above_disk(
     Some((problem, fix))
 }
 
-/// Warns of passwords on a listener without TLS. It is no error, since clients on this host can send passwords.
+/// Warns of passwords on a listener without TLS. A listener without TLS is no error, since clients
+/// on this host can send passwords safely.
 fn passwords_without_tls(config: &Config) -> Option<String> {
     let needs_password = matches!(
         config.auth.mode,

@@ -106,7 +106,7 @@ impl PierheadAddress {
         address.is_some_and(|address| self.ports.contains(&address.port()))
     }
 
-    /// Returns the correct URL if the mirror's scheme differs from that of the listener.
+    /// Returns the correct URL if the mirror's scheme differs from the scheme of the listener.
     fn corrected_url(&self, mirror: &str) -> Option<String> {
         let (scheme, rest) = mirror.split_once("://")?;
         let correct = if self.tls { "https" } else { "http" };

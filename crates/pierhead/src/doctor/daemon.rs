@@ -281,7 +281,7 @@ fn check_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
     findings
 }
 
-/// Checks that the daemon accepts connections, or, if it does not run, that its addresses are free.
+/// Checks that the daemon accepts connections, or, if no daemon runs, that its addresses are free.
 pub(crate) async fn ports(running: &RunningDaemon, config: &Config) -> Vec<Finding> {
     if let Some(address) = running.address() {
         let connecting = tokio::net::TcpStream::connect((address.host(), address.port()));

@@ -32,8 +32,8 @@ pub(crate) fn check(config: &Config) -> Vec<Finding> {
         .collect()
 }
 
-/// CPU instructions that speed up hashes and encryption. The libraries detect them at run time as well, so that one program
-/// runs on all CPUs.
+/// CPU instructions that speed up hashes and encryption. The libraries detect these instructions at
+/// run time as well, so that one program runs on all CPUs.
 #[cfg(target_arch = "aarch64")]
 fn features() -> [(&'static str, bool); 3] {
     use std::arch::is_aarch64_feature_detected as has;
@@ -60,7 +60,8 @@ fn features() -> [(&'static str, bool); 0] {
     []
 }
 
-/// Lists the instructions. A missing one is no warning, since the operator cannot add it.
+/// Lists the instructions. A missing instruction is no warning, since the operator cannot add
+/// instructions to a CPU.
 fn cpu_instructions(features: &[(&str, bool)]) -> Option<Finding> {
     let names = |is_present: bool| {
         let names = features.iter().filter(|it| it.1 == is_present);
@@ -79,7 +80,8 @@ fn cpu_instructions(features: &[(&str, bool)]) -> Option<Finding> {
     Some(Finding::ok("cpu", what))
 }
 
-/// Checks the available memory: that of the host, or the lowest headroom of the cgroups if it is lower.
+/// Checks the available memory: the available memory of the host, or the lowest headroom of the
+/// cgroups if that headroom is lower.
 fn check_memory(meminfo: &str, headroom: Option<MemoryHeadroom>) -> Option<Finding> {
     let line = meminfo
         .lines()

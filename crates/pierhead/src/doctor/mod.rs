@@ -1,7 +1,7 @@
 //! `pierhead doctor`: checks configuration, host, upstreams and clients, and prints the fix for each problem.
 //!
 //! The checks run concurrently, each with its own time limit, so that the command ends in seconds
-//! even if a check hangs. The checks change no file.
+//! even if a check hangs. The checks write nothing except a temporary file of the speed test.
 
 mod certificate;
 mod clients;
@@ -130,7 +130,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
                 }
                 findings.extend(without.iter().map(unchecked_credentials));
             }
-            // The daemon has another version, with other keys. Only the file is checked.
+            // The running daemon has another version, with other keys. Only the file is checked.
             Err(error) => findings.push(Finding::warn(
                 "configuration",
                 format!(
@@ -200,8 +200,9 @@ fn unchecked_credentials(about: &String) -> Finding {
     )
 }
 
-/// Whether only root and this user can change a file. Another process on the admin port could name a file of its own, which
-/// could send secrets to any address. An unreadable file counts as trusted, since reading it fails later.
+/// Whether only root and this user can change a file. Another process on the admin port could name
+/// a file of its own, which could send secrets to any address. An unreadable file counts as
+/// trusted, since a later step fails to read the file.
 fn is_trusted(file: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let is_protected = |path: &Path| {

@@ -1,4 +1,5 @@
-//! Checks the upstreams: whether they respond, how fast, whether the credentials work, and whether the clocks agree.
+//! Checks the upstreams: whether each registry responds, how fast, whether the credentials work,
+//! and whether its clock agrees with the clock of this host.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,12 +13,14 @@ use crate::config::Config;
 use crate::crate_configs;
 use crate::environment::Environment;
 
-/// Time limit of the check of one upstream: DNS, TCP, TLS, a request and authentication. Each step has a shorter limit.
+/// Time limit of the check of one upstream: DNS, TCP, TLS, a request and authentication. Each of
+/// these steps has a shorter time limit.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(12);
 /// Maximum difference to the clock of an upstream. A larger one can make certificates and tokens invalid.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(60);
 
-/// Checks the configured upstreams, the default upstream and those of `--registry`, concurrently.
+/// Checks the configured upstreams, the default upstream and the registries of `--registry`,
+/// concurrently.
 pub(crate) async fn check(
     config: &Config,
     environment: &Environment,

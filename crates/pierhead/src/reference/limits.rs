@@ -1,7 +1,7 @@
 //! Generates docs/reference/limits.md from the constants of the code that limit something.
 //!
-//! A constant is a limit if its name begins or ends as [`PREFIXES`] and [`SUFFIXES`] say. It needs a doc comment that
-//! reads alone, since the page shows the comment without its context.
+//! A constant is a limit if its name begins or ends as [`PREFIXES`] and [`SUFFIXES`] say. A limit
+//! needs a doc comment that is clear alone, since the page shows the comment without its context.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -301,7 +301,7 @@ fn all_constants() -> Vec<(String, Vec<Constant>)> {
     found.into_iter().map(constants_of).collect()
 }
 
-/// One row of the page.
+/// One row of a table on the page.
 fn row(path: &str, constant: &Constant, known: &BTreeMap<String, String>) -> String {
     let value = value(&constant.expression, known, 4);
     let value = format_value(constant, value.as_ref());

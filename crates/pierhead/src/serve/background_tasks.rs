@@ -5,7 +5,7 @@ use std::future::Future;
 use pierhead_host::{BackgroundTask, Panics};
 use tokio::task::JoinSet;
 
-/// A set of tasks. Dropping it cancels them.
+/// A set of tasks. Dropping the set cancels its tasks.
 pub(super) struct BackgroundTasks {
     panics: Panics,
     tasks: JoinSet<()>,
@@ -20,8 +20,8 @@ impl BackgroundTasks {
         }
     }
 
-    /// Starts a task that runs the future of `work`. After a panic, it pauses and calls `work` again
-    /// ([`Panics::restart_task`]). The task ends when the future returns.
+    /// Starts a task that runs the future of `work`. After a panic, the task pauses and calls
+    /// `work` again ([`Panics::restart_task`]). The task ends when the future returns.
     pub(super) fn spawn<F>(
         &mut self,
         task: BackgroundTask,

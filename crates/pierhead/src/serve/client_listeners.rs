@@ -19,7 +19,7 @@ pub(super) struct ClientListeners {
     bound: watch::Sender<Vec<SocketAddr>>,
 }
 
-/// One listener. Dropping it closes the listener.
+/// One listener of clients. Dropping this value closes the listener.
 struct OpenListener {
     /// The address of the configuration, whose port may be 0 (any port).
     requested: SocketAddr,

@@ -54,8 +54,8 @@ pub(super) async fn open_cache(
     Ok(cache)
 }
 
-/// Opens the bundle server, unless bundles are off. The inner error says why it cannot be opened; pierhead then serves
-/// pulls without bundles.
+/// Opens the bundle server, unless bundles are off. The inner error states why the bundle server
+/// cannot be opened; pierhead then serves pulls without bundles.
 pub(super) async fn open_bundle_server(
     config: &Config,
     cache: &Cache,

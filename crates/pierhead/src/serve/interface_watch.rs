@@ -1,4 +1,5 @@
-//! Resolves `0.0.0.0` and `[::]` in `listen` to the addresses of `network.interface`, and watches them for changes.
+//! Resolves `0.0.0.0` and `[::]` in `listen` to the addresses of `network.interface`, and watches
+//! the addresses of the interface for changes.
 //!
 //! Sockets bind to addresses, not to the device (`SO_BINDTODEVICE`). The device needs a capability before Linux 5.7.
 //! Also, packets of this host to its own address arrive on `lo`, so local probes would fail.
@@ -24,12 +25,13 @@ const START_POLL_INTERVAL: Duration = Duration::from_millis(200);
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Number of consecutive reads without an address after which its listener closes.
 const MAX_MISSED_READS: u32 = 3;
-/// Maximum number of addresses of `network.interface` that pierhead listens on. Each takes one socket.
+/// Maximum number of addresses of `network.interface` that pierhead listens on. Each address takes
+/// one socket.
 const MAX_ADDRESSES: usize = 64;
 /// Maximum time that a start waits for the interface and its first address.
 const INTERFACE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time that the service manager grants the rest of a start after the interface has an address. It equals
-/// `TimeoutStartSec` of the systemd unit.
+/// Time that the service manager grants the rest of a start after the interface has an address.
+/// This time equals `TimeoutStartSec` of the systemd unit.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Returns the addresses to listen on. With `network.interface`, waits up to [`INTERFACE_TIMEOUT`] for the interface and
@@ -93,7 +95,8 @@ pub(super) enum AddressChange {
     Removed(SocketAddr),
 }
 
-/// The state of [`watch`]. It is shared, so that it survives a restart of the task after a panic.
+/// The state of [`watch`]. The caller shares the state, so that it survives a restart of the task
+/// after a panic.
 pub(super) type SharedAddresses = Arc<Mutex<WatchedAddresses>>;
 
 /// The state at the start: `listen` of the configuration, and the addresses that are bound for it.
@@ -242,8 +245,8 @@ async fn read_interface(name: String) -> anyhow::Result<NetworkInterface> {
     seen.context("cannot read the interfaces of this host (a sandbox without AF_NETLINK?)")
 }
 
-/// Replaces `0.0.0.0` and `[::]` in `listen` by the addresses of the interface. `[::]` stands for both families, as it does
-/// without an interface.
+/// Replaces `0.0.0.0` and `[::]` in `listen` by the addresses of the interface. `[::]` stands for
+/// both families, as `[::]` does without `network.interface`.
 fn expand(listen: &[SocketAddr], own: &[IpAddr]) -> Result<Vec<SocketAddr>, MissingAddress> {
     let mut all: Vec<SocketAddr> = Vec::new();
     for address in listen {

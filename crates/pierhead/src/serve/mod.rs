@@ -86,8 +86,8 @@ fn raise_open_files() {
     }
 }
 
-/// Logs the profile, and binds the process to `limits.cores`. It runs before any other thread starts, since threads inherit
-/// the CPU set.
+/// Logs the profile, and binds the process to `limits.cores`. The function runs before any other
+/// thread starts, since threads inherit the CPU set.
 fn apply_profile_and_cores(config: &Config, machine: &Machine) {
     if let Some(profile) = config.profile {
         let memory = config.limits.memory.unwrap_or(0);

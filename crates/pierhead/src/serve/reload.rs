@@ -36,7 +36,7 @@ impl DaemonState {
     }
 
     async fn try_reload(&mut self, args: &ServeArgs) -> anyhow::Result<String> {
-        // Runs on a blocking thread: it reads files, and their disk may hang.
+        // Reads the files on a blocking thread, since their disk may hang.
         let prepare = {
             let (args, old, environment) =
                 (args.clone(), self.config.clone(), self.environment.clone());
@@ -63,8 +63,8 @@ impl DaemonState {
     }
 }
 
-/// Reads the new configuration. Returns it with the prepared settings of the registry client and the new capacity of the
-/// cache. Blocks.
+/// Reads the new configuration. Returns the configuration with the prepared settings of the
+/// registry client and the new capacity of the cache. Blocks.
 fn prepare(
     args: &ServeArgs,
     old: &Config,
@@ -101,9 +101,10 @@ fn describe(changes: &[(String, String)], evicted: u64, blobs: u64) -> String {
     changes.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// Gives `new` the old values of keys that need a restart, and validates the result. The validation of the file is not
-/// enough: its `listen` or `tls.client_ca` may differ from those of the open listeners. `after_restart` is the
-/// configuration that a restart would read from the same file.
+/// Gives `new` the old values of keys that need a restart, and validates the result. The validation
+/// of the file is not enough: `listen` or `tls.client_ca` of the file may differ from the values of
+/// the open listeners. `after_restart` is the configuration that a restart would read from the same
+/// file.
 fn keep_restart_keys(old: &Config, after_restart: &Config, new: &mut Config) -> anyhow::Result<()> {
     let waiting = config::keep_until_restart(old, after_restart, new);
     for key in &waiting {

@@ -37,7 +37,8 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Serves until a shutdown signal or a fatal error. In both cases it writes pending data before it returns.
+    /// Serves until a shutdown signal or a fatal error. In both cases, writes pending data before
+    /// the return.
     pub(super) async fn run(
         mut self,
         args: &ServeArgs,

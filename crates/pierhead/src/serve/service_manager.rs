@@ -74,8 +74,9 @@ impl ServiceManager {
         }
     }
 
-    /// Sends keep-alives at twice the rate that the watchdog needs. They come from the threads that serve clients, so systemd
-    /// restarts pierhead when these threads hang. Returns immediately without a watchdog.
+    /// Sends keep-alives at twice the rate that the watchdog needs. The threads that serve clients
+    /// send the keep-alives, so systemd restarts pierhead when these threads hang. Returns
+    /// immediately without a watchdog.
     pub(crate) async fn send_keepalives(self: Arc<Self>) {
         let (Some(_), Some(timeout)) = (&self.socket, self.watchdog) else {
             return;

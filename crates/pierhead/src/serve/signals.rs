@@ -1,4 +1,5 @@
-//! Signals of the daemon: SIGTERM and SIGINT shut it down, SIGHUP reloads the configuration.
+//! Signals of the daemon: SIGTERM and SIGINT shut the daemon down, SIGHUP reloads the
+//! configuration.
 
 use std::io;
 

@@ -27,7 +27,7 @@ use crate::environment::Environment;
 use crate::logging::Level;
 use crate::{crate_configs, tier};
 
-/// Starts the daemon. Returns when it serves clients.
+/// Starts the daemon. Returns when the daemon serves clients.
 pub(super) async fn start(
     args: &ServeArgs,
     environment: Environment,
@@ -176,7 +176,8 @@ pub(super) async fn start(
     })
 }
 
-/// Creates the registry client. It reads files on a blocking thread: their disk may hang, and signals must still arrive.
+/// Creates the registry client. Reads the files of the configuration on a blocking thread: their
+/// disk may hang, and signals must still arrive.
 async fn registry_client(environment: &Environment, config: &Config) -> anyhow::Result<Client> {
     let (environment, config) = (environment.clone(), config.clone());
     let create = move || {

@@ -60,7 +60,7 @@ fn usage(listener: SocketAddr, name: Option<Option<String>>) -> Option<String> {
     ))
 }
 
-/// Writes the ready file atomically: a script may read it as soon as it exists.
+/// Writes the ready file atomically: a script may read the file as soon as the file exists.
 pub(super) fn write_ready_file(
     path: &Path,
     listen: &[SocketAddr],

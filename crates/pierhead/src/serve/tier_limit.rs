@@ -12,7 +12,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::time::MissedTickBehavior;
 
-/// Reads the pressure every [`PressureMonitor::INTERVAL`] until it is cancelled. Background work pauses first, then the
+/// Reads the memory pressure every [`PressureMonitor::INTERVAL`] until the task is cancelled.
+/// Background work pauses first, then the
 /// `limit` shrinks.
 pub(super) async fn follow_pressure(
     monitor: Arc<tokio::sync::Mutex<PressureMonitor>>,

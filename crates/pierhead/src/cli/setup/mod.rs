@@ -63,8 +63,9 @@ pub(crate) struct SetupArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "undo")]
     pub(crate) ca: Option<PathBuf>,
 
-    /// Registry to pull through pierhead; repeatable [default: containerd: all registries; podman and CRI-O: the
-    /// best-known ones; docker: docker.io, the only one for which docker supports mirrors]
+    /// Registry to pull through pierhead; repeatable [default: containerd: all registries; podman
+    /// and CRI-O: the best-known registries; docker: docker.io, the only registry for which docker
+    /// supports mirrors]
     #[arg(long = "registry", value_name = "NAME", conflicts_with = "undo")]
     pub(crate) registries: Vec<Registry>,
 
@@ -80,7 +81,7 @@ pub(crate) struct SetupArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Reload or restart the client if needed [default: print the command for it]
+    /// Reload or restart the client if needed [default: print the command that does so]
     #[arg(long, conflicts_with_all = ["dry_run", "root"])]
     pub(crate) restart: bool,
 

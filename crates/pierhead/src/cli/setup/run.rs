@@ -1,4 +1,5 @@
-//! Runs `pierhead setup`: shows the changes, asks for confirmation, and lets `client-setup` write them.
+//! Runs `pierhead setup`: shows the changes, asks for confirmation, and lets the crate
+//! `pierhead-client-setup` write the changes.
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::path::Path;

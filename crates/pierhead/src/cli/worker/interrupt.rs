@@ -24,7 +24,7 @@ pub(super) fn at_interrupt(on_interrupt: impl FnOnce() + Send + 'static) {
             std::process::exit(130)
         })
     };
-    // Without the thread, a signal ends the process at once. That is safe at any time.
+    // Without the thread, a signal ends the process at once. Such an end is safe at any time.
     let _ = thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || -> Option<()> { watch() });

@@ -49,7 +49,8 @@ pub(super) fn login(
             "pierhead does not send the credentials of {} to {url} without TLS: use https://",
             path.display()
         )),
-        // Unusable credentials in the default file are ignored; those of --docker-config are an error.
+        // Unusable credentials in the default file are ignored; unusable credentials in the file of
+        // --docker-config are an error.
         Some(_) if named.is_some() => Err(format!(
             "the credentials of {registry} in {} are a token or come from a credential helper: use --user and --password-file",
             path.display()

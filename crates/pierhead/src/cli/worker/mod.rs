@@ -1,6 +1,7 @@
 //! `pierhead pull`, `trace`, `inspect` and `diff`: the commands of a host that runs containers.
 //!
-//! The crate `pierhead-worker` does the work. These modules turn flags into its options, and print its reports.
+//! The crate `pierhead-worker` does the work. These modules turn flags into options of that crate,
+//! and print its reports.
 
 mod args;
 mod inspect;

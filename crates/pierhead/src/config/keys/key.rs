@@ -76,7 +76,7 @@ pub(super) fn quote_rate(rate: Option<u64>) -> Option<String> {
     ))
 }
 
-/// A TOML list of strings; `None` if it is empty.
+/// A TOML list of strings; `None` if the list is empty.
 pub(super) fn quote_list<T: Display>(items: &[T]) -> Option<String> {
     let items: Vec<_> = items.iter().map(|item| quote(&item.to_string())).collect();
     (!items.is_empty()).then(|| format!("[{}]", items.join(", ")))

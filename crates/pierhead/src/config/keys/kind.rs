@@ -1,4 +1,5 @@
-//! The type and range of a key's value. The parser, the reference page and the JSON schema use them.
+//! The type and range of a key's value. The parser, the reference page and the JSON schema use this
+//! type.
 
 use std::time::Duration;
 
@@ -123,7 +124,8 @@ impl Kind {
         }
     }
 
-    /// The JSON schema of the value, for the generated schema file. It checks types; `pierhead config check` checks ranges.
+    /// The JSON schema of the value, for the generated schema file. The schema checks types;
+    /// `pierhead config check` checks ranges.
     #[cfg(test)]
     pub(crate) fn schema(self) -> Json {
         let text = || json!({"type": "string", "minLength": 1});

@@ -1,5 +1,5 @@
-//! The key table: name, help, type, range and reload of every key. The parser, `config show`, the reload, the reference page
-//! and the JSON schema derive from it.
+//! The key table: name, help, type, range and reload of every key. The parser, `config show`, the
+//! reload, the reference page and the JSON schema derive from this table.
 
 mod cache;
 mod general;
@@ -67,7 +67,7 @@ pub(crate) const UPSTREAMS: &str = "upstreams";
 pub(crate) const UPSTREAMS_HELP: &str = "One table per registry that needs an address, credentials or a CA. pierhead connects to every other public registry at \
      https://NAME.";
 
-/// All keys except those of upstreams, in the order of `config show`.
+/// All keys except the keys of upstreams, in the order of `config show`.
 pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {
     general::KEYS
         .iter()

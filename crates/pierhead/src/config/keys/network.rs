@@ -28,7 +28,8 @@ pub(super) static KEYS: &[Key<Config>] = &[Key {
 
 /// Parses the name of an interface.
 fn parse_interface(name: &str) -> Result<String, String> {
-    // The kernel's rules. Alternative names are not valid, since sockets do not accept them.
+    // The kernel's rules. Alternative names of interfaces are not valid, since sockets do not
+    // accept them.
     let is_name = (1..=MAX_NAME_BYTES).contains(&name.len())
         && !matches!(name, "." | "..")
         && !name

@@ -1,4 +1,5 @@
-//! The secret with which the request log hashes digests. Each data folder has its own, in the file `trace-secret`.
+//! The secret with which the request log hashes digests. Each data folder has a secret of its own,
+//! in the file `trace-secret`.
 
 use std::fs::{File, Permissions};
 use std::io::{self, ErrorKind, Read as _};

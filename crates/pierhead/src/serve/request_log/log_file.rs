@@ -59,7 +59,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Appends whole lines. After an error, a reader sees none of them.
+    /// Appends whole lines. After an error, a reader sees none of these lines.
     #[expect(
         clippy::disallowed_methods,
         reason = "rotates a log, which a power cut may lose"

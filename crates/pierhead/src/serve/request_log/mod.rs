@@ -1,6 +1,7 @@
 //! The request log of `request_log.file`: one line per request, the input of `pierhead-replay`.
 //!
-//! Requests enter a bounded queue, and a thread of its own writes them. Requests that do not fit are counted and dropped.
+//! Requests enter a bounded queue, and a separate thread writes them. pierhead counts and drops
+//! requests that do not fit into the queue.
 
 mod hash_secret;
 mod log_file;
@@ -136,8 +137,8 @@ impl RequestQueue {
         }
     }
 
-    /// Writes a batch. `failed` says whether the last write failed, so that consecutive failures are logged once. An empty
-    /// batch does not change it.
+    /// Writes a batch. `failed` says whether the last write failed, so that consecutive failures
+    /// are logged once. An empty batch does not change `failed`.
     fn flush(
         &self,
         batch: &[QueuedRequest],
