@@ -1,10 +1,11 @@
-//! The key of a copy on the fast tier.
+//! The key of a copy on the fast tier: tells the copy of a whole blob from the copy of its hot
+//! chunks.
 
 use pierhead_oci::Digest;
 
-/// Identifies one copy: a whole blob, or its hot chunks. A medium stores values by digest only, so
-/// hot chunks are stored under the bitwise complement of the blob's digest. Content with that
-/// digest would be a collision of the hash.
+/// Identifies one copy: of a whole blob, or of its hot chunks. A medium stores values by digest
+/// only, so hot chunks are stored under the bitwise complement of the blob's digest. Only a hash
+/// collision could give another blob this digest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct CopyKey(Digest);
 
@@ -19,8 +20,8 @@ impl CopyKey {
         Self(complement(blob))
     }
 
-    /// The key of a value that a scan of the medium found. Only the value tells which kind of copy
-    /// it is.
+    /// The key of a value that a scan of the medium found. The value itself tells whether it is a
+    /// whole copy or hot chunks.
     pub(super) fn found(on_medium: Digest) -> Self {
         Self(on_medium)
     }
@@ -60,7 +61,7 @@ mod tests {
             assert_ne!(whole, hot);
             assert_eq!(whole.on_medium(), &blob);
             assert_eq!(whole.as_whole(), blob);
-            // The form on the medium: each byte is complemented.
+            // The digest on the medium is the complement of each byte.
             let bytes = hot.on_medium().as_bytes().iter().zip(blob.as_bytes());
             assert!(bytes.into_iter().all(|(hot, whole)| hot ^ whole == 0xff));
             assert_eq!(CopyKey::found(*hot.on_medium()).as_hot(), blob);

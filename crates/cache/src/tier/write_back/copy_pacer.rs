@@ -1,5 +1,5 @@
-//! Slows copies between the tiers down: for readers of the disk, for requests that need the CPU,
-//! and while background work is paused.
+//! Slows copies between the tiers down, in three cases: a reader uses the disk, requests need the
+//! CPU, or background work is paused.
 
 use std::io;
 use std::ops::Range;
@@ -17,25 +17,26 @@ use crate::tier::{Blob, CHUNK};
 /// Size of one copy step in bytes.
 pub(super) const PIECE: usize = 1 << 20;
 
-/// Maximum time that one piece waits for the CPU.
+/// Maximum time that the copy of one piece waits for the CPU.
 const MAX_CPU_WAIT: Duration = Duration::from_secs(1);
 
-/// How often a pause checks whether to end.
+/// How often a paused copy checks whether the pause must end.
 const PAUSE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Remaining time for which the work on one blob yields to readers of the disk. Only time spent
-/// yielding counts, not time spent on a slow disk or a rate limit.
+/// Remaining time for which the copy of one blob yields to readers of the disk. Time spent on a
+/// slow disk or on a rate limit does not count.
 pub(super) struct YieldBudget(Duration);
 
 impl Default for YieldBudget {
-    /// Bounds the delay by readers that never pause.
+    /// A fixed budget, because readers that never pause would otherwise delay the copy forever.
     fn default() -> Self {
         Self(Duration::from_secs(10))
     }
 }
 
 impl YieldBudget {
-    /// Until when to yield to a reader, at most until `quiet`; `None` when the time is used up.
+    /// Time until which the copy yields to a reader: at most `quiet`, when the disk is free again.
+    /// `None` when the budget is used up.
     fn until(&self, now: Instant, quiet: Instant) -> Option<Instant> {
         let most = now.checked_add(self.0)?;
         (!self.0.is_zero()).then_some(most.min(quiet))
@@ -55,7 +56,7 @@ pub(super) struct CopyPacer {
 }
 
 impl CopyPacer {
-    /// Whether a copy that no caller waits for must stop.
+    /// Whether background work is paused. A copy must then stop if no caller waits for it.
     pub(super) fn should_pause(&self) -> bool {
         self.background.is_paused() && self.fast.state.lock().has_room()
     }
@@ -90,7 +91,7 @@ impl CopyPacer {
         }
     }
 
-    /// Yields the disk to its readers, unless half of the fast tier is dirty.
+    /// Waits while readers use the disk, unless half of the fast tier is dirty.
     pub(super) fn yield_disk(&self, digest: &Digest, yield_budget: &mut YieldBudget) {
         self.pause_while(|state| state.has_room() && !state.is_blocked(digest));
         self.yield_cpu(digest);
@@ -123,10 +124,10 @@ impl CopyPacer {
         });
     }
 
-    /// Reads a range of a blob from the disk, verifies it, and passes it to `put`. `false` when
-    /// another operation needs the blob, or background work is paused: no caller waits for the
-    /// copy, and it must not keep its room reserved. The range ends at a chunk boundary or at the
-    /// end of the blob.
+    /// Reads a range of a blob from the disk, verifies it, and passes it to `put`. Returns `false`
+    /// when another operation needs the blob, or when background work is paused: no caller waits
+    /// for the copy, and a paused copy must not keep its space reserved. The range ends at a chunk
+    /// boundary or at the end of the blob.
     pub(super) fn copy_from_disk(
         &self,
         digest: &Digest,

@@ -17,32 +17,32 @@ use super::tier_state::{Entry, FastVictim, TierState};
 use crate::tier::placement::Speed;
 use crate::tier::{Blob, FastMedium, Staged, Trailer, is_damage};
 
-/// An open copy with its room. A copy of hot ranges has its spans, since another copy may replace
-/// it.
+/// An open copy with the space that it occupies. A copy of hot ranges also has its spans, because
+/// another copy may replace it while it is open.
 pub(super) struct OpenCopy {
     pub(super) blob: Arc<dyn Blob>,
     pub(super) room: Arc<Room>,
     pub(super) hot: Option<Arc<Spans>>,
 }
 
-/// Lock order: the lock of a key, then `state`.
+/// The fast medium and the state of its copies. Lock order: the lock of a key, then `state`.
 pub(super) struct FastCopies {
     pub(super) medium: Arc<dyn FastMedium>,
     pub(super) state: Mutex<TierState>,
-    /// Notified when there is work for the write-back thread, when a write-back has ended, and when
-    /// the tier closes.
+    /// Notified when there is work for the write-back thread, when the write-back of a blob has
+    /// ended, and when the tier closes.
     pub(super) changed: Condvar,
     /// Locks a copy while it is opened, committed or deleted.
     pub(super) key_locks: KeyedLock<CopyKey>,
     pub(super) counters: Counters,
     /// Measured speed of the fast tier.
     pub(super) speed: Mutex<Speed>,
-    /// Whether the medium has failed; logged once.
+    /// Whether the medium has failed. The failure is logged once.
     pub(super) failed: AtomicBool,
     panics: Panics,
 }
 
-/// Prevents the write-back of a digest while it exists.
+/// While this value exists, the write-back thread does not write its digest back.
 pub(super) struct WriteBackBlock {
     fast: Arc<FastCopies>,
     digest: Digest,
@@ -69,8 +69,8 @@ impl FastCopies {
         }
     }
 
-    /// Prevents the write-back of a digest, and waits until a running one has stopped, which is
-    /// soon.
+    /// Prevents the write-back of a digest, and waits until a running write-back of the digest has
+    /// stopped. The wait is short.
     pub(super) fn block_write_back(self: &Arc<Self>, digest: &Digest) -> WriteBackBlock {
         let mut state = self.state.lock();
         state.block_write_back(*digest);
@@ -118,16 +118,18 @@ impl FastCopies {
             Ok(None) => {}
         }
         drop(guard);
-        // A running write-back of this copy must stop: its copy on the disk would be damaged, too.
+        // A running write-back of this copy must stop: it would store the damaged bytes on the
+        // disk, too.
         let _hold = self.block_write_back(key.on_medium());
         let _guard = self.key_locks.lock(*key);
         count(&self.counters.damaged, 1);
         self.has_failed();
         if hot.is_some() {
-            // Prevents an immediate new copy: the medium may be defective there.
+            // Forgets the hot ranges, so that they are not copied again at once: the medium may be
+            // defective there.
             self.state.lock().hot_ranges.forget(&key.as_hot());
         }
-        // The disk has no other copy to read.
+        // The disk has no copy, so there is nothing else to read.
         if self.remove(key) == Some(false) {
             count(&self.counters.corrupt, 1);
         }
@@ -135,8 +137,8 @@ impl FastCopies {
     }
 
     /// Deletes a copy; the caller has locked its key. Returns whether the disk has the blob, too;
-    /// `None` when there was no copy. A failing medium may show the copy again after a restart:
-    /// then it is intact, or detected as damaged.
+    /// `None` when there was no copy. On a failing medium, the copy may reappear after a restart.
+    /// Such a copy is intact, or its checksums show that it is damaged.
     pub(super) fn remove(&self, key: &CopyKey) -> Option<bool> {
         let entry = self.state.lock().remove(key)?;
         if let Err(error) = self.medium.remove(key.on_medium()) {
@@ -145,8 +147,8 @@ impl FastCopies {
         Some(entry.is_clean)
     }
 
-    /// Commits a copy; the caller has locked its key. A failed commit may have left the copy on the
-    /// medium without counting it, so it is deleted.
+    /// Commits a copy; the caller has locked its key. After an error, deletes the copy: a failed
+    /// commit may have left it on the medium, where no counter includes it.
     pub(super) fn commit_copy(
         &self,
         key: &CopyKey,
@@ -166,7 +168,7 @@ impl FastCopies {
         drop(self.state.lock().take_partial(key));
         let mut staged = self.medium.stage(key.on_medium())?;
         if let Err(error) = staged.clear() {
-            // The room is released, so the staged bytes must go.
+            // The space of the copy is released, so the staged bytes must be deleted.
             drop(staged);
             let _ = self.medium.discard(key.on_medium());
             return Err(error);
@@ -174,16 +176,16 @@ impl FastCopies {
         Ok(staged)
     }
 
-    /// Maximum bytes on the medium of a content of `len` bytes.
+    /// Maximum bytes that a content of `len` bytes takes on the medium.
     pub(super) fn footprint(&self, len: u64, media_type: Option<&MediaType>) -> u64 {
         let trailer = Trailer::encoded_len(len, media_type);
         self.medium.footprint(len.saturating_add(trailer))
     }
 
-    /// Evicts copies until `more` bytes fit. Returns `false`, and evicts nothing, when they cannot
-    /// fit.
+    /// Evicts copies until `more` bytes fit. When `more` bytes cannot fit, evicts nothing and
+    /// returns `false`.
     pub(super) fn make_room(&self, more: u64) -> bool {
-        // For 0 bytes, evicts all that is possible above the limit.
+        // With `more` = 0, evicts all copies above the limit that can be evicted.
         let mut is_sure = more == 0;
         loop {
             let victim = {
@@ -191,7 +193,7 @@ impl FastCopies {
                 if state.fits(more) {
                     return true;
                 }
-                // Checked once, because it may visit all copies.
+                // `can_fit` is called only once, because it may visit all copies.
                 is_sure = is_sure || state.can_fit(more);
                 match state.victim() {
                     Some(victim) if is_sure => victim,
@@ -207,7 +209,7 @@ impl FastCopies {
         let _guard = self.key_locks.lock(*key);
         let removed = match victim {
             FastVictim::Partial(key) => {
-                // Another fill has resumed it meanwhile.
+                // Another fill has resumed the partial fill meanwhile.
                 let Some(room) = self.state.lock().take_partial(key) else {
                     return;
                 };
@@ -235,7 +237,7 @@ impl FastCopies {
         }
     }
 
-    /// Grows `room` to `bytes` in total; `false` when they do not fit.
+    /// Grows the reservation `room` to `bytes` in total; `false` when they do not fit.
     pub(super) fn grow(&self, room: &Room, bytes: u64) -> bool {
         loop {
             let more = bytes.saturating_sub(room.bytes());
@@ -243,7 +245,7 @@ impl FastCopies {
                 return false;
             }
             let state = self.state.lock();
-            // Another fill may have taken the room meanwhile.
+            // Checked again, because another fill may have taken the freed space meanwhile.
             if state.fits(more) {
                 room.resize(bytes.max(room.bytes()));
                 return true;
@@ -251,8 +253,9 @@ impl FastCopies {
         }
     }
 
-    /// Called when a reader has closed its copy. If the tier is above its limit, the write-back
-    /// thread evicts: the reader may have locks and must not wait for the medium.
+    /// Called when a reader has closed its copy. If the tier is above its limit, wakes the
+    /// write-back thread to evict copies: the reader itself may hold locks and must not wait for
+    /// the medium.
     pub(super) fn reader_left(&self) {
         let mut state = self.state.lock();
         if state.totals.used() > state.limit {
@@ -269,7 +272,7 @@ impl FastCopies {
         done.unwrap_or_else(|| Err(io::Error::other("a panic, which was logged before")))
     }
 
-    /// Evicts copies above the limit, as far as possible.
+    /// Evicts copies until the tier is at its limit, as far as copies can be evicted.
     pub(super) fn keep_bound(&self) {
         let kept = self.guarded(|| {
             self.make_room(0);
@@ -280,8 +283,8 @@ impl FastCopies {
         }
     }
 
-    /// Waits until `moment`, as long as `wanted` holds. Meanwhile evicts above the limit when
-    /// readers close copies.
+    /// Waits until `moment`, as long as `wanted` returns `true`. When a reader closes a copy
+    /// meanwhile and the tier is above its limit, evicts copies.
     pub(super) fn wait_until(&self, moment: Instant, wanted: impl Fn(&TierState) -> bool) {
         loop {
             let ahead = moment.saturating_duration_since(Instant::now());

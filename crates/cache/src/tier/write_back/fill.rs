@@ -1,5 +1,5 @@
-//! Fills on both tiers: one that starts on the fast tier and may move to the disk, and one on the
-//! disk.
+//! The two kinds of fills: a fill that starts on the fast tier and may move to the disk, and a fill
+//! on the disk.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::tier_state::Hint;
 use crate::tier::switch_reader::SwitchReader;
 use crate::tier::{Blob, ReadAt, Staged, Trailer};
 
-/// Bytes of room that a fill of unknown length reserves at a time.
+/// Number of bytes that a fill of unknown length reserves on the fast tier at a time.
 const ROOM_STEP: u64 = 4 << 20;
 /// A fill on the fast tier. It moves to the disk when the fast tier has no room for it.
 pub(super) struct FastFill {
@@ -37,7 +37,7 @@ enum FillState {
         room: Arc<Room>,
     },
     Disk(DiskFill),
-    /// Committed, or lost during a failed move.
+    /// The fill is committed, or its bytes were lost when a move to the disk failed.
     Ended,
 }
 
@@ -62,7 +62,7 @@ impl FastFill {
         }
     }
 
-    /// Reserves room for `more` bytes and a trailer; `false` when there is none.
+    /// Reserves space for `more` bytes and a trailer; `false` when the fast tier has no room.
     fn fits(&self, room: &Room, more: u64) -> bool {
         let len = self.len.saturating_add(more);
         let need = self.fast.footprint(len, None);
@@ -77,8 +77,8 @@ impl FastFill {
             let fast = std::mem::replace(&mut self.state, FillState::Ended);
             let copied = self.copy_to_disk();
             drop(fast);
-            // Also when the disk failed: the tier state has forgotten these bytes, so nothing else
-            // would delete them.
+            // Deletes the staged bytes on the fast tier even when the move failed: the tier state
+            // has forgotten these bytes, so no other code would delete them.
             if let Err(error) = self.fast.medium.discard(&self.digest) {
                 tracing::warn!(digest = %self.digest, %error, "cannot delete on the fast tier");
             }
@@ -91,7 +91,7 @@ impl FastFill {
         }
     }
 
-    /// Copies the staged bytes to the disk; readers continue there.
+    /// Copies the staged bytes to the disk. Readers of the fill then read from the disk.
     fn copy_to_disk(&self) -> io::Result<DiskFill> {
         let mut disk = DiskFill::new(&self.fast, &self.disk, self.digest)?;
         disk.staged.clear()?;
@@ -102,7 +102,7 @@ impl FastFill {
         Ok(disk)
     }
 
-    /// Writes `bytes` bytes by `write`, on the fast tier if they fit, otherwise on the disk.
+    /// Calls `write` to write `bytes` bytes: on the fast tier if they fit, otherwise on the disk.
     fn put(
         &mut self,
         bytes: u64,
@@ -135,7 +135,7 @@ impl FastFill {
     }
 }
 
-/// Copies `len` bytes to `to`, in pieces.
+/// Copies the first `len` staged bytes to `to`, in pieces.
 fn copy(
     from: &dyn ReadAt,
     len: u64,
@@ -239,7 +239,8 @@ impl Drop for FastFill {
             drop(staged);
             room.resize(self.fast.medium.footprint(self.len));
             room.set_dirty(self.len);
-            // The next fill resumes these bytes, unless they are discarded or evicted.
+            // The next fill of the digest resumes these bytes, unless they are discarded or evicted
+            // before.
             self.fast
                 .state
                 .lock()
@@ -248,8 +249,8 @@ impl Drop for FastFill {
     }
 }
 
-/// A fill on the disk. While it exists, an older fast copy of its digest is not written back to the
-/// same file.
+/// A fill on the disk. While it exists, an older copy of its digest on the fast tier is not written
+/// back, because both would write to the same file.
 pub(super) struct DiskFill {
     pub(super) staged: Box<dyn Staged>,
     fast: Arc<FastCopies>,

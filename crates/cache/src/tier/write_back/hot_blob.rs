@@ -40,7 +40,7 @@ impl HotCopies {
         }
     }
 
-    /// Whether byte `at` of a blob is outside the copy of its hot ranges.
+    /// Whether byte `at` of a blob lies outside of the hot ranges that the fast tier has a copy of.
     pub(super) fn is_cold(&self, digest: &Digest, at: Option<u64>) -> bool {
         let state = self.fast.state.lock();
         let hot = state.entries.get(&CopyKey::hot(digest));
@@ -56,8 +56,8 @@ struct HotBlob {
     slow: Arc<dyn Blob>,
     copy: Arc<dyn Blob>,
     spans: Arc<Spans>,
-    /// Set when the copy could not be read. From then on, all reads use the disk: a later read of
-    /// the copy could return bytes that were not verified.
+    /// Set when the copy of the hot ranges could not be read. From then on, all reads use the disk,
+    /// because a later read of the copy could return bytes that were not verified.
     failed: AtomicBool,
 }
 
@@ -70,8 +70,9 @@ impl HotBlob {
         }
     }
 
-    /// Calls `read` for each part of `offset..offset + len` in order, until one read is short.
-    /// `read` gets the source and the range of the buffer. Returns the number of bytes read.
+    /// Calls `read` for each part of `offset..offset + len` in order, until one read is short. The
+    /// arguments of `read` are the source of the part and the range of the buffer. Returns the
+    /// number of bytes read.
     fn parts(
         &self,
         offset: u64,
@@ -92,7 +93,7 @@ impl HotBlob {
                         left,
                     )
                 }
-                // Past the end, the disk reports the error.
+                // Beyond the end of the blob, the read from the disk returns the error.
                 Location::Cold(0) => (Part { copy: None, at }, u64::MAX),
                 Location::Cold(left) => (Part { copy: None, at }, left),
             };
@@ -123,7 +124,7 @@ impl ReadAt for HotBlob {
             if let Some((copy, at)) = from.copy {
                 match copy.read_at(at, buf) {
                     Ok(()) => return Ok(len),
-                    // The disk has these bytes, too.
+                    // The disk has these bytes, too, so the read continues there.
                     Err(_) => self.failed.store(true, Ordering::Relaxed),
                 }
             }

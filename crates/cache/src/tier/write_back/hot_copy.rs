@@ -1,8 +1,8 @@
-//! Copies of hot ranges: for a blob on the disk, the fast tier stores only the chunks that
+//! Copies of hot ranges: of a blob that is on the disk, the fast tier stores only the chunks that
 //! container starts read.
 //!
 //! Such a copy is an ordinary value of the fast tier, with the same durability, accounting and
-//! eviction. Its [`CopyKey`] distinguishes it from a whole copy.
+//! eviction. Its [`CopyKey`] distinguishes it from the copy of a whole blob.
 
 use std::io;
 use std::ops::Range;
@@ -21,8 +21,8 @@ use super::spans::Spans;
 use super::stat::count;
 use crate::tier::{Blob, FastMedium, Sums, TierEntry, Trailer, is_damage};
 
-/// Maximum hot fraction of a blob. Above it, a copy of the hot chunks saves too little, and the
-/// whole blob is copied.
+/// Maximum hot fraction of a blob. Above it, a copy of only the hot chunks saves too little space,
+/// so the whole blob is copied.
 const MAX_HOT_PART: (u64, u64) = (3, 4);
 /// Media type of a value that is a copy of hot chunks.
 const MEDIA_TYPE: &str = "application/vnd.pierhead.hot-chunks";
@@ -56,8 +56,8 @@ impl HotCopies {
         Some((hot_range.spans.runs(), hot_range.spans.bytes(u64::MAX)))
     }
 
-    /// Changes the priority of the hot ranges of a blob. Queues their copy if they rank above other
-    /// blobs on the fast tier.
+    /// Changes the priority of the hot ranges of a blob. Queues a copy of them if they rank above
+    /// other blobs on the fast tier.
     pub(super) fn rank_hot(&self, digest: &Digest, priority: f64) {
         let mut state = self.fast.state.lock();
         let Some(hot_range) = state.hot_ranges.rank(digest, priority) else {
@@ -87,14 +87,14 @@ impl HotCopies {
                 .map(|it| (it.is_clean, it.number));
             (state.hot_ranges.get(digest).cloned(), whole)
         };
-        // A dirty blob is visited again once the disk has it.
+        // A dirty blob is skipped now; it is queued again once the disk has it.
         let (Some(hot_range), None | Some((true, _))) = (hot_range, whole) else {
             return Ok(());
         };
         let slow = match self.disk.tier.open(digest) {
             Err(error) if !is_damage(&error) => return Err(error),
             Ok(Some(slow)) => slow,
-            // The next reader of the blob reports the damage.
+            // The next reader of the blob finds the damage and handles it.
             _ => return Ok(()),
         };
         let size = slow.trailer().size();
@@ -123,7 +123,8 @@ impl HotCopies {
         Ok(())
     }
 
-    /// Copies the hot chunks. `false` when there is no room, or another operation needs the blob.
+    /// Copies the hot chunks to the fast tier. Returns `false` when the fast tier has no room, or
+    /// when another operation needs the blob.
     fn copy(
         &self,
         digest: &Digest,
@@ -171,7 +172,7 @@ impl HotCopies {
             drop(staged);
             self.fast.medium.discard(key.on_medium())?;
             if self.pacer.should_pause() {
-                // Retried when the machine has resources again.
+                // Queued again, to be copied when background work continues.
                 self.fast.state.lock().hot_ranges.queue_copy(digest);
             }
             return copied;
@@ -185,21 +186,22 @@ impl HotCopies {
         Ok(true)
     }
 
-    /// Removes the copy of the hot chunks, if there is one. The disk has them.
+    /// Removes the copy of the hot chunks, if there is one. The disk still has the whole blob.
     pub(super) fn remove(&self, digest: &Digest) -> Option<bool> {
         let key = CopyKey::hot(digest);
         let _guard = self.fast.key_locks.lock(key);
         self.fast.remove(&key)
     }
 
-    /// As [`Self::remove`], for a damaged copy. Also forgets the ranges: on a defective part of the
-    /// medium, the copy would be made again and again.
+    /// As [`Self::remove`], for a damaged copy. Also forgets the hot ranges: on a defective part of
+    /// the medium, the copy would be made and lost again and again.
     pub(super) fn remove_damaged(&self, digest: &Digest) -> Option<bool> {
         self.fast.state.lock().hot_ranges.forget(digest);
         self.remove(digest)
     }
 
-    /// Removes the whole copy, unless another copy has replaced it. Readers of the copy continue.
+    /// Removes the copy of a whole blob, unless another copy has replaced it. Open readers of the
+    /// copy can continue to read.
     fn drop_whole(&self, digest: &Digest, number: u64) {
         let key = CopyKey::whole(digest);
         let _guard = self.fast.key_locks.lock(key);
@@ -220,8 +222,8 @@ fn is_copy(trailer: &Trailer) -> bool {
         .is_some_and(|it| it.as_str() == MEDIA_TYPE)
 }
 
-/// Recognizes a copy of hot chunks that an earlier process left: `None` for any other value,
-/// otherwise its spans. `Some(None)` for a damaged copy, or one whose blob is gone.
+/// Recognizes a copy of hot chunks that an earlier process left. `None`: the value is no copy of
+/// hot chunks. `Some(None)`: the copy is damaged, or its blob is gone. Otherwise its spans.
 pub(super) fn recognize(medium: &dyn FastMedium, found: &TierEntry) -> Option<Option<Arc<Spans>>> {
     let copy = medium.open(&found.digest).ok()??;
     if !is_copy(copy.trailer()) {

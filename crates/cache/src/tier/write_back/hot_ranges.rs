@@ -1,5 +1,5 @@
-//! The hot ranges of blobs, as container starts read them, and the blobs that wait for a copy of
-//! theirs.
+//! The hot ranges of blobs, which are the byte ranges that container starts read, and the queue of
+//! blobs whose hot ranges still have to be copied to the fast tier.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -8,7 +8,8 @@ use pierhead_oci::Digest;
 
 use super::spans::Spans;
 
-/// Maximum number of blobs whose hot ranges are remembered; beyond it, the oldest are dropped.
+/// Maximum number of blobs whose hot ranges are remembered. Above this number, the oldest are
+/// dropped.
 const MAX_KNOWN: usize = 4096;
 
 /// Hot ranges by blob, and a queue of blobs whose hot ranges are to be copied.
@@ -54,7 +55,8 @@ impl HotRanges {
         Some(hot_range)
     }
 
-    /// Queues a blob with known hot ranges: the disk has it now, or it was requested.
+    /// Queues a blob with known hot ranges for a copy, because the disk has the blob now or a
+    /// client requested it.
     pub(super) fn queue_copy(&mut self, digest: &Digest) {
         if self.spans.contains_key(digest) && !self.queue.contains(digest) {
             self.queue.push_back(*digest);
@@ -72,7 +74,7 @@ impl HotRanges {
         self.queue.is_empty()
     }
 
-    /// The next queued blob that is not held.
+    /// The next queued blob whose write-back is not blocked.
     pub(super) fn next(&self, is_blocked: impl Fn(&Digest) -> bool) -> Option<Digest> {
         self.queue
             .iter()

@@ -3,11 +3,12 @@
 //!
 //! Each type owns one part of the state:
 //!
-//! - [`FastCopies`]: the fast medium, its copies, and their eviction.
+//! - [`FastCopies`]: the fast medium, the copies on it, and the eviction of copies.
 //! - [`SlowDisk`]: the disk, and its recent use by readers.
-//! - [`CopyPacer`]: slows copies down in favour of readers and requests.
-//! - [`Promoter`] and [`HotCopies`]: copies of blobs from the disk, whole or hot ranges only.
-//! - [`WriteBackThread`]: the only thread that copies.
+//! - [`CopyPacer`]: slows copies down, so that readers and requests do not wait for them.
+//! - [`Promoter`] and [`HotCopies`]: copy blobs from the disk to the fast tier, whole or only hot
+//!   ranges.
+//! - [`WriteBackThread`]: the only thread that copies between the tiers.
 
 mod copy_key;
 mod copy_pacer;
@@ -57,10 +58,11 @@ pub use self::tier_state::{Dirty, Hint};
 pub struct Options {
     /// Maximum bytes on the fast tier, contents and trailers.
     pub limit: u64,
-    /// Upper bound of `limit` in bytes, also for later changes: the space of the medium.
+    /// Upper bound of `limit` in bytes, also for later changes of the limit: the space of the
+    /// medium.
     pub max_limit: u64,
-    /// Whether the fast tier loses its contents on a power loss. A restart then keeps only the
-    /// blobs that the disk has, too.
+    /// Whether the fast tier loses its contents on a power loss. After a restart, the cache then
+    /// keeps only those blobs of the fast tier that the disk has, too.
     pub volatile: bool,
     /// Maximum bytes per second of write-back; 0: unlimited.
     pub write_back_rate: u64,
@@ -69,12 +71,14 @@ pub struct Options {
     /// Amount by which the priority of a promoted blob must exceed that of the blobs that are
     /// evicted for it.
     pub margin: f64,
-    /// Number of blobs that the medium had lost when it was opened; counted as damaged.
+    /// Number of blobs that the medium had lost when it was opened. The statistics count them as
+    /// damaged.
     pub damaged: u64,
 }
 
 impl Options {
-    /// A persistent fast tier of `limit` bytes that stores only hinted fills.
+    /// Options for a persistent fast tier of `limit` bytes that stores only fills with a [`Hint`]
+    /// to the fast tier.
     pub fn new(limit: u64) -> Self {
         Self {
             limit,
@@ -90,18 +94,23 @@ impl Options {
 
 /// A fast tier in front of the disk.
 ///
-/// A blob has a copy on the fast tier, on the disk, or on both; readers get the fast copy. A fill
-/// that is hinted ([`WriteBack::hint`]) to the fast tier, and fits there, is written and committed
-/// there. The copy is dirty until one thread has written it back to the disk; only then can it be
-/// evicted, lowest priority first. The caller counts each blob once from its fill on, against the
-/// capacity of the disk. The write-back therefore always has space on the disk.
+/// Invariants:
 ///
-/// A fill that no longer fits on the fast tier, or fails there, moves to the disk, even at its last
-/// byte. The staged bytes are copied, and clients do not notice. The fill fails only if the fast
-/// tier cannot return the staged bytes. Leaving the first part in place would save that copy, but
-/// would tie each such blob to two media permanently.
+/// 1. A blob has a copy on the fast tier, on the disk, or on both. Readers get the copy on the fast
+///    tier.
+/// 2. A fill with a hint ([`WriteBack::hint`]) to the fast tier is written and committed there, if
+///    it fits.
+/// 3. Such a copy is dirty until the write-back thread has written it to the disk. A dirty copy is
+///    never evicted. Of the other copies, the one with the lowest priority is evicted first.
+/// 4. The caller counts each blob once, from its fill on, against the capacity of the disk. So the
+///    disk always has space for the write-back.
+/// 5. A fill that no longer fits on the fast tier, or fails there, moves to the disk, even at its
+///    last byte. The staged bytes are copied, and clients do not notice. The fill fails only if the
+///    fast tier cannot return the staged bytes.
+/// 6. A blob on the disk is replaced only on the disk, and a partial fill continues on its medium.
 ///
-/// A blob on the disk is replaced only there, and a partial fill continues on its medium.
+/// A fill that moves does not leave its first part on the fast tier. That would save the copy, but
+/// the blob would need both media permanently.
 pub struct WriteBack {
     options: Options,
     fast: Arc<FastCopies>,
@@ -112,8 +121,8 @@ pub struct WriteBack {
 }
 
 impl WriteBack {
-    /// Recovers the contents of both tiers and starts the write-back. Of a volatile fast tier,
-    /// keeps only blobs that the disk has, too. Blocks; scans both tiers.
+    /// Recovers the contents of both tiers and starts the write-back thread. If the fast tier is
+    /// volatile, keeps only those of its blobs that the disk has, too. Blocks; scans both tiers.
     ///
     /// # Errors
     /// The errors of the tiers, and of starting the thread.
@@ -125,8 +134,8 @@ impl WriteBack {
         Self::open_with(fast, slow, options, &BackgroundWork::default())
     }
 
-    /// As [`Self::open`]. The write-back pauses with `background` until half of the fast tier is
-    /// dirty.
+    /// As [`Self::open`], with `background`: while it is paused, the write-back pauses, too, unless
+    /// half of the fast tier is dirty.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -185,7 +194,7 @@ impl WriteBack {
         self.fast.state.lock().hint(digest, hint);
     }
 
-    /// Changes the priority of a copy on the fast tier; does nothing without one.
+    /// Changes the priority of a copy on the fast tier. Does nothing if the blob has no such copy.
     pub fn rank(&self, digest: &Digest, priority: f64) {
         self.fast
             .state
@@ -193,8 +202,8 @@ impl WriteBack {
             .rank(&CopyKey::whole(digest), priority);
     }
 
-    /// The highest priority among the blobs that would be evicted for `more` bytes; 0 while there
-    /// is room, infinite when there can be none.
+    /// The highest priority among the blobs that would be evicted to store `more` bytes: 0 while
+    /// the bytes fit without eviction, infinite when they cannot fit.
     pub fn floor(&self, more: u64) -> f64 {
         self.fast.state.lock().floor(more)
     }
@@ -205,9 +214,10 @@ impl WriteBack {
     }
 
     /// Sets the hot ranges of a blob, in bytes. As soon as the disk has the blob, the fast tier
-    /// stores only the chunks of these ranges, in place of a whole copy, unless the blobs to evict
-    /// for them rank higher. The ranges of the latest 4096 blobs are remembered for blobs that
-    /// arrive later. If more than 3/4 of the blob is hot, the whole blob is copied.
+    /// stores only the chunks of these ranges, in place of a whole copy. It stores nothing if the
+    /// blobs that would be evicted rank higher. If more than 3/4 of the blob is hot, the fast tier
+    /// stores the whole blob. The ranges of the latest 4096 blobs are remembered, so they may be
+    /// set before a blob arrives.
     pub fn set_hot_ranges(&self, digest: Digest, ranges: &[Range<u64>], priority: f64) {
         self.hot.set(digest, ranges, priority);
     }
@@ -217,20 +227,20 @@ impl WriteBack {
         self.hot.ranges(digest)
     }
 
-    /// Changes the priority of the hot ranges of a blob. Evicted ranges are copied again if they
-    /// rank above the blobs to evict for them.
+    /// Changes the priority of the hot ranges of a blob. If the ranges were evicted, they are
+    /// copied again once they rank above the blobs that would be evicted for them.
     pub fn rank_hot(&self, digest: &Digest, priority: f64) {
         self.hot.rank_hot(digest, priority);
     }
 
-    /// Queues the copy of a requested blob of `bytes` to the fast tier, if it ranks above the blobs
-    /// to evict for it. The copy runs when no dirty blob waits. The queue drops its oldest entries
-    /// at its maximum.
+    /// Queues the copy of a requested blob of `bytes` bytes to the fast tier, if the blob ranks
+    /// above the blobs that would be evicted for it. The copy runs when no dirty blob waits for its
+    /// write-back. A full queue drops its oldest entries.
     pub fn promote(&self, digest: Digest, bytes: u64, priority: f64) {
         self.promoter.queue(digest, bytes, priority);
     }
 
-    /// Measured speeds of both tiers; before a measurement, assumed ones.
+    /// Measured speeds of both tiers. Before the first measurement, assumed speeds.
     pub fn speeds(&self) -> TierSpeeds {
         TierSpeeds {
             disk: *self.disk.speed.lock(),
@@ -238,11 +248,12 @@ impl WriteBack {
         }
     }
 
-    /// Changes the limit in bytes, at most [`Options::max_limit`]: the medium would be full below a
-    /// higher limit, so nothing would be evicted and every fill would go to the disk. A reduction
-    /// evicts at once, lowest priority first. Dirty blobs are evicted after their write-back, and
-    /// open ones after their last reader. Until then no new blob enters. Free memory returns to the
-    /// operating system, unless the limit was raised. Blocks.
+    /// Changes the limit in bytes, at most to [`Options::max_limit`]. (With a higher limit, the
+    /// medium would be full before the limit is reached: nothing would be evicted, and every fill
+    /// would go to the disk.) A reduction evicts at once, lowest priority first. Dirty blobs are
+    /// evicted after their write-back, and open blobs after their last reader. Until the tier is
+    /// within its limit, no new blob enters. After a reduction, free memory returns to the
+    /// operating system. Blocks.
     pub fn set_limit(&self, limit: u64) {
         let limit = limit.min(self.options.max_limit);
         let before = std::mem::replace(&mut self.fast.state.lock().limit, limit);
@@ -277,9 +288,9 @@ impl WriteBack {
         }
     }
 
-    /// Waits until the disk has all committed blobs, and all other copies are made, or until
-    /// `give_up` returns `true`. Calls `give_up` every 50 ms. Meanwhile the write-back is not
-    /// rate-limited. Returns what is still dirty. Blocks.
+    /// Waits until the disk has all committed blobs and all queued copies are made, or until
+    /// `give_up` returns `true`. Calls `give_up` every 50 ms. The write-back is not rate-limited
+    /// meanwhile. Returns the amount of data that is still dirty. Blocks.
     pub fn flush(&self, give_up: impl FnMut() -> bool) -> Dirty {
         self.wait_while(
             |state| {
@@ -300,7 +311,7 @@ impl WriteBack {
         self.fast.changed.notify_all();
         while is_wanted(&state) && !state.is_stopped {
             self.fast.changed.wait_for(&mut state, LOOK);
-            // Without the lock: `give_up` may call this tier.
+            // Unlocks the state for this call, because `give_up` may call this tier.
             let gives_up = MutexGuard::unlocked(&mut state, &mut give_up);
             if gives_up {
                 break;

@@ -1,5 +1,5 @@
-//! Open blobs of both tiers. They measure read times; a copy on the fast tier occupies its room
-//! until its last reader is dropped.
+//! Open blobs of the fast tier and of the disk. They measure read times. A copy on the fast tier
+//! occupies its space until its last reader is dropped.
 
 use parking_lot::Mutex;
 use std::io;
@@ -11,10 +11,11 @@ use super::room::Room;
 use super::slow_disk::SlowDisk;
 use crate::tier::{Blob, Extent, ReadAt, Trailer};
 
-/// An open copy on the fast tier. Its room stays reserved until it is dropped.
+/// An open copy on the fast tier. Its space stays reserved until this value is dropped.
 pub(super) struct FastBlob {
     blob: Arc<dyn Blob>,
-    /// Dropped after the blob: the room must not be released before the medium's space.
+    /// Dropped after the blob: the reservation must not be released before the medium has freed the
+    /// space.
     room: ReaderRoom,
 }
 
@@ -48,8 +49,8 @@ impl Drop for ReaderRoom {
 const SAMPLE_INTERVAL: u64 = 4 << 20;
 /// Number of bytes over which the rate of the disk is measured.
 const RATE_WINDOW: u64 = 4 << 20;
-/// Maximum gap between two reads of one run, in bytes. The disk reads ahead over a smaller gap, so
-/// it costs no seek.
+/// Maximum gap in bytes between two consecutive reads of one run. The disk reads ahead over a
+/// smaller gap, so such a gap costs no seek.
 const MAX_READ_AHEAD_GAP: u64 = 1 << 20;
 
 impl FastBlob {
@@ -93,14 +94,14 @@ pub(super) struct SlowBlob {
 struct Run {
     begin: u64,
     end: u64,
-    /// Bytes of these reads, and their time in seconds.
+    /// Number of bytes of these reads, and the seconds that they took.
     waited: (u64, f64),
 }
 
 impl SlowBlob {
     pub(super) fn new(disk: &Arc<SlowDisk>, blob: Arc<dyn Blob>) -> Self {
         let run = Run {
-            // No read continues it.
+            // An end that no read can continue.
             end: u64::MAX,
             ..Run::default()
         };
@@ -124,7 +125,8 @@ impl SlowBlob {
             if bytes < RATE_WINDOW {
                 return;
             }
-            // Otherwise most bytes came from the page cache, which says nothing about the disk.
+            // If most bytes came from the page cache, the time says nothing about the disk and is
+            // not used.
             if run.waited.0 >= bytes / 4 {
                 speed.observe_run(bytes, run.waited.1);
             }

@@ -28,8 +28,8 @@ pub(super) struct Promoter {
 }
 
 impl Promoter {
-    /// Queues the promotion of a requested blob of `bytes` that the fast tier lacks, if it is worth
-    /// it.
+    /// Queues the promotion of a requested blob of `bytes` bytes that is not on the fast tier, if
+    /// the blob ranks high enough.
     pub(super) fn queue(&self, digest: Digest, bytes: u64, priority: f64) {
         let need = self.fast.footprint(bytes, None);
         let mut state = self.fast.state.lock();
@@ -47,8 +47,8 @@ impl Promoter {
         self.fast.changed.notify_all();
     }
 
-    /// Whether a copy of `need` bytes ranks above the blobs that would be evicted for it, by a
-    /// margin.
+    /// Whether the priority of a copy of `need` bytes exceeds that of the blobs that would be
+    /// evicted for it by at least the margin.
     fn is_worth(&self, state: &TierState, need: u64, priority: f64) -> bool {
         let floor = state.floor(need);
         // While there is room, no blob is evicted.
@@ -56,7 +56,8 @@ impl Promoter {
         priority > floor + margin
     }
 
-    /// Copies a whole blob to the fast tier, unless the blobs that would be evicted rank as high.
+    /// Copies a whole blob to the fast tier, unless the blobs that would be evicted for it rank as
+    /// high.
     pub(super) fn copy_whole(&self, digest: &Digest, priority: f64) -> io::Result<()> {
         let Some(slow) = self.disk.tier.open(digest)? else {
             return Ok(());

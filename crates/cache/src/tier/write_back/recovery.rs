@@ -1,4 +1,5 @@
-//! Recovery at start: registers the copies of both tiers.
+//! Recovery at start: finds the copies on the fast tier and on the disk, and registers or deletes
+//! each of them.
 
 use std::collections::HashSet;
 use std::io;
@@ -50,7 +51,7 @@ pub(super) fn recover(fast: &FastCopies, disk: &dyn Tier, is_volatile: bool) -> 
         state.insert(key, room, 0.0, is_clean);
     }
     for found in cut {
-        // Both tiers have a partial fill: that of the disk is newer.
+        // If both tiers have a partial fill of one digest, the one on the disk is newer.
         let useless = is_volatile || state.on_disk.contains(&found.digest);
         if useless {
             fast.medium.discard(&found.digest)?;

@@ -1,4 +1,5 @@
-//! Reservations on the fast tier, in bytes; dropping the last handle releases one.
+//! Reservations of space on the fast tier, in bytes. Dropping the last handle of a reservation
+//! releases its bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct RoomTotals {
     /// Reserved bytes of the fast tier, including deleted copies that readers have open.
     used: AtomicU64,
-    /// Dirty bytes: those that are not on the disk yet.
+    /// Dirty bytes: reserved bytes whose content is not on the disk yet.
     dirty: AtomicU64,
 }
 
@@ -43,8 +44,8 @@ impl Room {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Sets the size of the reservation. Before growing it, the caller checks the limit under the
-    /// lock of the tier state.
+    /// Sets the size of the reservation. Before the caller makes it larger, the caller checks the
+    /// limit under the lock of the tier state.
     pub(super) fn resize(&self, bytes: u64) {
         exchange(&self.bytes, &self.totals.used, bytes);
     }

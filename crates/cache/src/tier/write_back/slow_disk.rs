@@ -12,8 +12,8 @@ use super::open::SlowBlob;
 use crate::tier::placement::Speed;
 use crate::tier::{Blob, Tier};
 
-/// Time after a read from the disk during which copies do not use the disk. Consecutive reads of
-/// one client are closer together.
+/// Time after a read from the disk during which no copy uses the disk. Consecutive reads of one
+/// client are less than this time apart.
 const QUIET_AFTER_READ: Duration = Duration::from_millis(30);
 
 pub(super) struct SlowDisk {
@@ -21,7 +21,8 @@ pub(super) struct SlowDisk {
     /// Measured speed of the disk.
     pub(super) speed: Mutex<Speed>,
     opened: Instant,
-    /// Milliseconds from `opened` to the last read that waited for the disk; 0: none.
+    /// Time of the last read that waited for the disk, in milliseconds since `opened`; 0: no such
+    /// read.
     last_read: AtomicU64,
 }
 
@@ -35,13 +36,14 @@ impl SlowDisk {
         }
     }
 
-    /// Opens a blob for a reader, with measured read times.
+    /// Opens a blob for a reader, and measures the times of its reads.
     pub(super) fn open(self: &Arc<Self>, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
         let blob = self.tier.open(digest)?;
         Ok(blob.map(|blob| Arc::new(SlowBlob::new(self, blob)) as Arc<dyn Blob>))
     }
 
-    /// Whether the disk has a readable copy. A blob with an unreadable copy may be stored again.
+    /// Whether the disk has a readable copy of the blob. A blob whose copy is unreadable may be
+    /// stored again.
     pub(super) fn has(&self, digest: &Digest) -> bool {
         matches!(self.tier.open(digest), Ok(Some(_)))
     }
@@ -52,7 +54,7 @@ impl SlowDisk {
         self.last_read.store(millis.max(1), Ordering::Relaxed);
     }
 
-    /// When the disk may be used for copies again; `None`: now.
+    /// Time at which copies may use the disk again; `None`: now.
     pub(super) fn quiet_at(&self) -> Option<Instant> {
         let read = self.last_read.load(Ordering::Relaxed);
         let quiet = self.opened + Duration::from_millis(read) + QUIET_AFTER_READ;

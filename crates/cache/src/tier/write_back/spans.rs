@@ -1,4 +1,5 @@
-//! The hot chunks of a blob: plain data, and the header that precedes them on the fast tier.
+//! The hot chunks of a blob: which chunks are hot, and the header that stores this list in front of
+//! the chunks on the fast tier.
 
 use std::ops::Range;
 
@@ -6,17 +7,19 @@ use pierhead_oci::Digest;
 
 use crate::tier::CHUNK;
 
-/// Maximum number of contiguous spans of one blob. Close spans are joined until no more are left.
+/// Maximum number of contiguous spans of one blob. If there are more, the spans with the smallest
+/// gaps between them are joined.
 const MAX_SPANS: usize = 1024;
 const MAGIC: [u8; 8] = *b"PIERHOT1";
-/// The header is padded to a multiple of this, so that the chunks can be sent by whole pages.
+/// The header is padded to a multiple of 4 KiB, so that the chunks begin at a page boundary and can
+/// be sent as whole pages.
 const PAGE: u64 = 4096;
 /// Length in bytes of magic, size of the blob and number of spans; the spans and a checksum follow.
 const FIXED_LEN: usize = 20;
 const SPAN_LEN: usize = 8;
 const CHUNK_LEN: u64 = CHUNK as u64;
 
-/// Contiguous chunks.
+/// A run of contiguous hot chunks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Span {
     first: u32,
@@ -34,15 +37,16 @@ pub(super) struct Spans {
 /// Where a byte of the blob can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Location {
-    /// In the copy on the fast tier: offset after the header, and number of hot bytes from there.
+    /// In the copy on the fast tier: offset after the header, and number of hot bytes from this
+    /// offset.
     Hot(u64, u64),
-    /// Only on the disk: number of such bytes from there.
+    /// Only on the disk: number of bytes up to the next hot chunk.
     Cold(u64),
 }
 
 impl Spans {
-    /// Widens ranges of bytes, in any order, to chunks. `None` when they are empty, or extend
-    /// beyond 256 TiB.
+    /// Widens byte ranges, in any order, to whole chunks. `None` when all ranges are empty, or when
+    /// one extends beyond 256 TiB.
     pub(super) fn of(ranges: &[Range<u64>]) -> Option<Self> {
         let mut chunks = Vec::with_capacity(ranges.len());
         for range in ranges.iter().filter(|range| range.start < range.end) {
@@ -84,7 +88,7 @@ impl Spans {
         (!spans.is_empty()).then_some(Self { spans, before })
     }
 
-    /// The part of the spans within a blob of `size` bytes.
+    /// The part of the spans that lies within a blob of `size` bytes.
     pub(super) fn within(&self, size: u64) -> Option<Self> {
         let chunks = u32::try_from(size.div_ceil(CHUNK_LEN)).ok()?;
         let spans = self.spans.iter().take_while(|span| span.first < chunks);
@@ -99,7 +103,7 @@ impl Spans {
         self.spans.len()
     }
 
-    /// The byte ranges in a blob of `size` bytes.
+    /// The byte ranges of the spans in a blob of `size` bytes.
     pub(super) fn ranges(&self, size: u64) -> impl Iterator<Item = Range<u64>> {
         let range = move |span: &Span| {
             let (first, count) = (u64::from(span.first), u64::from(span.count));
@@ -158,8 +162,8 @@ impl Spans {
         bytes
     }
 
-    /// Decodes spans and size of the blob from the first [`Spans::MAX_HEADER`] bytes of a copy, or
-    /// all.
+    /// Decodes the spans and the size of the blob from the beginning of a copy: its first
+    /// [`Spans::MAX_HEADER`] bytes, or the whole copy if it is shorter.
     pub(super) fn decode(digest: &Digest, bytes: &[u8]) -> Option<(Self, u64)> {
         let word = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
         let size = u64::from_le_bytes(*bytes.get(8..)?.first_chunk()?);
@@ -240,7 +244,8 @@ mod tests {
 
     #[test]
     fn close_spans_are_joined_until_at_most_the_maximum_is_left() {
-        // Gaps of two chunks: while they fit, no spans are joined.
+        // Makes `count` spans with gaps of two chunks. While their number is allowed, no spans are
+        // joined.
         let apart = |count: usize| -> Vec<_> {
             let one = |nth: usize| 3 * nth as u64 * CHUNK_LEN..3 * nth as u64 * CHUNK_LEN + 1;
             (0..count).map(one).collect()
@@ -258,13 +263,13 @@ mod tests {
                 matches!(spans.locate(range.start, u64::MAX), Location::Hot(..))
             };
             assert!(ranges.iter().all(is_hot), "{count}");
-            // The encoding can be decoded.
+            // The encoding can be decoded again.
             let of = digest(b"many");
             let decoded = Spans::decode(&of, &spans.encode(&of, u64::MAX));
             assert_eq!(decoded, Some((spans, u64::MAX)));
         }
-        // One span too many, and only two are closer than the others: these are joined, with the
-        // chunk between them.
+        // There is one span too many. Only two spans are closer than the others: these two are
+        // joined, with the chunk between them.
         let mut ranges = apart(MAX_SPANS);
         let close = (3 * MAX_SPANS as u64 - 1) * CHUNK_LEN;
         ranges.push(close..close + 1);

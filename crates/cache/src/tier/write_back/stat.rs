@@ -21,7 +21,7 @@ pub struct FastStat {
     pub hot_used: u64,
     /// Number of dirty blobs.
     pub dirty_blobs: u64,
-    /// Dirty bytes, with those of running fills.
+    /// Dirty bytes, including the bytes of running fills.
     pub dirty_bytes: u64,
     /// Content written to the fast tier, in bytes.
     pub staged: u64,
@@ -39,11 +39,11 @@ pub struct FastStat {
     pub hot_hits: u64,
     /// Blobs opened on the disk only.
     pub disk_hits: u64,
-    /// Copies found damaged.
+    /// Number of copies that were found to be damaged.
     pub damaged: u64,
-    /// Damaged copies that readers found; the cache counts these as corrupt blobs.
+    /// Number of damaged copies that readers found. The cache counts these as corrupt blobs.
     pub corrupt: u64,
-    /// Whether the medium has failed: it is unused until a restart.
+    /// Whether the medium has failed. A failed medium is not used until a restart.
     pub failed: bool,
 }
 

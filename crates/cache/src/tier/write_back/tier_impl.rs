@@ -1,4 +1,5 @@
-//! Both tiers as one [`Tier`]: chooses the tier of a fill and the copy that is opened.
+//! Implements [`Tier`] for the fast tier and the disk together: chooses the tier of each fill and
+//! the copy that a reader opens.
 
 use std::collections::HashSet;
 use std::io;
@@ -53,7 +54,7 @@ impl Tier for WriteBack {
         };
         let fast = !there && (cut || hint.destination == Destination::Fast);
         let fast = fast && !self.fast.has_failed();
-        // A blob on the disk is replaced there.
+        // A blob that is on the disk is replaced on the disk.
         if fast
             && (cut || !self.disk.has(digest))
             && let Some(staged) = self.stage_fast(digest, hint)
@@ -132,7 +133,7 @@ impl Tier for WriteBack {
                 visit(found);
             }
         })?;
-        // Other staged bytes on the disk are incomplete copies.
+        // All other staged bytes on the disk are incomplete copies from the fast tier.
         self.disk.tier.scan_staged(&mut |found| {
             if self.fast.state.lock().on_disk.contains(&found.digest) {
                 visit(found);
@@ -140,7 +141,8 @@ impl Tier for WriteBack {
         })
     }
 
-    /// Free bytes of the disk, less those of dirty blobs.
+    /// Free bytes of the disk, minus the bytes of dirty blobs, which still have to be written
+    /// there.
     fn free(&self) -> io::Result<u64> {
         let dirty = self.fast.state.lock().totals.dirty();
         Ok(self.disk.tier.free()?.saturating_sub(dirty))
@@ -162,7 +164,7 @@ impl MultiTier for WriteBack {
             let _guard = self.fast.key_locks.lock(key);
             self.fast.remove(&key)
         };
-        // The disk has the whole blob if hot ranges of it are here.
+        // If the fast tier has only hot ranges of the blob, the disk has the whole blob.
         let Some(is_clean) = whole.or_else(|| self.hot.remove_damaged(digest)) else {
             return Ok(false);
         };
@@ -176,7 +178,7 @@ impl MultiTier for WriteBack {
         self.fast.state.lock().is_stopped = true;
         self.fast.changed.notify_all();
         if let Some(thread) = self.thread.lock().take() {
-            // A panic of the thread was logged.
+            // An error means that the thread panicked, which was logged then.
             let _ = thread.join();
         }
     }

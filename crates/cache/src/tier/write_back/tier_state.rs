@@ -11,7 +11,8 @@ use super::room::{Room, RoomTotals};
 use super::spans::Spans;
 use crate::tier::placement::Destination;
 
-/// Maximum number of hints that wait for their fill; beyond it, the oldest are dropped.
+/// Maximum number of hints that wait for their fill. Above this number, the oldest hints are
+/// dropped.
 const MAX_HINTS: usize = 16 << 10;
 
 /// The placement of a fill, decided before it starts.
@@ -19,18 +20,18 @@ const MAX_HINTS: usize = 16 << 10;
 pub struct Hint {
     /// The tier of the fill.
     pub destination: Destination,
-    /// Priority on the fast tier; blobs with a higher one are evicted later.
+    /// Priority on the fast tier: blobs with a higher priority are evicted later.
     pub priority: f64,
     /// Expected size of the blob in bytes; 0 when unknown.
     pub bytes: u64,
 }
 
-/// The amount of dirty data: blobs that the disk still lacks.
+/// The amount of dirty data: of blobs whose bytes are not on the disk yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Dirty {
     /// Number of committed dirty blobs.
     pub blobs: u64,
-    /// Their bytes, and those of running fills.
+    /// Bytes of these blobs and of running fills.
     pub bytes: u64,
 }
 
@@ -46,7 +47,7 @@ pub(super) struct Entry {
     pub(super) hot: Option<Arc<Spans>>,
 }
 
-/// A priority with a total order; NaN counts as 0.
+/// A priority with a total order, in which NaN counts as 0.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Priority(f64);
 
@@ -70,7 +71,7 @@ impl Ord for Priority {
     }
 }
 
-/// A copy or partial fill that must leave the fast tier for room.
+/// A copy or partial fill that is evicted from the fast tier to make room.
 pub(super) enum FastVictim {
     /// A partial fill.
     Partial(CopyKey),
@@ -78,27 +79,30 @@ pub(super) enum FastVictim {
     Copy(CopyKey, u64),
 }
 
-/// The state of the fast tier; see the head of this module.
+/// The state of the fast tier; see the documentation of this module.
 pub(super) struct TierState {
     pub(super) limit: u64,
     pub(super) totals: Arc<RoomTotals>,
     pub(super) entries: HashMap<CopyKey, Entry>,
-    /// Clean entries, the next to evict first.
+    /// Clean copies, in the order of their eviction.
     clean: BTreeSet<(Priority, u64, CopyKey)>,
     /// Dirty entries, the oldest first.
     pub(super) queue: BTreeMap<u64, Digest>,
     /// Partial fills on the fast tier, the oldest first.
     partials: BTreeMap<u64, CopyKey>,
     rooms: HashMap<CopyKey, (u64, Arc<Room>)>,
-    /// Digests that are staged on the disk: their fills continue there.
+    /// Digests with staged bytes on the disk; their fills continue on the disk.
     pub(super) on_disk: HashSet<Digest>,
-    /// Blobs that must not be written back now, with the number of [`Self::block_write_back`] calls.
+    /// Blobs that must not be written back now. The number counts the calls of
+    /// [`Self::block_write_back`].
     blocked: HashMap<Digest, usize>,
-    /// The blob that is being written back or copied.
+    /// The blob that the write-back thread is writing back or copying.
     pub(super) writing_back: Option<Digest>,
-    /// Whether the write-back thread is working: on that blob, or on evictions after it.
+    /// Whether the write-back thread is working: on the blob `writing_back`, or on evictions after
+    /// it.
     pub(super) is_busy: bool,
-    /// Whether a reader closed a copy above the limit and no eviction has run since.
+    /// Whether a reader closed a copy while the tier was above its limit, and no eviction has run
+    /// since.
     pub(super) needs_eviction: bool,
     /// Number of waiting flushes.
     pub(super) flush_waiters: usize,
@@ -146,7 +150,8 @@ impl TierState {
         if self.hints.insert(digest, hint).is_none() {
             self.hinted.push_back(digest);
         }
-        // Used hints leave their digest in this queue, so its length is bounded, too.
+        // A hint that was used leaves its digest in this queue, so the length of the queue is
+        // bounded, too.
         while self.hinted.len() > MAX_HINTS {
             if let Some(oldest) = self.hinted.pop_front() {
                 self.hints.remove(&oldest);
@@ -204,18 +209,18 @@ impl TierState {
             .is_some_and(|entry| entry.hot.is_none())
     }
 
-    /// Copies of whole blobs.
+    /// All copies of whole blobs.
     pub(super) fn whole(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values().filter(|entry| entry.hot.is_none())
     }
 
-    /// Rooms of the copies of hot chunks.
+    /// Reservations of the copies of hot chunks.
     pub(super) fn hot_copies(&self) -> impl Iterator<Item = &Room> {
         let copies = self.entries.values().filter(|entry| entry.hot.is_some());
         copies.map(|entry| &*entry.room)
     }
 
-    /// Removes a copy. Its room stays reserved until its last reader is dropped.
+    /// Removes a copy from the state. Its space stays reserved until its last reader is dropped.
     pub(super) fn remove(&mut self, key: &CopyKey) -> Option<Entry> {
         let entry = self.entries.remove(key)?;
         if entry.is_clean {
@@ -266,7 +271,7 @@ impl TierState {
         }
     }
 
-    /// Removes and returns the room of a partial fill, to resume or delete it.
+    /// Removes and returns the reservation of a partial fill, which the caller resumes or deletes.
     pub(super) fn take_partial(&mut self, key: &CopyKey) -> Option<Arc<Room>> {
         let (number, room) = self.rooms.remove(key)?;
         self.partials.remove(&number);
@@ -312,7 +317,8 @@ impl TierState {
         })
     }
 
-    /// The next copy to evict. Never an open one, since that frees nothing yet.
+    /// The next copy or partial fill to evict. Never an open copy, since its eviction frees nothing
+    /// yet.
     pub(super) fn victim(&self) -> Option<FastVictim> {
         if let Some(key) = self.partials.values().next() {
             return Some(FastVictim::Partial(*key));
@@ -324,8 +330,8 @@ impl TierState {
         self.clean.iter().find_map(idle)
     }
 
-    /// The highest priority among the copies that would be evicted for `more` bytes; 0 while there
-    /// is room, infinite when there can be none.
+    /// The highest priority among the copies that would be evicted to store `more` bytes: 0 while
+    /// the bytes fit without eviction, infinite when they cannot fit.
     pub(super) fn floor(&self, more: u64) -> f64 {
         let partials: u64 = self.rooms.values().map(|(_, room)| room.bytes()).sum();
         let mut short = self.short(more).saturating_sub(partials);
@@ -346,7 +352,8 @@ impl TierState {
         f64::INFINITY
     }
 
-    /// Prevents the write-back of a blob until [`TierState::unblock_write_back`] was called as often.
+    /// Prevents the write-back of a blob until [`TierState::unblock_write_back`] was called as many
+    /// times as this function.
     pub(super) fn block_write_back(&mut self, digest: Digest) {
         *self.blocked.entry(digest).or_insert(0) += 1;
     }
@@ -384,8 +391,8 @@ impl TierState {
         Some((*digest, *number))
     }
 
-    /// Whether write-back can wait: at most half of the tier is dirty, and no flush or shutdown
-    /// waits.
+    /// Whether the write-back can wait: at most half of the tier is dirty, and no flush and no
+    /// shutdown waits for it.
     pub(super) fn has_room(&self) -> bool {
         self.totals.dirty() <= self.limit / 2 && self.flush_waiters == 0 && !self.is_stopped
     }

@@ -1,5 +1,5 @@
-//! The thread that writes dirty blobs back to the disk, one at a time, the oldest first. It also
-//! makes the other copies between the tiers.
+//! The write-back thread: writes dirty blobs from the fast tier back to the disk, one at a time,
+//! the oldest first. It also makes the copies from the disk to the fast tier.
 
 use parking_lot::MutexGuard;
 use std::io;
@@ -18,8 +18,8 @@ use super::stat::count;
 use super::tier_state::TierState;
 use crate::tier::{CHUNK, is_damage};
 
-/// Number of bytes after which the disk is asked to sync, so that unwritten pages never fill the
-/// memory.
+/// Number of bytes after which the thread asks the disk to sync, so that unwritten pages never fill
+/// the memory.
 const SYNC_INTERVAL: u64 = 8 << 20;
 /// First and longest pause after an error of the disk; each pause is twice the one before.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
@@ -27,7 +27,7 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration:
 /// The result of the write-back of one blob.
 enum WriteBackOutcome {
     Complete,
-    /// Another operation on the blob needs the disk, or the tier is closing.
+    /// Another operation needs the blob, or the tier is closing.
     Interrupted,
 }
 
@@ -44,7 +44,8 @@ enum Work {
     MakeRoom,
 }
 
-/// Marks the end of the thread, also after a panic, so that no caller waits for it.
+/// Marks the end of the thread when dropped, also after a panic, so that no caller waits for a
+/// thread that has ended.
 struct EndOfThread<'a>(&'a FastCopies);
 
 impl Drop for EndOfThread<'_> {
@@ -87,7 +88,7 @@ impl WriteBackThread {
             self.fast.state.lock().writing_back = None;
             self.fast.changed.notify_all();
             let failed = done.err();
-            // The limit may have been reduced meanwhile.
+            // Evicts copies, because the limit may have been reduced during the last work.
             self.fast.keep_bound();
             self.fast.state.lock().is_busy = false;
             self.fast.changed.notify_all();
@@ -99,7 +100,7 @@ impl WriteBackThread {
                     pause = self.pause_after(pause);
                 }
                 (None, Work::WriteBack(..)) => pause = RETRY_PAUSE.0,
-                // The next request queues it again.
+                // The copy is not retried now: the next request for the blob queues it again.
                 (Some(error), Work::CopyHot(digest)) => {
                     tracing::warn!(%digest, %error, "cannot copy hot ranges to the fast tier");
                 }
@@ -111,8 +112,8 @@ impl WriteBackThread {
         }
     }
 
-    /// Waits after an error of the disk, and returns the next pause. A waiting flush shortens the
-    /// pause: there may be room again.
+    /// Waits after an error of the disk, and returns the length of the next pause. A waiting flush
+    /// shortens the pause, because the disk may have room again.
     fn pause_after(&self, pause: Duration) -> Duration {
         let calm = |state: &TierState| !state.is_stopped && state.flush_waiters == 0;
         self.fast.wait_until(Instant::now() + pause, calm);
@@ -124,8 +125,8 @@ impl WriteBackThread {
         RETRY_PAUSE.0
     }
 
-    /// Copies a requested blob to the fast tier, unless its hot ranges became known meanwhile: then
-    /// only these are copied.
+    /// Copies a requested blob to the fast tier. If its hot ranges became known meanwhile, copies
+    /// only the hot ranges.
     fn promote(&self, digest: &Digest, priority: f64) -> io::Result<()> {
         match self.hot.ranges(digest) {
             Some(_) => Ok(()),
@@ -200,7 +201,7 @@ impl WriteBackThread {
             let _guard = self.fast.key_locks.lock(key);
             self.fast.medium.open(key.on_medium())
         };
-        // Without the lock, which `damaged` takes.
+        // Runs without the lock of the key, which `damaged` takes.
         let blob = match opened {
             Ok(Some(blob)) => blob,
             Ok(None) => return self.damaged(digest),
