@@ -1,5 +1,5 @@
-//! Atomic file writes: at any moment, a reader finds either the old or all of the new contents of a
-//! file.
+//! Atomic file writes: at any moment, a reader of the file finds all of its old contents or all of
+//! its new contents.
 //!
 //! A write has four steps. It fills a temporary file beside the target, syncs that file, renames it
 //! to the target, and syncs the folder. Invariants:
@@ -66,7 +66,7 @@ impl<'a> Options<'a> {
         Self::default()
     }
 
-    /// Gives the file exactly these permission bits. It never has more, not even while it is
+    /// Gives the file exactly these permission bits. The file never has more, not even while it is
     /// written.
     #[must_use]
     pub fn mode(mut self, mode: u32) -> Self {
@@ -74,23 +74,23 @@ impl<'a> Options<'a> {
         self
     }
 
-    /// Syncs neither file nor folder. After a power cut, the target may hold anything, so this is
-    /// only for files that their reader verifies and can do without.
+    /// Syncs neither the file nor its folder. After a power cut, the target may hold anything. Use
+    /// this only for files that their reader verifies and can do without.
     #[must_use]
     pub fn without_sync(mut self) -> Self {
         self.without_sync = true;
         self
     }
 
-    /// Takes owner, group and permission bits from the file that is replaced, if there is one. It
-    /// overrides [`Options::mode`].
+    /// Takes owner, group and permission bits from the replaced file, if there is one. Then
+    /// [`Options::mode`] has no effect.
     #[must_use]
     pub fn keep_owner(mut self) -> Self {
         self.keep_owner = true;
         self
     }
 
-    /// Fails with [`io::ErrorKind::AlreadyExists`] in place of replacing the target.
+    /// Fails with [`io::ErrorKind::AlreadyExists`] if the target exists.
     #[must_use]
     pub fn no_replace(mut self) -> Self {
         self.no_replace = true;
@@ -117,10 +117,12 @@ impl<'a> Options<'a> {
         self.write_with(target, |file| file.write_all(bytes))
     }
 
-    /// Writes to `target` what `fill` writes to the file that it is given. Blocks.
+    /// Calls `fill` with the temporary file; `fill` writes the new contents of `target` to it.
+    /// Blocks.
     ///
     /// # Errors
-    /// Those of [`Options::write`], and any error of `fill`, after which the target is unchanged.
+    /// The errors of [`Options::write`], and any error of `fill`. After an error of `fill`, the
+    /// target is unchanged.
     pub fn write_with<E: From<io::Error>>(
         self,
         target: &Path,
@@ -132,14 +134,16 @@ impl<'a> Options<'a> {
         Ok(())
     }
 
-    /// Creates an empty temporary file for `target`, for callers that fill it over time. Dropping
-    /// it deletes it. Blocks.
+    /// Creates an empty temporary file for `target`, for callers that write it over time. Dropping
+    /// the result deletes the file. Blocks.
     ///
     /// # Errors
-    /// Any error of the system; [`io::ErrorKind::ResourceBusy`] while 64 others write `target`.
+    /// Any error of the system; [`io::ErrorKind::ResourceBusy`] while 64 other writers write
+    /// `target`.
     pub fn create(self, target: &Path) -> io::Result<AtomicFile<'a>> {
         let initial_mode = match (self.mode, self.keep_owner) {
-            // Only this user may read it until it has the owner of the old file.
+            // Only this user may read the temporary file until it has the owner of the replaced
+            // file.
             (_, true) => 0o600,
             (mode, false) => mode.unwrap_or(0o666),
         };
@@ -155,10 +159,11 @@ impl<'a> Options<'a> {
         Ok(file)
     }
 
-    /// Commits a file that the caller keeps open and has written at `from`, on the same file
-    /// system: syncs it, renames it to `target`, syncs the target's folder. Blocks.
+    /// Commits a file that the caller has written at `from` and keeps open: syncs the file, renames
+    /// it to `target`, and syncs the target's folder. `from` and `target` must be on one file
+    /// system. Blocks.
     ///
-    /// Any error of the system. When it comes before the rename, `from` still exists, and the
+    /// Any error of the system. If the error occurs before the rename, `from` still exists, and the
     /// caller deletes it.
     pub fn publish(self, file: &File, from: &Path, target: &Path) -> io::Result<()> {
         self.publish_name(file, from, target)?;
@@ -172,7 +177,7 @@ impl<'a> Options<'a> {
     fn publish_name(self, file: &File, from: &Path, target: &Path) -> io::Result<()> {
         if !self.without_sync {
             self.step(Step::Sync(from))?;
-            // `sync_data` may omit a changed mode or owner, which is metadata.
+            // `sync_data` may omit a changed mode or owner, because these are metadata.
             match self.mode.is_some() || self.keep_owner {
                 true => file.sync_all()?,
                 false => file.sync_data()?,
@@ -210,10 +215,11 @@ impl std::fmt::Debug for Options<'_> {
     }
 }
 
-/// Writes `bytes` to `target`: durable, replacing. Blocks.
+/// Writes `bytes` to `target` with the default options: durable, and replaces an existing file.
+/// Blocks.
 ///
 /// # Errors
-/// Those of [`Options::write`].
+/// The errors of [`Options::write`].
 pub fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
     Options::new().write(target, bytes)
 }
@@ -226,21 +232,21 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Deletes the temporary files of `target` that killed writers left, and no file of a live writer.
-/// Blocks.
+/// Deletes the temporary files of `target` that killed writers left. Never deletes the file of a
+/// live writer. Blocks.
 ///
 /// # Errors
-/// Any error of the system except that of a missing file.
+/// Any error of the system. A missing file is no error.
 pub fn delete_abandoned(target: &Path) -> io::Result<()> {
     temporary::delete_all_abandoned(target)
 }
 
-/// A temporary file. [`AtomicFile::commit`] renames it to its target; dropping it earlier deletes
-/// it.
+/// A temporary file. [`AtomicFile::commit`] renames it to its target; dropping this value without a
+/// commit deletes the file.
 #[derive(Debug)]
 pub struct AtomicFile<'a> {
     file: File,
-    /// `None` once it is renamed to the target.
+    /// Path of the temporary file; `None` once the file is renamed to the target.
     path: Option<PathBuf>,
     target: PathBuf,
     options: Options<'a>,
@@ -257,7 +263,7 @@ impl AtomicFile<'_> {
         self.path.as_deref().unwrap_or(&self.target)
     }
 
-    /// Renames the file to its target, durably. Returns it, still open and locked. Blocks.
+    /// Renames the file to its target, durably. Returns the file, still open and locked. Blocks.
     ///
     /// # Errors
     /// Any error of the system, or of [`Options::on_step`]; invariant 3 of the crate holds.
@@ -269,7 +275,7 @@ impl AtomicFile<'_> {
     }
 
     /// As [`Self::commit`], without the sync of the folder: for callers that commit several files
-    /// of one folder and then call [`sync_folder`] once. The files are durable only after that.
+    /// of one folder. The files are durable only after the caller has called [`sync_folder`] once.
     ///
     /// # Errors
     /// Any error of the system, or of [`Options::on_step`]; the target is unchanged.
@@ -301,7 +307,7 @@ impl AtomicFile<'_> {
             }
         }
         match mode {
-            // The umask may have removed bits.
+            // Sets the mode, because the umask may have removed bits when the file was created.
             Some(mode) => self.file.set_permissions(Permissions::from_mode(mode)),
             None => Ok(()),
         }
@@ -338,14 +344,15 @@ impl Seek for AtomicFile<'_> {
 )]
 fn rename_no_replace(from: &Path, target: &Path) -> io::Result<()> {
     match rustix::fs::renameat_with(CWD, from, CWD, target, RenameFlags::NOREPLACE) {
-        // The file system does not support NOREPLACE: the check leaves a small window for a race.
+        // The file system does not support RENAME_NOREPLACE: between this check and the rename,
+        // another process can create the target.
         Err(Errno::INVAL) if !target.exists() => fs::rename(from, target),
         Err(Errno::INVAL) => Err(Errno::EXIST.into()),
         renamed => Ok(renamed?),
     }
 }
 
-/// The folder of `path`, which may be a bare name.
+/// The folder of `path`; `path` may be a file name without a folder.
 fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

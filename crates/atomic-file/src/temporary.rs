@@ -1,4 +1,5 @@
-//! Temporary files beside a target. Each belongs to one writer, which keeps it locked.
+//! Creates, locks and deletes the temporary files beside a target. Each temporary file belongs to
+//! one writer, which keeps it locked.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,12 +13,13 @@ use crate::SUFFIX;
 
 /// Maximum number of simultaneous writers of one target.
 const MAX_WRITERS: u32 = 64;
-/// Maximum number of attempts to create one name, before the next name is tried. An attempt fails
-/// only when another writer acts at the same moment.
+/// Maximum number of attempts to create a temporary file of one name, before the next name is
+/// tried. An attempt fails only when another writer acts at the same moment.
 const MAX_ATTEMPTS: u32 = 4;
 
-/// Creates an empty file beside `target`, with at most the permission bits of `mode`. It stays
-/// locked while it is open, so that no other writer takes it for the leftover of a killed process.
+/// Creates an empty file beside `target`, with at most the permission bits of `mode`. The file
+/// stays locked while it is open, so that no other writer treats it as the leftover of a killed
+/// process.
 pub(super) fn create(
     target: &Path,
     mode: u32,
@@ -29,7 +31,7 @@ pub(super) fn create(
         for _ in 0..MAX_ATTEMPTS {
             match create_new(&path, mode) {
                 Ok(file) if lock(&file, &path)? => return Ok((file, path)),
-                // Another writer deleted it between its creation and the lock.
+                // Another writer deleted the file between its creation and the lock.
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     if !delete_abandoned(&path)? {
@@ -73,17 +75,17 @@ fn create_new(path: &Path, mode: u32) -> io::Result<File> {
         .open(path)
 }
 
-/// Deletes the leftover of a killed process at `path`. Returns whether the name is free; the file
-/// of a live writer stays.
+/// Deletes the file that a killed process left at `path`. Returns whether the name is free; the
+/// file of a live writer stays.
 fn delete_abandoned(path: &Path) -> io::Result<bool> {
-    // The open neither follows a link nor waits for a pipe.
+    // These flags make the open fail on a symbolic link, and not wait for the other end of a pipe.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
     let flags = i32::try_from(flags).unwrap_or_default();
     let opened = File::options().read(true).custom_flags(flags).open(path);
     match opened {
         Ok(file) if !lock(&file, path)? => return Ok(false),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
-        // A link, or an unreadable file: it belongs to no writer.
+        // The path is a link or an unreadable file, so it belongs to no writer.
         Ok(_) | Err(_) => {}
     }
     match fs::remove_file(path) {
@@ -92,7 +94,7 @@ fn delete_abandoned(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Locks `file`; returns whether that succeeded and the file is still at `path`.
+/// Locks `file`. Returns whether the lock succeeded and `path` still names this file.
 fn lock(file: &File, path: &Path) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => is_at(file, path),

@@ -69,7 +69,8 @@ fn a_failure_at_any_step_leaves_old_or_new_contents_and_no_temporary_file() {
         };
         let written = Options::new().on_step(&on_step).write(&target, b"new");
         assert_eq!(written.unwrap_err().kind(), io::ErrorKind::StorageFull);
-        // Only the sync of the folder comes after the rename.
+        // Only the sync of the folder comes after the rename, so a failure there finds the new
+        // contents.
         let expected: &[u8] = if failing < 3 { b"old" } else { b"new" };
         assert_eq!(
             fs::read(&target).unwrap(),
@@ -87,11 +88,11 @@ fn a_crash_at_any_step_leaves_old_or_new_contents_that_were_synced() {
     write(&target, b"old").unwrap();
     let (synced, images) = (Cell::new(false), Cell::new(0));
     let on_step = |step: Step<'_>| {
-        // The state that a process leaves when it is killed here.
+        // The folder now has the state that a process leaves when it is killed at this step.
         let found = fs::read(&target).unwrap();
         assert!(found == b"old" || found == b"new", "{found:?}");
-        // The state after a power cut: the rename may be durable first, the bytes only after their
-        // sync.
+        // Simulates a power cut: the rename may be durable before the bytes of the file, unless the
+        // file was synced.
         if let Step::Rename(from, to) = step {
             assert!(synced.get(), "renamed before it was synced");
             assert_eq!(fs::read(from).unwrap(), b"new");

@@ -1,5 +1,5 @@
-//! Byte counts after errors and panics: leftover files stay counted until they are deleted, and
-//! count once.
+//! Tests of the byte counts after errors and panics: a leftover file stays counted until it is
+//! deleted, and is counted only once.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -22,7 +22,7 @@ fn on(tier: impl Tier + 'static, folder: &tempfile::TempDir) -> Cache {
     common::open_on(config, tier)
 }
 
-/// Stages 500 000 bytes and aborts the fill; they count in whole blocks.
+/// Stages 500 000 bytes and aborts the fill. The staged bytes then count in whole blocks.
 async fn cut(cache: &Cache, seed: u64) -> (Digest, bytes::Bytes) {
     let (digest, content) = blob(seed, 1_000_000);
     let (mut fill, tail) = lead(cache, &digest).await;
@@ -44,7 +44,7 @@ async fn staged_bytes_that_cannot_be_opened_stay_counted() {
     assert!(cache.claim(&digest, common::origin()).await.is_err());
     assert_eq!(cache.stat().reserved, 503_808, "the file is still there");
     assert_eq!(cache.stat().fills, 0);
-    // They can be resumed, and evicted.
+    // The staged bytes can be resumed, and evicted.
     let (fill, _) = lead(&cache, &digest).await;
     assert_eq!(fill.offset(), 458_752);
     drop(fill);
@@ -59,7 +59,7 @@ async fn a_panic_of_a_leader_fails_its_readers_and_the_digest_can_be_fetched_aga
     let folder = tempfile::tempdir().unwrap();
     let faults = Faulty::new(Arc::new(MemoryTier::default()));
     let cache = on(faults.clone(), &folder);
-    // Without staged bytes, and with those of an earlier fill.
+    // First without staged bytes, then with the staged bytes of an earlier fill.
     faults.panic(Op::Stage, 0);
     let (digest, content) = blob(2, 5_000);
     let error = cache.claim(&digest, common::origin()).await.err().unwrap();

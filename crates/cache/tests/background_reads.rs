@@ -1,5 +1,5 @@
-//! Reads for pierhead's own work (scrub, indexer) count neither as hits nor as accesses: they must
-//! not keep a blob from eviction, and not bring it to the fast tier.
+//! Tests that reads for pierhead's own work (scrub, indexer) count neither as hits nor as accesses.
+//! Such reads must not protect a blob from eviction, and must not copy it to the fast tier.
 #![allow(
     clippy::unwrap_used,
     reason = "a test that cannot set up its case fails"
@@ -23,11 +23,11 @@ const LEN: usize = 100_000;
 /// A way to read a blob.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Read {
-    /// `pierhead cache verify`, and the scrub.
+    /// A read by `pierhead cache verify` or by the scrub.
     Verify,
-    /// The indexer.
+    /// A read by the indexer.
     Background,
-    /// Lists of images.
+    /// A read that lists images.
     Peek,
     /// A request of a client, for comparison.
     Request,
@@ -77,7 +77,8 @@ async fn background_reads_count_as_no_access_and_change_no_eviction_order() {
         read(&cache, &older.0, how).await;
         let is_request = how == Read::Request;
         assert_eq!(counts() != before, is_request, "{how:?}: {before:?}");
-        // One of the two has to be evicted: without an access, the older one.
+        // One of the two blobs has to be evicted: the older one, if the read did not count as an
+        // access.
         let used = cache.stat().used;
         cache.set_capacity(used - 1).await;
         let stored = [&older.0, &newer.0].map(|digest| cache.is_stored(digest));
@@ -107,7 +108,7 @@ async fn background_reads_promote_no_blob_to_the_fast_tier() {
     }
     read(&cache, &requested.0, Read::Request).await;
     let promoted = || cache.tier().unwrap().fast.promoted;
-    // Promotions run in order: one of the scrubbed blob would have come first.
+    // Promotions run in order: a promotion of the scrubbed blob would have come first.
     wait::until("the promotion of the requested blob", || promoted() > 0);
     assert_eq!(promoted(), LEN as u64);
 }

@@ -26,9 +26,9 @@ enum Action {
     LetGo,
     /// Writes this percentage of the blob, then abandons the fill.
     Partly(u64, usize),
-    /// The same, with this multiple of the size announced.
+    /// As `Partly`, but announces this multiple of the real size.
     Lie(u64, usize, u64),
-    /// Two fills at once, piece by piece.
+    /// Runs two fills at once, piece by piece.
     Both(u64, u64),
     Pin(u64),
     Unpin(u64),
@@ -91,8 +91,8 @@ async fn holds_the_bound(actions: Vec<Action>) {
             Action::Hold(which) => held.extend(cache.get(&sized(which).0).await.unwrap()),
             Action::LetGo => {
                 held.clear();
-                // Blobs that readers had open at a reduction are evicted soon after their last
-                // reader.
+                // Blobs that readers had open when the capacity was reduced are evicted soon after
+                // their last reader is dropped.
                 within_the_bound(&cache).await;
             }
             Action::Partly(which, part) => partly(&cache, &tier, which, part, 1).await,
@@ -137,7 +137,7 @@ async fn holds_the_bound(actions: Vec<Action>) {
     );
 }
 
-/// Waits until the total is within the capacity, or all of it is pinned.
+/// Waits until the total is within the capacity, or until only pinned blobs are left.
 async fn within_the_bound(cache: &Cache) {
     // Files that are being deleted count as reserved.
     let over =
@@ -161,7 +161,7 @@ fn counted(cache: &Cache, tier: &MemoryTier) -> pierhead_cache::Stat {
         tier.scan_staged(&mut add).unwrap();
         tier.scan(&mut add).unwrap();
         let stat = cache.stat();
-        // During an eviction the sums are not from one moment.
+        // During an eviction, the sums do not belong to one moment, so the check runs again.
         if before == stat {
             assert!(
                 on_tier <= stat.used + stat.reserved,

@@ -1,4 +1,4 @@
-//! Damage to stored blobs is detected before any damaged byte is returned.
+//! Tests that the cache detects damage to stored blobs before it returns any damaged byte.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -19,7 +19,7 @@ fn file_of(folder: &Path, digest: &Digest) -> PathBuf {
     folder.join("blobs/sha256").join(&hex[..2]).join(hex)
 }
 
-/// Reads the blob of a digest; every returned byte must be correct.
+/// Reads the blob of a digest, and checks that every returned byte is correct.
 async fn read_checked(
     cache: &Cache,
     digest: &Digest,
@@ -90,7 +90,7 @@ fn flip(at: u64) -> impl Fn(&Path) {
 #[tokio::test]
 async fn a_flipped_bit_anywhere_is_detected() {
     let (digest, content) = blob(1, 100);
-    // Content, checksum, media type, every byte of the footer.
+    // The positions to damage: content, checksum, media type, every byte of the footer.
     let len = 100 + 4 + MediaType::OCI_MANIFEST.len() as u64 + 32;
     for at in [0, 50, 99, 100, 103, 104, 120]
         .into_iter()
@@ -183,7 +183,7 @@ async fn damage_under_an_open_handle_fails_its_readers() {
         "{error}"
     );
     assert!(!cache.contains(&digest));
-    // A second reader of the old handle finds the damage, too, and does not remove the new blob.
+    // A second reader of the old handle finds the damage, too, but does not remove the new blob.
     store(&cache, &digest, &content).await;
     let newer = cache.get(&digest).await.unwrap().unwrap();
     faults.corrupt(digest, 300_000);
@@ -261,7 +261,7 @@ async fn verify_reads_against_the_digest() {
     );
     assert!(cache.verify(&verified_len).await.unwrap());
     assert!(!cache.contains(&digest) && cache.contains(&verified_len));
-    // Damage to the trailer only.
+    // Damages only the trailer.
     flip(200_001)(&file_of(folder.path(), &verified_len));
     assert!(!cache.verify(&verified_len).await.unwrap());
 }

@@ -1,4 +1,4 @@
-//! A crash between any two changes to the disk leaves each blob complete or absent.
+//! Tests that a crash between any two changes to the disk leaves each blob complete or absent.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
@@ -20,7 +20,7 @@ use pierhead_oci::{Digest, MediaType};
 
 const CAPACITY: u64 = 700_000;
 
-/// Steps smaller than the blobs, so that evictions happen during fills.
+/// Reservation steps that are smaller than the blobs, so that evictions happen during fills.
 fn config(folder: &Path) -> Config {
     let mut config = Config::new(folder, CAPACITY);
     config.step = 65_536;
@@ -40,7 +40,7 @@ struct Disk {
     last: Option<Made>,
     /// Blobs that the cache reported as stored.
     promised: BTreeSet<Digest>,
-    /// Disk images so far, with the blobs reported as stored by then.
+    /// The disk images so far, each with the blobs that the cache had reported as stored by then.
     taken: Vec<(PathBuf, BTreeSet<Digest>)>,
 }
 
@@ -53,7 +53,7 @@ enum Made {
 }
 
 impl Disk {
-    /// Called before each step: saves the images that a crash at this point leaves.
+    /// Called before each step: saves the disk images that a crash at this point can leave.
     fn before(&mut self, step: Step<'_>) {
         match self.last.take() {
             Some(Made::Write(path)) => drop(self.unsynced.insert(path)),
@@ -90,7 +90,7 @@ impl Disk {
         });
     }
 
-    /// Keeps the length but zeros the bytes, as file systems may do.
+    /// Replaces the bytes of unsynced files by zeros and keeps the length, as file systems may do.
     fn lose_bytes(&self, image: &Path) {
         for path in &self.unsynced {
             let path = self.within(image, path);
@@ -122,8 +122,8 @@ fn document() -> MediaType {
     MediaType::new(MediaType::OCI_MANIFEST).unwrap()
 }
 
-/// Fills, a document, a document that replaces a blob, a resumed fill, and evictions. Continues
-/// after errors: the medium may be gone.
+/// Runs fills, a document, a document that replaces a blob, a resumed fill, and evictions.
+/// Continues after errors, because the medium may be gone.
 async fn work(cache: &Cache, promise: impl Fn(&Digest, bool)) {
     let store = async |seed: u64, len: usize| -> Result<(), Error> {
         let (digest, content) = blob(seed, len);
@@ -156,7 +156,7 @@ async fn work(cache: &Cache, promise: impl Fn(&Digest, bool)) {
         }
     }
     let _ = store(3, 250_000).await;
-    // The first blob must be evicted for this one.
+    // The first blob must be evicted to make room for this one.
     promise(&blob(1, 150_000).0, false);
     let _ = store(4, 400_000).await;
 }
@@ -266,7 +266,7 @@ async fn a_disk_failure_at_any_step_loses_no_reported_blob() {
         .await;
         let promised = promised.into_inner();
         for digest in &promised {
-            // It may have been evicted; an undeletable file is found again below.
+            // The file may have been evicted. A file that cannot be deleted is found again below.
             assert!(cache.verify(digest).await.unwrap());
         }
         cache.close().await;

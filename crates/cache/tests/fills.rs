@@ -1,4 +1,5 @@
-//! Fills and their readers, through the public API.
+//! Tests of fills and their readers through the public API: followers, resumed fills, restarts,
+//! errors and aborts.
 
 #![allow(clippy::cast_possible_truncation, reason = "offsets of small blobs")]
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
@@ -162,7 +163,7 @@ async fn first_bytes_are_readable_during_the_fill_and_the_last_piece_is_not() {
         let first = tail.read_at(0, 100).await.unwrap();
         assert!(!first.is_empty() && content.starts_with(&first));
         fill.write(content.slice(10..)).await.unwrap();
-        // All bytes are written, none are verified: readers stop before the end.
+        // All bytes are written, but none are verified: readers stop before the end.
         let mut offset = 0;
         let held = if size.is_some() { 65_536 } else { 1 };
         while offset < 200_000 - held {
@@ -274,7 +275,7 @@ async fn an_abandoned_fill_fails_its_readers_and_is_resumed() {
         assert!(cache.stat().reserved > 0 && cache.stat().reserved < 1_000_000);
         cache.close().await;
     }
-    // A leader after a restart resumes, too.
+    // A leader in a new process resumes, too.
     let cache = open(folder.path());
     let (mut fill, tail) = lead(&cache, &digest).await;
     let offset = fill.offset() as usize;
@@ -297,7 +298,7 @@ async fn a_claim_after_an_abandoned_fill_becomes_the_leader() {
         fill.write(content.slice(fill.offset() as usize..190_000))
             .await
             .unwrap();
-        // Nothing has removed the fill yet: the next claim must not join it.
+        // The failed fill is still registered: the next claim must not join it.
     }
 }
 
@@ -420,7 +421,7 @@ async fn a_few_bytes_are_written_within_the_linger_time() {
     assert_eq!(common::read_all(&tail).await.unwrap(), content);
 }
 
-/// The clock advances only when all tasks wait for it.
+/// The simulated clock advances only while all tasks wait for it.
 #[tokio::test(start_paused = true)]
 async fn the_first_bytes_are_written_at_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -438,7 +439,7 @@ async fn the_first_bytes_are_written_at_once() {
         content.slice(100..200)
     );
     assert!(begun.elapsed() > Duration::ZERO, "these waited for more");
-    // The end of the fill does not wait either.
+    // The last bytes of the fill are written at once, too.
     let rest = tokio::time::Instant::now();
     fill.write(content.slice(200..)).await.unwrap();
     fill.finish().await.unwrap();

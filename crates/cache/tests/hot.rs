@@ -1,4 +1,5 @@
-//! Copies of hot ranges: the fast tier stores only the ranges of a blob that container starts read.
+//! Tests of the copies of hot ranges: of a blob on the disk, the fast tier stores only the ranges
+//! that container starts read.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -23,7 +24,7 @@ use pierhead_testkit::wait;
 
 const C: u64 = CHUNK as u64;
 const SIZE: usize = 40 * CHUNK + 123;
-/// Space of a copy besides its chunks: a header of one page, and a trailer.
+/// Bytes of a copy in addition to its chunks: a header of one page, and a trailer.
 const BESIDE: u64 = 4096 + 1024;
 
 fn options(default_destination: Destination) -> Options {
@@ -133,7 +134,7 @@ fn a_blob_with_mostly_hot_ranges_is_copied_whole() {
         assert_eq!((stat.blobs, stat.hot), (1, 0), "{at_first:?}");
         assert!(tier.has_copy(&digest));
         assert_eq!(all(&tier, &digest), content[..]);
-        // Evicted whole copies return like copies of ranges.
+        // A whole copy that was evicted is made again, as a copy of ranges would be.
         tier.set_limit(0);
         assert!(!tier.has_copy(&digest));
         tier.set_limit(8 << 20);
@@ -179,7 +180,7 @@ fn both_parts_of_a_blob_have_extents_for_sendfile() {
     let tier = WriteBack::open(Arc::new(fast), Arc::new(disk), options(Destination::Fast)).unwrap();
     let (digest, content) = blob(3, SIZE);
     commit(&tier, &digest, &content);
-    // Its last chunk is short.
+    // The last chunk of the blob is short.
     tier.set_hot_ranges(digest, &[HOT[0].clone(), 40 * C..40 * C + 1], 1.0);
     flush(&tier);
     assert_eq!(tier.stat().hot, 1);
@@ -274,14 +275,14 @@ fn hot_copies_are_evicted_by_priority() {
         tier.set_hot_ranges(*digest, &HOT, worth);
         flush(&tier);
     }
-    // Room for two copies.
+    // The fast tier has room for two copies.
     let hot = |nth: usize| {
         let before = tier.stat().hot_hits;
         drop(tier.open(&blobs[nth].0).unwrap());
         tier.stat().hot_hits > before
     };
     assert_eq!([0, 1, 2].map(hot), [true, true, false]);
-    // More requests raise its priority.
+    // More requests raise the priority of the third blob.
     tier.rank_hot(&blobs[2].0, 2.5);
     flush(&tier);
     assert_eq!([0, 1, 2].map(hot), [false, true, true]);
@@ -330,7 +331,7 @@ async fn a_damaged_hot_copy_is_removed_and_the_disk_is_read() {
         content
     );
     drop(object);
-    // A byte of the second hot chunk.
+    // Damages a byte of the second hot chunk.
     fast.corrupt(key(&digest), 4096 + C + 7);
     let object = cache.get(&digest).await.unwrap().unwrap();
     let read = read_all(&BlobReader::Stored(object.clone())).await;

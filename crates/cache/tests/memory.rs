@@ -1,4 +1,4 @@
-//! Small blobs are served from memory, but only while they are in the cache.
+//! Tests that the cache serves small blobs from memory, but only while it still has them on disk.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -84,7 +84,7 @@ async fn after_a_restart_the_first_read_loads_a_small_blob() {
         assert_eq!(object.media_type(), Some(&media_type));
     }
     assert!(metrics(&cache).contains("memory_hits_total 1\n"));
-    // Stored again with another media type, which is then valid.
+    // The blob is stored again with another media type; the new media type is then valid.
     let other = MediaType::new(MediaType::DOCKER_MANIFEST).unwrap();
     cache.put(&digest, &other, content).await.unwrap();
     let object = cache.get_now(&digest).unwrap();

@@ -1,4 +1,5 @@
-//! The metrics of the cache.
+//! Test that the cache exports its events and byte counts as metrics.
+//! errors.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod common;

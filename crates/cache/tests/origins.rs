@@ -1,4 +1,4 @@
-//! Staged bytes belong to the registry that sent them, even after a restart or a kill.
+//! Tests that a fill resumes only staged bytes of its own registry, even after a restart or a kill.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -22,7 +22,7 @@ async fn lead(cache: &Cache, digest: &Digest, origin: Origin) -> Fill {
     }
 }
 
-/// Stages `len` bytes of another content, then aborts.
+/// Stages `len` bytes of some other content under this digest, then aborts the fill.
 async fn cut(cache: &Cache, digest: &Digest, origin: Origin, len: usize) {
     let mut fill = lead(cache, digest, origin).await;
     assert_eq!(fill.offset(), 0);
@@ -76,7 +76,7 @@ async fn a_fill_from_another_registry_starts_at_zero() {
     let (evil, honest) = (registry("evil.example"), registry("honest.example"));
     cut(&cache, &digest, evil, 500_000).await;
     assert_eq!(cache.stat().reserved, 503_808, "the bound counts them");
-    // A fill from the same registry may resume.
+    // A fill from the same registry may resume the bytes.
     let fill = lead(&cache, &digest, evil).await;
     assert_eq!(fill.offset(), 458_752);
     fill.abandon("cut again");
@@ -159,7 +159,7 @@ async fn staged_bytes_of_an_unknown_registry_are_deleted_at_start() {
             .find(|it| it.to_str().unwrap().contains(&hex))
             .unwrap()
     };
-    // One without an origin, and one with two registries.
+    // Makes one digest without an origin, and one digest with two registries.
     fs::remove_file(of(&digests[0])).unwrap();
     let other = of(&digests[1]).with_extension("0123456789abcdef0123456789abcdef");
     fs::write(other, "").unwrap();

@@ -1,5 +1,5 @@
-//! Placement with a fast tier: the tier of each layer of an image that is being pulled, and the
-//! statistics of the tier.
+//! Tests of the placement with a fast tier: which tier each layer of a pulled image goes to, and
+//! the statistics of the fast tier.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -162,7 +162,7 @@ async fn a_restart_finds_all_blobs_and_the_tier_is_counted_once() {
     let stat = cache.tier().unwrap();
     assert_eq!(
         (stat.class, stat.capacity, stat.fast.blobs),
-        // The manifest, and two layers.
+        // The manifest and two layers are on the fast tier.
         ("volatile", 16 << 20, 3)
     );
     assert!(stat.fast.used >= 420_000);

@@ -1,4 +1,5 @@
-//! The persistent-memory tier: conformance, power cuts, and use by a cache.
+//! Tests of the persistent-memory tier: the conformance suite of tiers, power cuts, and a cache
+//! that uses the tier.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -29,7 +30,7 @@ fn tier_on<M: Medium>(medium: M, file: Option<File>) -> PmemTier<M> {
     PmemTier::new(log, file)
 }
 
-/// A medium in a file.
+/// A simulated medium whose bytes are in a file.
 struct OnFile(File, u64);
 
 impl OnFile {
@@ -136,7 +137,7 @@ fn the_counted_footprint_covers_the_bytes_in_the_log() {
     for _ in 0..4 {
         let tier = tier_on(ShadowMedium::new(REGION), None);
         let mut counted = 0;
-        // Two at once, so that each leaves partly filled segments.
+        // Stores two blobs at once, so that each leaves partly filled segments.
         for pair in 0..6 {
             let mut staged: Vec<_> = (0..2_u64)
                 .map(|nth| {
@@ -238,7 +239,7 @@ fn a_failed_medium_loses_no_blob() {
     commit(&tier, 3, 300_000);
     assert!(has(&tier, 3, 300_000));
     assert_eq!(tier.stat().moved, moved);
-    // The disk is not read for copies that the tier cannot store.
+    // Copies that the tier cannot store cause no reads from the disk.
     let calls = disk.calls();
     tier.promote(blob(3, 300_000).0, 300_000, 9.0);
     tier.set_hot_ranges(blob(2, 300_000).0, std::slice::from_ref(&(0..70_000)), 9.0);

@@ -1,4 +1,5 @@
-//! Policy state after restarts and crashes; admission, and the daily write budget.
+//! Tests of the saved policy state after restarts and crashes, and of the admission and the daily
+//! write budget.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -26,8 +27,8 @@ const LEN: usize = 100_000;
 /// Bytes on disk of one blob of [`LEN`] with its trailer, in whole blocks.
 const ONE: u64 = 102_400;
 
-/// A policy that the test looks into while the cache drives it. It will not be told of a victim of its own that it is
-/// gone.
+/// A policy that the test inspects while the cache uses it. When the policy has evicted a blob
+/// itself, it must not get a `remove` call for the blob; this wrapper checks that.
 #[derive(Clone)]
 struct Watched(
     Arc<Mutex<Box<dyn Policy<Digest>>>>,
@@ -147,7 +148,7 @@ fn open_as(folder: &Path, named: PolicyName) -> (Cache, Watched) {
     (cache, policy)
 }
 
-/// Stores four blobs, of which the first has the most requests and the oldest.
+/// Stores four blobs. The first blob has the most requests and the oldest last request.
 async fn populate(folder: &Path, named: PolicyName) {
     let (cache, _) = open_as(folder, named);
     let (favourite, content) = blob(0, LEN);
@@ -232,7 +233,7 @@ async fn an_old_policy_state_is_reconciled_with_the_index() {
     cache.prune(2 * ONE).await.unwrap();
     let (digest, content) = blob(9, LEN);
     store(&cache, &digest, &content).await;
-    // As a document, the same content has a longer trailer, and here one block more.
+    // As a document, the same content has a longer trailer, and therefore takes one block more.
     let media_type = MediaType::new(&format!("application/{}", "x".repeat(120))).unwrap();
     let (digest, content) = blob(8, 4040);
     store(&cache, &digest, &content).await;
@@ -279,7 +280,7 @@ async fn a_damaged_policy_state_does_not_prevent_the_start() {
     };
     let mut later = whole.clone();
     later[8] += 1;
-    // The files that a power loss leaves, for each last durable step.
+    // The files that a power loss leaves, for each number of steps that were durable.
     let torn = (0..whole.len()).step_by(97).map(|end| {
         (
             "cut",
@@ -493,7 +494,7 @@ async fn refused(cache: &Cache, (seed, len): (u64, usize), size: Option<u64>) ->
     matches!(ended, Err(Error::NotAdmitted { .. }))
 }
 
-/// Runs the test within one day (UTC).
+/// Runs the test so that it does not cross midnight (UTC).
 async fn within_a_day(run: impl AsyncFn() -> Vec<u64>, expected: &[u64]) {
     let today = || SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs() / 86_400;
     loop {
@@ -522,7 +523,7 @@ async fn the_daily_write_budget_holds_across_a_restart() {
         let cache = open_with_write_budget(folder.path(), 250_000);
         found.push(cache.eviction().written_today);
         found.push(refused(&cache, (3, LEN), Some(LEN as u64)).await.into());
-        // Small blobs may exceed the budget a little.
+        // Small blobs may exceed the daily write budget by a small fraction.
         found.push(refused(&cache, (5, 10_000), None).await.into());
         found.push(refused(&cache, (5, 10_000), Some(10_000)).await.into());
         cache.close().await;
@@ -567,7 +568,7 @@ async fn simultaneous_fills_do_not_share_one_reservation_of_the_budget() {
         drop(fill);
         found.push(tail.committed().await.is_err().into());
         found.push(refused(&cache, (3, LEN), Some(LEN as u64)).await.into());
-        // Small blobs do not use the budget of a running fill.
+        // Small blobs do not use the budget that a running fill has reserved.
         found.push(refused(&cache, (4, 60_000), Some(60_000)).await.into());
         let (mut fill, _tail) = fills.remove(0);
         fill.write(blob(1, LEN).1).await.unwrap();

@@ -1,5 +1,5 @@
-//! The persistent-memory tier on a real region: in `PIERHEAD_PMEM_DIR` on persistent memory, or in
-//! a temporary folder.
+//! Tests of the persistent-memory tier on a real region: on persistent memory in
+//! `PIERHEAD_PMEM_DIR`, or else in a temporary folder.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -61,7 +61,7 @@ fn a_region_conforms_alone_and_in_front_of_a_disk() {
     let count = Cell::new(0);
     let next = || {
         count.set(count.get() + 1);
-        // The suite needs none of them twice.
+        // Deletes the previous region: the suite uses each region only once.
         let _ = std::fs::remove_file(folder.path().join(format!("{}", count.get() - 1)));
         tier_in(folder.path(), &count.get().to_string())
     };
@@ -112,7 +112,7 @@ fn bytes_in_a_socket_are_not_overwritten() {
             let sent = send(&*tier.open(&digest).unwrap().unwrap(), &server);
             assert!(sent > 4096, "{sent}");
             if restarts {
-                // The sockets outlive the process.
+                // Bytes in the sockets must stay unchanged after the end of the process.
                 drop(tier);
                 tier = open();
             }
@@ -175,7 +175,7 @@ async fn a_restart_continues_the_write_back() {
                 content
             );
         }
-        // The shutdown interrupts a write-back.
+        // The shutdown interrupts the write-back.
         let queue = tier.stat().dirty_blobs;
         assert!(queue == 4 || (round == 1 && queue == 3), "{queue}");
         for (digest, _) in &blobs[1..] {

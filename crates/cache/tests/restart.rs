@@ -1,5 +1,5 @@
-//! Restarts: all blobs are found from files alone, the catalog may be lost, and the folder has one
-//! owner.
+//! Tests of restarts: a cache finds all blobs from the files alone, survives the loss of its
+//! catalog, and locks its folder for one owner.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -43,7 +43,7 @@ async fn populate(folder: &Path) {
         .unwrap();
     cache.close().await;
     drop(cache);
-    // Only the validation time changes, so no file is written.
+    // Only the validation time of the tag changes, so no file is written.
     let cache = open(folder);
     cache.tags().put(&tag(3), record(3000)).await.unwrap();
     cache.close().await;
@@ -197,7 +197,7 @@ async fn the_access_order_survives_a_restart() {
     }
     cache.close().await;
     drop(cache);
-    // The catalog has all blobs; only their order changes from here on.
+    // The catalog has all blobs; from here on, only the order of their accesses changes.
     let cache = open_with(config.clone());
     cache.get(&blobs[0].0).await.unwrap();
     let accessed = cache.list(None, 10);
@@ -372,7 +372,7 @@ async fn tags_count_and_stay_within_their_share_of_the_capacity() {
         check(&cache);
     }
     assert!(cache.tags().get(&tag(59)).is_some() && cache.tags().get(&tag(3)).is_none());
-    // Replaced and removed tags.
+    // Replaces one tag and removes another.
     let changed = TagRecord {
         digest: blob(5, 5).0,
         ..record(100)
@@ -386,7 +386,7 @@ async fn tags_count_and_stay_within_their_share_of_the_capacity() {
     drop(cache);
     assert_eq!(check(&open_with(config)), before - 4096);
 
-    // Without evictable blobs, a tag does not fit either.
+    // If no blob is evictable, a new tag does not fit either.
     let folder = tempfile::tempdir().unwrap();
     let cache = open_with(Config::new(folder.path(), 130_000));
     let (digest, content) = blob(1, 120_000);
@@ -448,11 +448,11 @@ async fn tags_are_durable_and_bounded_and_a_validation_writes_no_file() {
 
     cache.tags().remove(&tag(59)).await.unwrap();
     cache.tags().remove(&tag(59)).await.unwrap();
-    // Only the validation time changes: no file is written.
+    // Only the validation time of the tag changes, so no file is written.
     fs::remove_dir_all(folder.path().join("names")).unwrap();
     cache.tags().put(&tag(58), record(100_000)).await.unwrap();
     assert_eq!(cache.tags().get(&tag(58)).unwrap().validated, 100_000);
-    // A changed tag writes a file, and the write error is returned.
+    // A changed tag needs a file, and the error of the write is returned.
     let changed = TagRecord {
         digest: blob(5, 5).0,
         ..record(1)

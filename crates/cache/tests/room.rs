@@ -1,4 +1,5 @@
-//! The capacity: a hard limit at every step.
+//! Tests of the capacity: the cache never exceeds it at any step of a fill, an eviction or an
+//! error.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -26,7 +27,7 @@ fn on(tier: impl Tier + 'static, folder: &tempfile::TempDir, capacity: u64) -> C
 #[tokio::test]
 async fn the_oldest_blobs_are_evicted_and_pinned_ones_stay() {
     let folder = tempfile::tempdir().unwrap();
-    // The capacity leaves room for the extra evictions.
+    // The capacity is slightly larger than four blobs, because an eviction frees more than needed.
     let cache = on(MemoryTier::default(), &folder, 4 * ONE + ONE / 8);
     let blobs: Vec<_> = (0..6).map(|seed| blob(seed, 1_000_000)).collect();
     let names: Vec<_> = blobs.iter().map(|(digest, _)| *digest).collect();
@@ -40,7 +41,7 @@ async fn the_oldest_blobs_are_evicted_and_pinned_ones_stay() {
     assert_eq!(there, [true, true, false, true, true, false]);
     assert_eq!(cache.stat().pinned, ONE);
 
-    // Pinned before it was stored: protected, too.
+    // This blob was pinned before it was stored, and is protected, too.
     store(&cache, &names[5], &blobs[5].1).await;
     assert!(cache.unpin("zero").await.unwrap());
     assert!(!cache.unpin("zero").await.unwrap());
@@ -113,7 +114,7 @@ async fn a_cancelled_leader_releases_its_reservation() {
         drop(fill);
         assert!(tail.committed().await.is_err());
     }
-    // Work on other threads ends on its own.
+    // Waits for the work on other threads, which ends on its own.
     let given_back = async {
         while cache.stat().reserved > 0 {
             tokio::task::yield_now().await;
@@ -177,7 +178,7 @@ async fn a_deleted_blob_counts_until_its_last_reader_is_dropped() {
         Err(Error::NoRoom { .. })
     ));
 
-    // A new blob of the same digest is another file.
+    // A new blob of the same digest has another file.
     store(&cache, &digest, &content).await;
     assert_eq!((cache.stat().used, cache.stat().reserved), (ONE, ONE));
     drop(other);
@@ -361,7 +362,8 @@ async fn a_full_disk_during_a_fill_loses_no_other_blob() {
             other_content
         );
     }
-    // The content is correct, but the commit fails: readers have all bytes, the cache does not.
+    // The content is correct, but the commit fails: the readers get all bytes, and the cache stores
+    // none.
     faults.fail(Op::Commit, 0, 1, EIO);
     let (mut fill, tail) = lead(&cache, &digest).await;
     fill.begin(Some(1_000_000)).await.unwrap();
@@ -370,7 +372,7 @@ async fn a_full_disk_during_a_fill_loses_no_other_blob() {
     assert_eq!(common::read_all(&tail).await.unwrap(), content);
     assert!(!cache.contains(&digest) && tail.committed().await.is_err());
     assert_eq!(cache.stat().reserved, 0);
-    // Staging cannot be opened.
+    // The staging file cannot be opened.
     faults.fail(Op::Stage, 0, 1, ENOSPC);
     assert!(
         cache
@@ -381,7 +383,7 @@ async fn a_full_disk_during_a_fill_loses_no_other_blob() {
     store(&cache, &digest, &content).await;
 }
 
-/// A full cache with ten blobs of 1 MB and one of 6 MB.
+/// Makes a full cache with ten blobs of 1 MB and one blob of 6 MB.
 async fn full(folder: &Path) -> (Cache, Digest) {
     const ONE: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
     let mut config = Config::new(folder, 16 * ONE + 50_000);
@@ -417,7 +419,7 @@ async fn nothing_is_evicted_for_a_blob_that_open_blobs_leave_no_room_for() {
             .is_err_and(|error| error.is_storage())
     );
     assert_eq!(cache.stat().blobs, 11, "nothing has left for nothing");
-    // After its reader is dropped, there is room.
+    // After the reader of the blob is dropped, there is room.
     drop(reader);
     store(&cache, &digest, &content).await;
 }

@@ -1,4 +1,5 @@
-//! Fills reserve space in steps as bytes arrive: an announced size alone evicts no blob.
+//! Tests that fills reserve disk space in steps as bytes arrive: an announced size alone evicts no
+//! blob.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 

@@ -1,4 +1,5 @@
-//! Every tier passes the conformance suite; trailers survive a round trip and detect damage.
+//! Tests that every tier passes the conformance suite, and that trailers survive a round trip and
+//! detect damage.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -90,7 +91,7 @@ proptest! {
     fn arbitrary_bytes_are_refused(mut file in vec(any::<u8>(), 0..200), size in any::<u64>(), count in any::<u32>()) {
         let digest = Digest::of(Algorithm::Sha256, b"");
         prop_assert!(decode(&digest, &file).is_err());
-        // Nearly valid, with wrong lengths.
+        // Makes files that are nearly valid but have wrong lengths.
         file.extend_from_slice(&size.to_le_bytes());
         file.extend_from_slice(&65_536u32.to_le_bytes());
         file.extend_from_slice(&count.to_le_bytes());

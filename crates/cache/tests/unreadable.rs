@@ -1,5 +1,5 @@
-//! Files that are unreadable at start: the cache keeps them, and serves them again once they are
-//! readable.
+//! Tests of files that are unreadable at start: the cache keeps them, and serves them again once
+//! they are readable.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
@@ -29,7 +29,7 @@ enum Broken {
     Read,
 }
 
-/// Replaces each file by an unreadable one. [`repair`] undoes it.
+/// Replaces each file by an unreadable one. [`repair`] restores the files.
 fn break_files(files: &[PathBuf], how: Broken) {
     for file in files {
         fs::rename(file, saved(file)).unwrap();
@@ -47,7 +47,8 @@ fn repair(files: &[PathBuf]) {
     }
 }
 
-/// A folder beside the data folder, which the cache does not scan.
+/// A path beside the data folder for the original of a broken file; the cache does not scan this
+/// folder.
 fn saved(file: &Path) -> PathBuf {
     let data = file.parent().unwrap().parent().unwrap();
     let name = file.file_name().unwrap().to_str().unwrap();
@@ -87,7 +88,7 @@ async fn an_unreadable_pin_prevents_the_start_and_is_kept() {
         let pins = files(&data, "pins");
         break_files(&pins, how);
         let config = Config::new(&data, common::ROOMY);
-        // Without the pin, its images would be evicted.
+        // The start fails, because without the pin the images of the pin would be evicted.
         let error = common::refused(config);
         let text = error.to_string();
         assert!(matches!(error, Error::UnreadablePin { .. }), "{text}");
@@ -155,7 +156,7 @@ async fn is_served(cache: &Cache, (digest, content): &(Digest, bytes::Bytes)) {
 
 #[tokio::test]
 async fn an_unreadable_blob_does_not_prevent_the_start_and_becomes_readable_again() {
-    // EACCES, EMFILE, EIO.
+    // The errors EACCES, EMFILE and EIO.
     for errno in [13, 24, 5] {
         let (_folder, data) = data();
         let blobs = three(&data).await;
@@ -242,7 +243,7 @@ async fn a_panic_of_the_maintenance_thread_is_counted_and_the_thread_restarts() 
     let tier = Arc::new(faults);
     let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap();
     assert_eq!(cache.stat().blobs, 0);
-    // The thread panicked in its first round, and works in a later one.
+    // The maintenance thread panicked in its first round, and works in a later round.
     let all = || cache.stat().blobs == 3;
     wait::until_async("the maintenance", all).await;
     assert_eq!(
@@ -254,8 +255,8 @@ async fn a_panic_of_the_maintenance_thread_is_counted_and_the_thread_restarts() 
     }
 }
 
-/// Runs `work` on a thread of an ordinary user, since root may enter any folder. Credentials belong
-/// to the thread.
+/// Runs `work` on a thread with the credentials of an ordinary user, because root may enter any
+/// folder. Linux has credentials per thread.
 fn as_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let work = || {
         if rustix::process::geteuid().is_root() {
@@ -267,7 +268,7 @@ fn as_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(work).join().unwrap())
 }
 
-/// "nobody" on most systems.
+/// The user ID of "nobody" on most systems.
 const USER: u32 = 65_534;
 
 #[test]
@@ -294,7 +295,7 @@ fn a_folder_without_permissions_prevents_the_start_and_is_named() {
         "pins",
     ] {
         let path = data.join(name);
-        // Enter without list, list without enter, and unchanged.
+        // Modes of the folder: enter without list, list without enter, and unchanged.
         for mode in [0o300, 0o400, 0o500] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             let error = as_user(opened).expect_err("it cannot be used");

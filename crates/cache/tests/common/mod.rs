@@ -1,4 +1,5 @@
-//! Helpers of the integration tests.
+//! Helpers of the cache's integration tests: opening caches, making blobs and tags, and reading
+//! files.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::path::Path;
@@ -26,7 +27,7 @@ pub(crate) fn open_on(config: Config, tier: impl Tier + 'static) -> Cache {
     Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).expect("the folder opens")
 }
 
-/// The error of a start that must fail.
+/// Opens a cache that must fail to start, and returns the error.
 pub(crate) fn refused(config: Config) -> Error {
     let refused = Cache::open(config, Box::new(Lru::default()));
     refused.err().expect("the start is refused")

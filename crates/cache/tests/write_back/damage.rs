@@ -1,4 +1,5 @@
-//! Damage on the fast tier: the disk is read, or the blob is fetched again.
+//! Tests of damage on the fast tier: readers get the copy on the disk; without such a copy, the
+//! blob is fetched again.
 
 use std::sync::Arc;
 

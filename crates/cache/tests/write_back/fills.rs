@@ -1,4 +1,5 @@
-//! The tier of fills, and moves between the tiers that clients do not notice.
+//! Tests which tier a fill uses, and that clients do not notice when a fill moves to the other
+//! tier.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! A disk behind the fast tier whose write-back the test can block, and helpers for both tiers.
+//! Test helpers: a simulated disk on which the test can block the write-back thread, and functions
+//! that set up both tiers.
 
 use parking_lot::{Condvar, Mutex};
 use std::io;
@@ -24,7 +25,8 @@ pub(crate) struct Gate {
     early_syncs: Arc<AtomicU64>,
 }
 
-/// Whether the write-back thread may write a piece, and whether it is waiting to.
+/// Whether the write-back thread may write the next piece, and whether it is waiting for this
+/// permission.
 #[derive(Default)]
 struct Pieces {
     held: bool,

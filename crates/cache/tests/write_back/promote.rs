@@ -1,4 +1,5 @@
-//! Promotion: requested blobs on the disk are copied to the fast tier if they rank high enough.
+//! Tests of promotion: a requested blob on the disk is copied to the fast tier if it ranks high
+//! enough.
 
 use pierhead_cache::tier::{Options, Tier};
 use pierhead_testkit::tier::MemoryTier;
@@ -27,7 +28,8 @@ fn a_blob_that_ranks_above_all_its_victims_is_promoted() {
     };
     assert_eq!(promote(0, 1.0), [true, false, false, false]);
     assert_eq!(promote(1, 2.0), [true, true, false, false]);
-    // Its priority exceeds that of the first victim, but both blobs would have to be evicted.
+    // The priority of this blob exceeds that of the first victim, but two blobs would have to be
+    // evicted.
     assert_eq!(promote(3, 1.5), [true, true, false, false]);
     assert!(tier.floor(200_000) == 2.0 && tier.floor(1_000_000).is_infinite());
     assert_eq!(promote(2, 1.5), [false, true, true, false]);

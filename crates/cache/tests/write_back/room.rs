@@ -1,4 +1,4 @@
-//! Evictions from the fast tier: which blobs, for which fills, and when.
+//! Tests of evictions from the fast tier: which blobs are evicted, for which fills, and when.
 
 use pierhead_cache::tier::placement::Destination;
 use pierhead_cache::tier::{Hint, Options, Tier};
@@ -37,7 +37,8 @@ fn clean_blobs_with_the_lowest_priority_are_evicted_first() {
             .collect()
     };
     assert_eq!(held(&all), [true, false, true, true, false]);
-    // Open blobs and dirty ones stay; so the third is evicted although it ranks higher.
+    // Open and dirty blobs cannot be evicted, so the third blob is evicted although it ranks
+    // higher.
     let reader = tier.open(&all[0].0).unwrap().unwrap();
     put(4, 0.1);
     assert_eq!(held(&all), [true, false, false, true, true]);
@@ -46,7 +47,7 @@ fn clean_blobs_with_the_lowest_priority_are_evicted_first() {
     commit(&tier, &digest, &bytes);
     assert!(disk.has(&digest) && !tier.has_copy(&digest));
     assert_eq!(held(&all), [true, false, false, true, true]);
-    // A reduced limit: open copies count until they are closed.
+    // After the limit is reduced, open copies count until they are closed.
     tier.rank(&all[0].0, 0.0);
     tier.set_limit(100_100);
     assert!(tier.stat().used > 300_000);
@@ -54,7 +55,7 @@ fn clean_blobs_with_the_lowest_priority_are_evicted_first() {
     flush(&tier);
     let stat = tier.stat();
     assert!(stat.used <= 100_100, "{stat:?}");
-    // The open copy left no room for the others.
+    // The open copy left no room for the other copies.
     assert_eq!(held(&all), [true, false, false, false, false]);
     drop(reader);
     flush(&tier);

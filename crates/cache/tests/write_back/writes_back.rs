@@ -1,4 +1,4 @@
-//! Write-back to the disk: interruptions, retries, pauses, and the end of the process.
+//! Tests of the write-back to the disk: interruptions, retries, pauses, and the end of the process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -179,7 +179,7 @@ fn a_removal_does_not_wait_for_a_rate_limited_write_back() {
         tier.stat().written_back != 0
     });
     rest.set_paused(true);
-    // It waits for the rate limit, but a removal does not wait for it.
+    // The write-back waits for the rate limit, but a removal of the blob does not.
     tier.remove(&digest).unwrap();
     assert_eq!((tier.stat().used, tier.stat().dirty_bytes), (0, 0));
     commit(&tier, &digest, &bytes);
@@ -238,7 +238,7 @@ fn a_panic_during_a_write_back_blocks_no_caller() {
         let [(removed, first), (kept, second)] = [blob(1, 100_000), blob(2, 100_000)];
         commit(&tier, &removed, &first);
         disk.set(false);
-        // Whether the removal waits for the write-back that panics, or comes before it.
+        // The removal waits for the write-back that panics, or comes before it.
         tier.remove(&removed).unwrap();
         commit(&tier, &kept, &second);
         flush(&tier);
@@ -273,7 +273,7 @@ fn a_volatile_tier_is_written_back_at_shutdown_within_its_time() {
         assert_eq!((left.blobs, left.bytes), (1, tier.stat().dirty_bytes));
         assert!(left.bytes > 3_000_000);
         disk.set(false);
-        // At the configured rate it would take a month.
+        // At the configured rate, this write-back would take a month.
         assert_eq!(tier.save(|| false), Dirty::default());
         assert_eq!(content(&disk, &digest).unwrap(), bytes);
     }
@@ -303,7 +303,7 @@ fn a_blob_that_is_missing_on_the_fast_tier_does_not_block_others() {
     commit(&tier, &first, &one);
     commit(&tier, &gone, &two);
     commit(&tier, &last, &three);
-    // The first may have been opened; those after it wait for it.
+    // The write-back thread may have opened the first blob; the blobs after it still wait.
     fast.remove(&gone).unwrap();
     disk.set(false);
     let begun = Instant::now();
