@@ -1,5 +1,5 @@
-//! Prints the class of a region at a path, and measures its speed: `cargo run --release -p
-//! pierhead-pmem --example probe -- PATH [MiB]`.
+//! Example program that prints the durability class of a region at a path, and measures the
+//! region's speed: `cargo run --release -p pierhead-pmem --example probe -- PATH [MiB]`.
 
 use std::error::Error;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// Size of one write in bytes: a segment of the log.
 const PIECE: usize = 2 << 20;
 
-/// Number of rounds; the best one counts, because other processes share the machine.
+/// Number of rounds. The best round counts, because other processes use the machine, too.
 const ROUNDS: usize = 5;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -57,11 +57,12 @@ fn expect_class(dir: &Path, expected: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// One change of one key; it follows from the seed and the number of the step.
+/// One change of one key. Seed and number of the step determine it.
 struct Step {
     key: Vec<u8>,
     change: Change,
-    /// Whether a value of the same key is started and dropped first: it must never be visible.
+    /// Whether the step first starts another value of the same key and drops it. The dropped value
+    /// must never become visible.
     abandons: bool,
 }
 
@@ -140,7 +141,7 @@ fn write(dir: &Path, seed: u64, steps: u64) -> Outcome<()> {
             }
             Change::Put { len } => {
                 let mut writer = log.begin(&step.key)?;
-                // In pieces, as from a network.
+                // Writes the content in pieces, as they arrive from a network.
                 for piece in content(seed, number, len)?.chunks(64 << 10) {
                     writer.write(piece)?;
                 }
@@ -153,7 +154,7 @@ fn write(dir: &Path, seed: u64, steps: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// The expected value of a key: the step that wrote it, and its length.
+/// The expected value of a key: number of the step that wrote it, and its length. `None`: no value.
 type Held = Option<(u64, u64)>;
 
 fn apply(step: &Step, number: u64) -> Held {
@@ -173,7 +174,8 @@ fn check(dir: &Path, seed: u64, last: u64) -> Outcome<()> {
         let held = apply(&step, number);
         model.insert(step.key, held);
     }
-    // The next step was running: it may be durable, although the line about it was lost.
+    // The step after `last` was running: it may be durable, although its line "committed N" was not
+    // printed.
     let under_way = Step::of(seed, last + 1);
     let mut visible = 0;
     for (key, expected) in &model {

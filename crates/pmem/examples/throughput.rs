@@ -1,5 +1,5 @@
-//! Measures the throughput of a log and of its medium, the rate of small values, and the time to
-//! open the log.
+//! Example program that measures the throughput of a log and of its medium, the rate of small
+//! values, and the time to open the log.
 //!
 //! ```sh
 //! cargo run --release -p pierhead-pmem --example throughput -- /dev/shm/region 1024
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Ok::<_, Box<dyn Error>>(best.min(alone(&region, bytes, &piece)?))
     })?;
     println!("medium alone  {:.2} GB/s", rate(bytes, raw));
-    // Zeros both heads, so that the region counts as unformatted.
+    // Writes zeros over both heads, so that the region counts as unformatted.
     region.write(0, &[0; 8192])?;
 
     let (log, _) = Log::open(region, Options::default())?;
@@ -84,7 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Seconds to write the same bytes in order, flushed as by the log.
+/// Seconds to write the same bytes in order to the medium alone, flushed as the log flushes them.
 fn alone(region: &Region, bytes: u64, piece: &[u8]) -> Result<f64, pierhead_pmem::Error> {
     let begun = Instant::now();
     for at in (0..bytes).step_by(PIECE) {

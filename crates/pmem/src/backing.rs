@@ -1,5 +1,5 @@
-//! Determines what is below a file: whether its contents survive a power cut, whatever the file
-//! system promises.
+//! Determines which device or memory is below a file, and whether the file's contents survive a
+//! power cut.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,8 +9,8 @@ use std::path::Path;
 /// Magic number of tmpfs in `statfs`.
 pub const TMPFS: i64 = 0x0102_1994;
 const RAMFS: i64 = 0x8584_58f6;
-/// File systems that do not survive a power cut or the container, with the reason. Numbers from the
-/// kernel's `magic.h`.
+/// File systems whose contents do not survive a power cut or the end of the container, with the
+/// reason. The numbers are from the kernel's `magic.h`.
 const VOLATILE_FILE_SYSTEMS: &[(i64, &str)] = &[
     (TMPFS, "tmpfs is memory"),
     (RAMFS, "ramfs is memory"),
@@ -21,8 +21,8 @@ const VOLATILE_FILE_SYSTEMS: &[(i64, &str)] = &[
     ),
 ];
 
-/// Network file systems and shared folders of a virtual machine: as durable as a disk, since the
-/// server flushes on request. Numbers from the kernel's `magic.h`.
+/// Network file systems and shared folders of a virtual machine. They count as durable as a disk,
+/// because the server flushes on request. The numbers are from the kernel's `magic.h`.
 const NETWORK_FILE_SYSTEMS: &[i64] = &[
     0x6969,      // NFS
     0xff53_4d42, // CIFS
@@ -34,20 +34,20 @@ const NETWORK_FILE_SYSTEMS: &[i64] = &[
 ];
 const BTRFS: i64 = 0x9123_683e;
 
-/// Maximum number of stacked devices that are followed. A loop device on a mapper on a partition
-/// has three.
+/// Maximum number of stacked block devices that are followed. A loop device on a device mapper on a
+/// partition is a stack of three.
 const MAX_DEVICE_DEPTH: u32 = 8;
 
-/// Whether a file at `path`, existing or not, is memory of the cgroup that writes it. A path that
-/// cannot be examined counts as on a disk.
+/// Whether a file at `path`, existing or not, is stored in memory that is charged to the cgroup of
+/// the writer. A path that cannot be examined counts as on a disk.
 pub fn is_memory(path: &Path) -> bool {
     let mut above = path.ancestors();
     let stat = above.find_map(|it| rustix::fs::statfs(it).ok());
     stat.is_some_and(|stat| [TMPFS, RAMFS].contains(&stat.f_type))
 }
 
-/// Why the contents of `file` are lost on a power cut, as far as the kernel tells; `None` when they
-/// survive.
+/// The reason why the contents of `file` are lost on a power cut, as far as the kernel tells it.
+/// `None`: they survive.
 pub(crate) fn volatile(file: &File) -> io::Result<Option<String>> {
     volatile_reason(file, Path::new("/sys"), MAX_DEVICE_DEPTH)
 }
@@ -80,7 +80,8 @@ fn reason_without_device(kind: i64, sys: &Path, depth: u32) -> Option<String> {
     if kind != BTRFS {
         return Some("the kernel does not tell on which disks its file system is".to_owned());
     }
-    // sysfs does not tell which btrfs it is: one on volatile memory makes all of them suspect.
+    // sysfs does not tell which btrfs contains the file, so a single btrfs on volatile memory makes
+    // all of them suspect.
     let all = fs::read_dir(sys.join("fs/btrfs")).ok()?;
     let devices = all.flatten();
     let devices = devices.filter_map(|one| fs::read_dir(one.path().join("devices")).ok());
@@ -90,8 +91,8 @@ fn reason_without_device(kind: i64, sys: &Path, depth: u32) -> Option<String> {
         .find_map(|device| device_reason(&device.path(), sys, depth))
 }
 
-/// As [`volatile_reason`], for a block device, given its folder in sysfs. A device without a folder
-/// counts as a disk.
+/// As [`volatile_reason`], for a block device whose folder in sysfs is `folder`. A device without a
+/// folder counts as a disk.
 fn device_reason(folder: &Path, sys: &Path, depth: u32) -> Option<String> {
     let depth = depth.checked_sub(1)?;
     let folder = fs::canonicalize(folder).ok()?;
@@ -134,7 +135,7 @@ mod tests {
 
     use super::*;
 
-    /// A sysfs with one device 8:1 at `path`, and `files` below its root.
+    /// Makes a simulated sysfs with one device 8:1 at `path`, and with `files` below its root.
     fn sysfs(path: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
         let sys = tempfile::tempdir().expect("a folder");
         let device = sys.path().join(path);

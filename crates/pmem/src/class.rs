@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Durability of a medium. It is always tested, never taken from configuration.
+/// Durability of a medium. pierhead always tests it, and never takes it from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
     /// Persistent memory: bytes that were flushed by instructions and fenced survive a power cut.
@@ -10,7 +10,8 @@ pub enum Class {
     /// A file on a disk: fenced bytes survive a power cut. Each fence costs a system call and a
     /// flush of the disk.
     EmulatedFile,
-    /// Memory: bytes survive the process, but not a power cut, nor the end of their file system.
+    /// Memory: bytes survive the end of the process, but not a power cut, nor the removal of their
+    /// file system.
     Volatile,
 }
 
@@ -27,8 +28,8 @@ impl Class {
         }
     }
 
-    /// Whether fenced bytes survive a power cut. Only such a medium may have the only copy of a
-    /// value.
+    /// Whether fenced bytes survive a power cut. A value whose only copy is on a medium may be
+    /// stored only on such a medium.
     pub const fn is_persistent(self) -> bool {
         !matches!(self, Self::Volatile)
     }

@@ -10,18 +10,18 @@ use rustix::io::Errno;
 
 use crate::Error;
 
-/// Opens the file at `path`, or creates one of `size` bytes, fully allocated. Locks it until it is
-/// closed.
+/// Opens the file at `path`, or creates a file of `size` bytes with all blocks allocated. Locks the
+/// file until it is closed.
 ///
-/// Errors: [`Error::Busy`]; [`Error::Foreign`] for anything but a regular file, or one that is too
-/// short; [`Error::Io`].
+/// Errors: [`Error::Busy`] when the file is locked; [`Error::Foreign`] when it is not a regular
+/// file or too short; [`Error::Io`].
 pub(crate) fn open(path: &Path, size: u64) -> Result<File, Error> {
     loop {
         match open_existing(path, size) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             other => return other,
         }
-        // A dangling link takes the name, but cannot be opened.
+        // A dangling symbolic link occupies the name, but cannot be opened.
         if path.is_symlink() {
             return Err(Error::Foreign {
                 path: path.to_owned(),
@@ -29,7 +29,7 @@ pub(crate) fn open(path: &Path, size: u64) -> Result<File, Error> {
                     .into(),
             });
         }
-        // Another process may have created one meanwhile: then opens that one.
+        // If another process has created the file meanwhile, the next attempt opens that file.
         if let Some(file) = create(path, size)? {
             return Ok(file);
         }
@@ -41,7 +41,7 @@ fn open_existing(path: &Path, size: u64) -> Result<File, Error> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
-        // Opening a pipe would wait for its other end.
+        // Without O_NONBLOCK, opening a pipe would wait for its other end.
         .custom_flags(libc::O_NONBLOCK)
         .open(path)
         .map_err(doing("open"))?;
@@ -70,7 +70,7 @@ fn open_existing(path: &Path, size: u64) -> Result<File, Error> {
 }
 
 /// Creates a temporary file and renames it, so that no power cut leaves an incomplete region.
-/// `None` when the file exists by now.
+/// `None` when another process has created the file meanwhile.
 #[expect(
     clippy::disallowed_methods,
     reason = "the region is allocated and synced, and its folder is synced below"
@@ -87,7 +87,8 @@ fn create(path: &Path, size: u64) -> Result<Option<File>, Error> {
         .open(&temporary)
         .map_err(doing("make"))?;
     lock(&file, path)?;
-    // Another process may have renamed it before the lock: then it is the region of that process.
+    // Another process may have renamed the temporary file before this process locked it. Then the
+    // file is the region of that process.
     let same = fs::metadata(&temporary).is_ok_and(|now| {
         file.metadata()
             .is_ok_and(|this| (this.dev(), this.ino()) == (now.dev(), now.ino()))
@@ -115,8 +116,8 @@ fn create(path: &Path, size: u64) -> Result<Option<File>, Error> {
             let _ = fs::remove_file(&temporary);
             return Ok(None);
         }
-        // The file system cannot rename without replacement. The lock still excludes other pierhead
-        // processes.
+        // The file system cannot rename without replacing an existing file. The lock still excludes
+        // other pierhead processes.
         Err(Errno::INVAL) if !path.exists() => {
             fs::rename(&temporary, path).map_err(doing("rename"))?;
         }
@@ -137,10 +138,11 @@ fn temporary_path(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Allocates all blocks now: a write to an unallocated page would raise SIGBUS on a full disk.
+/// Allocates all blocks of the file now: on a full disk, a write to an unallocated page would raise
+/// SIGBUS.
 ///
-/// Checks the free space first, since some file systems fill the disk before they report that it is
-/// full.
+/// Checks the free space first, because some file systems fill the disk before they report that the
+/// disk is full.
 fn allocate(mut file: &File, size: u64) -> io::Result<()> {
     let room = rustix::fs::fstatvfs(file)?;
     if size > room.f_bavail.saturating_mul(room.f_frsize) {
@@ -164,7 +166,7 @@ fn allocate(mut file: &File, size: u64) -> io::Result<()> {
     }
 }
 
-/// Locks the file until it is closed, also by the end of the process.
+/// Locks the file until it is closed. The end of the process closes it, too.
 fn lock(file: &File, path: &Path) -> Result<(), Error> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(()),

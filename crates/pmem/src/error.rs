@@ -1,9 +1,11 @@
-//! The error type of the crate. [`Error::fault`] tells whose fault an error is.
+//! The error type of the crate. [`Error::fault`] tells whether the caller, the operator or the
+//! machine caused an error.
 
 use std::io;
 use std::path::PathBuf;
 
-/// An error of a region or a log. `Display` prints only this level; `source()` has the cause.
+/// An error of a region or a log. `Display` prints the error without its cause; `source()` returns
+/// the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,8 +20,8 @@ pub enum Error {
         /// The problem, and what to do about it.
         why: String,
     },
-    /// Memory or disk could not be read or written: the region is unusable until it is opened
-    /// again.
+    /// The memory or the disk could not be read or written. The region is unusable until it is
+    /// opened again.
     #[error("{}: the medium failed at byte {offset}; see the kernel log", .path.display())]
     Medium {
         /// The region's file.
@@ -27,7 +29,7 @@ pub enum Error {
         /// Position of the first failure, in bytes from the region's start.
         offset: u64,
     },
-    /// A call outside of the medium: a bug of the caller, or a damaged offset.
+    /// A call with a range outside of the medium: a bug of the caller, or a damaged offset.
     #[error("{len} bytes at {offset} are outside of a medium of {of} bytes")]
     Range {
         /// Start of the range, in bytes.
@@ -37,13 +39,13 @@ pub enum Error {
         /// Size of the medium in bytes.
         of: u64,
     },
-    /// A word at an offset that is not a multiple of 8.
+    /// A call with a word at an offset that is not a multiple of 8.
     #[error("a word at {offset} cannot be written atomically: not a multiple of 8")]
     Unaligned {
         /// The offset in bytes.
         offset: u64,
     },
-    /// The region contains no usable log; nothing was changed.
+    /// The region contains no usable log. Nothing was changed.
     #[error(
         "the region cannot be used as a log: {why}; if its contents are not needed, delete it, and it is created again"
     )]
@@ -51,7 +53,8 @@ pub enum Error {
         /// The reason.
         why: String,
     },
-    /// The log is at its limit, or readers hold the free space: remove values, and try again.
+    /// The log is at its limit, or readers keep the free space in use. Remove values, and try
+    /// again.
     #[error("the log, or the file system of its file, is full (`df`): remove something first")]
     NoRoom,
     /// The value exceeds a limit of the layout.
@@ -64,14 +67,14 @@ pub enum Error {
         /// Maximum length in bytes.
         most: u64,
     },
-    /// A record differs from what was committed: the medium is corrupt there. The value must be
-    /// removed and fetched again.
+    /// A record differs from the committed bytes, because the medium is corrupt there. The caller
+    /// must remove the value and fetch it again.
     #[error("the record at {offset} of the region is damaged")]
     Damaged {
         /// Position of the record, in bytes from the region's start.
         offset: u64,
     },
-    /// The writer has failed before.
+    /// The writer has failed in an earlier call.
     #[error("this writer failed before: start a new one")]
     WriterFailed,
     /// The operating system refused an operation.
@@ -84,10 +87,10 @@ pub enum Error {
     },
 }
 
-/// Whose fault an [`Error`] is.
+/// Who has to act on an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The caller: the same call fails again.
+    /// The caller: the same call will fail again.
     Caller,
     /// The operator: a path, a size, or another process must change.
     Setup,
@@ -96,8 +99,8 @@ pub enum Fault {
 }
 
 impl Error {
-    /// Whose fault the error is. A retry on the same region helps only after the operator fixed a
-    /// [`Fault::Setup`].
+    /// Who has to act on the error. A retry on the same region helps only for [`Fault::Setup`],
+    /// after the operator has fixed the cause.
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Range { .. }

@@ -1,4 +1,4 @@
-//! Fuzz target of the recovery. The fuzzer and the test with the saved corpus call it.
+//! Fuzz target of the log's recovery. The fuzzer and the test with the saved corpus call it.
 
 use crate::log::forge;
 use crate::shadow::ShadowMedium;
@@ -6,8 +6,9 @@ use crate::{Error, Log, Options};
 
 const OPTIONS: Options = Options { segment: 4096 };
 
-/// Opens a region with the input behind valid heads, and one with the input alone. A region is
-/// refused, or all its listed values are readable and removable, and it stores a new one.
+/// Opens two regions: the input behind valid heads, and the input alone. Checks that `open` refuses
+/// the region, or that all its listed values are readable and removable and a new value can be
+/// stored.
 pub fn pmem_log(input: &[u8]) {
     let mut raw = input.to_vec();
     raw.resize(raw.len().clamp(8192 + 8 * 4096, 1 << 20), 0);

@@ -1,7 +1,7 @@
-//! Persistent memory: maps a region of it, makes writes durable, and stores values in a crash-safe
-//! log.
+//! Persistent memory: maps a region of it into the process, makes writes durable, and stores values
+//! in a crash-safe log.
 //!
-//! The crate handles bytes at offsets. It knows no digests, no images, no network and no async
+//! The crate handles only bytes at offsets. It uses no digests, no images, no network and no async
 //! runtime.
 //!
 //! Layers, from the bytes up:
@@ -12,7 +12,7 @@
 //! - [`Medium`]: the trait of a medium. Tests implement it to simulate power cuts.
 //! - [`Log`]: key-value log; each value is committed atomically.
 
-// The architecture test checks which modules may allow it.
+// The architecture test checks which modules may allow unsafe code.
 #![deny(unsafe_code)]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 

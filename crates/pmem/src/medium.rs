@@ -1,16 +1,17 @@
-//! The trait of a medium whose bytes may survive a power cut. Tests implement it to simulate one.
+//! The trait of a medium whose bytes may survive a power cut: a region of memory or of a file.
+//! Tests implement the trait to simulate power cuts.
 
 use crate::{Class, Error};
 
 /// Contiguous bytes at fixed offsets. All calls block, and may come from any thread.
 ///
-/// Two writes to the same bytes, or a read during a write, are safe; their result is any mixture of
-/// the aligned 8-byte words of both. Callers that need an order must synchronize.
+/// Two writes to the same bytes, or a read during a write, are safe. The result is any mixture of
+/// the aligned 8-byte words of both calls. Callers that need an order must synchronize.
 ///
 /// Errors: [`Error::Range`] and [`Error::Unaligned`] for a wrong call; [`Error::Medium`] for a
-/// failed medium. After a failure all calls fail, except for [`Medium::inspect`].
+/// failed medium. After a failure of the medium, all calls fail, except for [`Medium::inspect`].
 pub trait Medium: Send + Sync {
-    /// Size in bytes; constant.
+    /// Size in bytes. It never changes.
     fn len(&self) -> u64;
 
     /// Whether the size is 0.
@@ -24,8 +25,8 @@ pub trait Medium: Send + Sync {
     /// Fills `buf` with the latest bytes at `offset`, durable or not.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error>;
 
-    /// As [`read`](Self::read), for possibly defective memory: an unreadable place fails this call
-    /// only, and not the medium. A mapped medium needs one more system call.
+    /// As [`read`](Self::read), for memory that may be defective: an unreadable place fails only
+    /// this call, and not the medium. For a mapped medium, the call costs one more system call.
     fn inspect(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         self.read(offset, buf)
     }
@@ -35,28 +36,29 @@ pub trait Medium: Send + Sync {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error>;
 
     /// Writes 8 bytes, little-endian, at a multiple of 8. The write is atomic for readers and for a
-    /// power cut, and durable once flushed and fenced. A reader that sees it also sees all earlier
-    /// writes of this thread.
+    /// power cut, and durable once it is flushed and fenced. A reader that sees the new value also
+    /// sees all earlier writes of this thread.
     fn store(&self, offset: u64, word: u64) -> Result<(), Error>;
 
-    /// Starts to make these bytes durable.
+    /// Starts to make these bytes durable. They are durable after the next [`fence`](Self::fence).
     fn flush(&self, offset: u64, len: u64) -> Result<(), Error>;
 
-    /// Waits until all bytes that this thread flushed are durable: up to milliseconds on a disk.
+    /// Waits until all bytes that this thread flushed are durable. On a disk, this takes up to
+    /// milliseconds.
     fn fence(&self) -> Result<(), Error>;
 
-    /// Replaces the memory of these bytes by fresh memory with undefined contents, before they are
-    /// written. Readers such as the kernel, which sends from them to slow clients, keep the old
-    /// memory.
+    /// Replaces the memory of these bytes by new memory with undefined contents, before the bytes
+    /// are written. Readers of the old memory keep it: for example, the kernel may still send from
+    /// it to slow clients.
     ///
-    /// Errors: [`Error::NoRoom`] without free memory; then the bytes must not be written before a
-    /// successful call.
+    /// Errors: [`Error::NoRoom`] when there is no free memory. Then the bytes must not be written
+    /// until a later call succeeds.
     fn renew(&self, _offset: u64, _len: u64) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Returns the memory of these unused bytes to the operating system, if the medium is memory.
-    /// They then read as zeros, or unchanged; [`renew`](Self::renew) must precede a write.
+    /// If the medium is memory, returns the memory of these unused bytes to the operating system.
+    /// The bytes then read as zeros, or unchanged. Call [`renew`](Self::renew) before writing them.
     fn release(&self, _offset: u64, _len: u64) -> Result<(), Error> {
         Ok(())
     }

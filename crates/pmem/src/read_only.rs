@@ -1,8 +1,8 @@
-//! A read-only view of a medium.
+//! A read-only view of a medium, with which a log can be checked without changing it.
 
 use crate::{Class, Error, Medium};
 
-/// Discards writes; reads return the unchanged contents.
+/// A view that discards writes: reads return the unchanged contents of the medium.
 pub(crate) struct ReadOnly<'a, M>(pub(crate) &'a M);
 
 impl<M: Medium> Medium for ReadOnly<'_, M> {

@@ -1,5 +1,5 @@
-//! A simulated medium for tests that loses bytes that were not flushed and fenced when a test cuts
-//! the power.
+//! For tests: a simulated medium. A simulated power cut loses the bytes that were not flushed and
+//! fenced.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,11 +15,14 @@ const LINE: u64 = 64;
 
 /// Memory that tracks which 8-byte words a power cut may lose. Clones share the memory.
 ///
-/// It is stricter than hardware manuals. A word that was stored several times since it was durable
-/// may survive with any of these values, independently of other words. A line that was never
-/// flushed may survive, as after an eviction from the cache. A flush without a fence guarantees
-/// nothing. A fence completes only the flushes of its own [`lane`](Self::lane), as `sfence` does
-/// for its CPU.
+/// This medium guarantees less than the manuals of the hardware do:
+///
+/// 1. A word that was stored several times since it was durable may survive with any of these
+///    values, independently of other words.
+/// 2. A line that was never flushed may survive, as after an eviction from the CPU cache.
+/// 3. A flush without a fence guarantees nothing.
+/// 4. A fence completes only the flushes of its own [`lane`](Self::lane), as `sfence` does for its
+///    CPU.
 #[derive(Clone)]
 pub struct ShadowMedium {
     state: Arc<Mutex<State>>,
@@ -28,7 +31,7 @@ pub struct ShadowMedium {
 /// A place in the code with a flush or a fence.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Site {
-    /// Whether it is a fence.
+    /// Whether the place has a fence; otherwise it has a flush.
     pub fence: bool,
     /// The source file.
     pub file: &'static str,
@@ -36,7 +39,7 @@ pub struct Site {
     pub line: u32,
 }
 
-/// Called before each flush and each fence takes effect: the moments for a power cut.
+/// Called before each flush and each fence takes effect. Tests cut the power at these moments.
 pub type Probe = Arc<dyn Fn(&ShadowMedium) + Send + Sync>;
 
 #[derive(Clone)]
@@ -45,7 +48,7 @@ struct State {
     visible: Vec<u8>,
     /// Bytes that certainly survive a power cut.
     durable: Vec<u8>,
-    /// Values of each word since it was durable, in order, by word number.
+    /// For each word, by word number: the values stored since the word was durable, in order.
     pending: BTreeMap<u64, Pending>,
     /// Words that each lane has flushed but not fenced.
     flushing: BTreeMap<u32, BTreeSet<u64>>,
@@ -99,8 +102,8 @@ impl ShadowMedium {
         }
     }
 
-    /// The medium after a power cut. Of every four seeds, one loses all non-durable words, one
-    /// loses none, one decides per word, one per line. Ignored sites stay ignored.
+    /// The medium after a power cut. The seed chooses one of four ways: lose all non-durable words,
+    /// lose none, decide for each word, or decide for each line. Ignored sites stay ignored.
     pub fn cut(&self, seed: u64) -> Self {
         let state = self.lock();
         let mut random = fastrand::Rng::with_seed(seed);
@@ -144,7 +147,7 @@ impl ShadowMedium {
         self.lock().lane = lane;
     }
 
-    /// Number of calls per flush and fence, with the ignored ones.
+    /// Number of calls of each flush and each fence, including the ignored ones.
     pub fn sites(&self) -> BTreeMap<Site, u64> {
         self.lock().sites.clone()
     }
@@ -154,7 +157,7 @@ impl ShadowMedium {
         self.lock().ignored.insert(site);
     }
 
-    /// Makes the n-th access from now, of any kind, and all later ones fail; `None` ends the
+    /// Makes the n-th access from now on, of any kind, and all later accesses fail; `None` ends the
     /// failure.
     pub fn fail_after(&self, accesses: Option<u64>) {
         let mut state = self.lock();
@@ -172,7 +175,8 @@ impl ShadowMedium {
         self.lock().accesses
     }
 
-    /// Sets the callback before each flush and fence. It may cut, fork and read, but not write.
+    /// Sets the callback that runs before each flush and fence. The callback may cut, fork and
+    /// read, but not write.
     pub fn probe(&self, probe: Option<Probe>) {
         self.lock().probe = probe;
     }
@@ -328,7 +332,8 @@ fn put(bytes: &mut [u8], offset: u64, value: &[u8; 8]) {
     bytes[from..from + 8].copy_from_slice(value);
 }
 
-/// The offset as an index. An offset that is no index becomes one that bounds checks reject.
+/// Converts an offset to an index. An offset that is too large for an index becomes one that bounds
+/// checks reject.
 fn at(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }

@@ -10,8 +10,8 @@ use crate::{Error, Medium};
 const COPY_STEP: usize = 64 * 1024;
 
 impl<M: Medium> Log<M> {
-    /// Frees one segment when few are free; `false` when no segment is worth it. Copies less than a
-    /// segment, and no values that readers have open.
+    /// Frees one segment when few segments are free. Returns `false` when no segment is worth the
+    /// copy. Copies less than one segment, and no values that readers have open.
     pub(super) fn compact(&self) -> Result<bool, Error> {
         let _one = self.inner.compaction.lock();
         if !self.inner.space.is_short() {
@@ -29,7 +29,8 @@ impl<M: Medium> Log<M> {
         Ok(true)
     }
 
-    /// Rewrites the part of a value in `victim`; its other parts stay in place.
+    /// Rewrites the part of a value that lies in the segment `victim`. The other parts of the value
+    /// stay in place.
     fn relocate(&self, stored: &Arc<IndexEntry>, victim: u32) -> Result<(), Error> {
         let _key_lock = self.lock_key(&stored.key);
         let current = self
@@ -58,7 +59,7 @@ impl<M: Medium> Log<M> {
                     usize::try_from(extent.len - at).map_or(COPY_STEP, |left| left.min(COPY_STEP));
                 if let Err(error) = self.read_at(&entry, extent.start + at, &mut piece[..len]) {
                     return match error {
-                        // A completely failed medium fails here, too.
+                        // If the whole medium has failed, this removal fails, too.
                         Error::Medium { .. } => self.remove_unreadable(stored),
                         error => Err(error),
                     };

@@ -24,11 +24,12 @@ pub struct EntryInfo<'a> {
     pub key: &'a [u8],
     /// Size of the content in bytes.
     pub len: u64,
-    /// Bytes in the log, with heads and meta.
+    /// Bytes that the value takes in the log, including heads and meta.
     pub bytes: u64,
 }
 
-/// A committed value. While it exists, its bytes are not reused, even if the value is removed.
+/// A committed value. While this handle exists, the bytes of the value are not reused, even if the
+/// value is removed.
 #[derive(Clone)]
 pub struct Entry {
     stored: Arc<IndexEntry>,
@@ -38,9 +39,9 @@ pub struct Entry {
 /// The index entry of a value.
 pub(super) struct IndexEntry {
     pub(super) key: Box<[u8]>,
-    /// Position of its last record.
+    /// Position of the last record of the value.
     pub(super) record: u64,
-    /// Its commit word.
+    /// The commit word of the last record.
     pub(super) word: u64,
     pub(super) tail_at: u64,
     pub(super) tail_len: usize,
@@ -75,7 +76,7 @@ impl Entry {
         self.stored.len == 0
     }
 
-    /// The meta that was committed with the value.
+    /// The meta of the value: bytes that the caller committed with it.
     pub fn meta(&self) -> &[u8] {
         &self.meta
     }
@@ -95,7 +96,7 @@ impl Entry {
         Some((extent.offset + skip, extent.len - skip))
     }
 
-    /// Bytes in the log, with heads and meta.
+    /// Bytes that the value takes in the log, including heads and meta.
     pub fn bytes(&self) -> u64 {
         self.stored.bytes
     }
@@ -140,7 +141,8 @@ pub(super) fn read<M: Medium>(
         let skip = at - extent.start;
         let here = usize::try_from(extent.len - skip).map_or(buf.len(), |here| here.min(buf.len()));
         let (now, later) = buf.split_at_mut(here);
-        // Not through the map, where an unreadable line fails the whole medium.
+        // Uses `inspect` and not a read through the map: there, an unreadable line fails the whole
+        // medium.
         medium.inspect(extent.offset + skip, now)?;
         at += here as u64;
         buf = later;

@@ -1,4 +1,5 @@
-//! Builds regions with valid checksums over arbitrary fields, as an attacker could.
+//! For the fuzz target: builds regions with valid checksums over arbitrary fields, as an attacker
+//! could.
 
 use super::layout::{COMMIT_OFFSET, Head, Kind, LINE, Line, Record, base, encode_segment};
 
@@ -7,8 +8,8 @@ const SIZE: usize = 8192 + 8 * 4096;
 const ID: u64 = 7;
 
 /// A log with valid heads, modified by the input. The input is a sequence of edits: an offset in
-/// lines (2 bytes), a kind (1 byte), a length (1 byte), and that many bytes. Heads of segments and
-/// records get valid checksums, and records valid commit words.
+/// lines (2 bytes), a kind (1 byte), a length (1 byte), and then as many bytes as the length says.
+/// Heads of segments and records get valid checksums, and records get valid commit words.
 pub(crate) fn forge(mut input: &[u8]) -> Vec<u8> {
     let mut region = vec![0; SIZE];
     let head = Head {

@@ -1,5 +1,5 @@
-//! The encoding of the log: its head, and the heads of segments and records. `docs/formats/pmem.md`
-//! has diagrams.
+//! The binary encoding of the log: the head of the log, and the heads of segments and records.
+//! `docs/formats/pmem.md` has diagrams.
 
 use crate::Error;
 
@@ -25,16 +25,17 @@ pub(super) const PART_LEN: usize = 24;
 /// Offset of the commit word in the head of a record.
 pub(super) const COMMIT_OFFSET: u64 = 56;
 
-/// Upper bound of sequences and serials in heads, so that counting on from one cannot overflow.
+/// Upper bound of the sequences and serials in heads, so that counters that continue from them
+/// cannot overflow.
 const MAX_COUNTER: u64 = 1 << 62;
 
-/// The bytes of one head.
+/// The bytes of one head, which is one cache line long.
 pub(super) type Line = [u8; 64];
 
 /// The head of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Head {
-    /// Random number of this log. Bytes of an earlier log in the same region have another one.
+    /// Random number of this log. Bytes of an earlier log in the same region have another number.
     pub(super) id: u64,
     /// Size of the region in bytes.
     pub(super) size: u64,
@@ -68,7 +69,7 @@ pub(super) enum Kind {
 /// The head of a record, without its commit word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Record {
-    /// Sequence of its segment when it was written.
+    /// Sequence that the segment of the record had when the record was written.
     pub(super) sequence: u64,
     /// Of two records with one key, the one with the higher serial is newer.
     pub(super) serial: u64,
@@ -76,7 +77,7 @@ pub(super) struct Record {
     pub(super) body: u32,
     /// Length of the meta in bytes.
     pub(super) meta: u32,
-    /// Number of parts in other records.
+    /// Number of parts of the value that lie in other records.
     pub(super) parts: u32,
     /// Length of the key in bytes.
     pub(super) key: u8,
@@ -93,7 +94,7 @@ pub(super) struct Part {
     pub(super) offset: u64,
     /// Length in bytes, at least 1.
     pub(super) len: u64,
-    /// Sequence of its segment.
+    /// Sequence that the segment of the part had when the part was written.
     pub(super) sequence: u64,
 }
 
@@ -115,8 +116,8 @@ impl Head {
     }
 }
 
-/// Offset of the first segment, for this segment size. Each segment begins at a multiple of its
-/// size, so that no folio of the page cache spans two segments.
+/// Offset of the first segment, for this size of segments. Each segment begins at a multiple of its
+/// size, so that no folio of the page cache contains bytes of two segments.
 pub(super) const fn base(segment: u64) -> u64 {
     if segment > HEAD_PAGES {
         segment
@@ -126,7 +127,7 @@ pub(super) const fn base(segment: u64) -> u64 {
 }
 
 impl HeadCopy {
-    /// Decodes one copy, without regard to the other.
+    /// Decodes one copy of the log's head, without the other copy.
     pub(super) fn decode(line: &Line) -> Self {
         if line.iter().all(|byte| *byte == 0) {
             return Self::Blank;
@@ -162,7 +163,7 @@ pub(super) fn encode_segment(id: u64, sequence: u64, index: u32) -> Line {
 pub(super) enum SegmentHead {
     /// The head of this segment, with its sequence.
     Valid(u64),
-    /// Blank, or of an earlier log.
+    /// All zeros, or the head of an earlier log.
     Absent,
     /// Damaged.
     Damaged,
@@ -239,8 +240,8 @@ impl Record {
         bounded.then_some(record)
     }
 
-    /// The commit word of this record. Its 64 bits depend on the head and the random number of the
-    /// log, so that no content can contain it, by chance or on purpose. Never 0.
+    /// The commit word of this record. Its 64 bits depend on the head and on the random number of
+    /// the log, so the content of a value cannot contain it, by chance or on purpose. Never 0.
     pub(super) fn commit_word(line: &Line, id: u64, offset: u64) -> u64 {
         let low = crc32c::crc32c_append(
             crc32c::crc32c(&id.rotate_left(17).to_le_bytes()),
@@ -284,20 +285,19 @@ impl Part {
     }
 }
 
-/// Combines both copies: returns the head and whether both copies must be rewritten, or `None` for
-/// a region that was never formatted. `len`: size of the region in bytes.
+/// Combines both copies of the log's head. Returns the head, and whether both copies must be
+/// rewritten; `None` for a region that was never formatted. `len`: size of the region in bytes.
 ///
 /// # Errors
-/// [`Error::Format`]: no log, or none that this version can use. Nothing was written.
-/// written.
+/// [`Error::Format`] when the region has no log that this version can use. Nothing was written.
 pub(super) fn combine_copies(
     copies: [HeadCopy; 2],
     len: u64,
 ) -> Result<Option<(Head, bool)>, Error> {
     let refuse = |why: String| Err(Error::Format { why });
     let (head, must_rewrite) = match copies {
-        // The copy at 4096 is written first. While the copy at 0 is blank, no value was ever
-        // committed.
+        // The copy at 4096 is written before the copy at 0. While the copy at 0 is blank, no value
+        // was ever committed.
         [HeadCopy::Blank, HeadCopy::Blank | HeadCopy::Damaged] => return Ok(None),
         [HeadCopy::Intact(head), HeadCopy::Intact(same)] if head == same => (head, false),
         [HeadCopy::Intact(_), HeadCopy::Intact(_)] => {
@@ -327,7 +327,7 @@ pub(super) fn combine_copies(
 /// Checks whether a region of `len` bytes can have segments of `segment` bytes.
 ///
 /// # Errors
-/// [`Error::Format`]
+/// [`Error::Format`] when it cannot.
 pub(super) fn check_shape(len: u64, segment: u64) -> Result<(), Error> {
     let (least, most) = SEGMENT_SIZES;
     if !segment.is_power_of_two() || !(least..=most).contains(&segment) {
@@ -353,7 +353,7 @@ pub(super) const fn align(bytes: u64) -> u64 {
     bytes.next_multiple_of(LINE)
 }
 
-/// Writes the checksum of the bytes before `at` to `at`.
+/// Writes the checksum of the bytes before position `at` of the line to position `at`.
 fn write_sum(line: &mut Line, at: usize, position: u64) {
     let sum = sum(&line[..at], position);
     line[at..at + 4].copy_from_slice(&sum.to_le_bytes());
@@ -363,7 +363,8 @@ fn has_valid_sum(line: &Line, at: usize, position: u64) -> bool {
     u32_at(line, at) == sum(&line[..at], position)
 }
 
-/// The checksum covers the position: a copy of a head in the content of a value is no head.
+/// The checksum of a head. It covers the position of the head, so that a copy of a head in the
+/// content of a value is not taken for a head.
 fn sum(bytes: &[u8], position: u64) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&position.to_le_bytes()), bytes)
 }

@@ -1,11 +1,12 @@
-//! Reads the lines of a region in sequence, and tolerates unreadable ones.
+//! Reads the lines of a region in sequence, one page at a time. An unreadable line is no error
+//! until there are too many.
 
 use super::layout::{LINE, Line};
 use crate::{Error, Medium};
 
-/// Bytes per read. Segments begin at multiples of it.
+/// Bytes per read. Each segment begins at a multiple of this number.
 const PAGE: u64 = 4096;
-/// Maximum number of unreadable lines: beyond it, the region is not opened.
+/// Maximum number of unreadable lines. A region with more is not opened.
 const MAX_UNREADABLE_LINES: u64 = 1 << 12;
 
 /// Reads lines, one page at a time.

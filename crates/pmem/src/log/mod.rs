@@ -1,5 +1,5 @@
-//! A log-structured key-value store on any [`Medium`]: an 8-byte commit word commits a value, and
-//! compaction reclaims segments.
+//! A log-structured key-value store on any [`Medium`]. An 8-byte commit word commits each value,
+//! and compaction frees segments with dead bytes.
 //!
 //! `docs/formats/pmem.md` describes the layout, and the reason for each flush and fence.
 
@@ -35,11 +35,11 @@ use entry::IndexEntry;
 use layout::{COMMIT_OFFSET, Head};
 use space::{Lease, LeaseEnd, Space, Stream};
 
-/// Maximum number of segments that one writer compacts before it gets [`Error::NoRoom`]. Each frees
-/// at least 1/16 of a segment.
+/// Maximum number of segments that one writer compacts before it gets [`Error::NoRoom`]. Each
+/// compaction frees at least 1/16 of a segment.
 const MAX_COMPACTIONS: usize = 32;
 
-/// Format of a new region; an existing log keeps its own.
+/// Format of a new region. A region with a log keeps the format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Size of a segment in bytes: a power of two within [`SEGMENT_SIZES`]. A value leaves at most
@@ -59,22 +59,23 @@ impl Default for Options {
 pub struct RecoveryReport {
     /// Number of values.
     pub entries: u64,
-    /// Bytes of all values, with heads and meta.
+    /// Bytes that all values take, including heads and meta.
     pub bytes: u64,
-    /// Committed records that are too damaged to be used.
+    /// Number of committed records that are too damaged to be used.
     pub dropped: u64,
-    /// Damaged or unreadable places in front of intact records: each has cost one or more records.
+    /// Number of damaged or unreadable places in front of intact records. Each place has lost one
+    /// or more records.
     pub damaged: u64,
     /// Number of segments in the region.
     pub segments: u64,
-    /// Whether the region was just formatted.
+    /// Whether this call formatted the region.
     pub formatted: bool,
 }
 
 /// The log. Clones share it; all calls block, and may come from any thread.
 ///
-/// Memory: about 300 bytes per value and 24 per part of a value, 100 per segment; no content. A
-/// region has at most one `Log` at a time; the owner of the medium ensures that.
+/// Memory: about 300 bytes per value, 24 per part of a value, and 100 per segment; contents are not
+/// in memory. A region has at most one `Log` at a time; the owner of the medium ensures this.
 pub struct Log<M> {
     inner: Arc<Inner<M>>,
 }
@@ -92,8 +93,8 @@ struct Inner<M> {
     hasher: RandomState,
     serial: AtomicU64,
     compaction: Mutex<()>,
-    /// Values whose commit word could not be cleared: their bytes stay untouched until the log is
-    /// opened again.
+    /// Values whose commit word could not be cleared. Their bytes are not overwritten until the log
+    /// is opened again.
     uncleared: Mutex<Vec<Arc<IndexEntry>>>,
 }
 
@@ -106,9 +107,10 @@ impl<M> Clone for Log<M> {
 }
 
 impl<M: Medium> Log<M> {
-    /// Formats a region without a header, or reads a log. Reads one page per segment and per page
-    /// with a record's head, each key and meta, and the unwritten ends of segments; no content. 100
-    /// 000 values took 2 s on a busy machine.
+    /// Formats a region without a header, or reads the log of a region. Reads one page per segment,
+    /// one page per page with a record's head, each key and meta, and the unwritten ends of
+    /// segments; reads no content. For 100 000 values, this took 2 s on a busy machine.
+    ///
     /// # Errors
     /// [`Error::Format`] for another version, another size, or two damaged headers;
     /// [`Error::Medium`] for an unreadable region, which is left unchanged.
@@ -116,7 +118,8 @@ impl<M: Medium> Log<M> {
         recovery::open(medium, options)
     }
 
-    /// The result that [`open`](Self::open) would have, at the same cost. Changes nothing.
+    /// Returns the result that [`open`](Self::open) would return, at the same cost. Changes
+    /// nothing.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -124,11 +127,11 @@ impl<M: Medium> Log<M> {
         recovery::open(ReadOnly(medium), options).map(|(_, found)| found)
     }
 
-    /// Starts a value. Its commit replaces the value of `key`, if any. Written bytes go directly to
-    /// the medium.
+    /// Starts to write a value. Its commit replaces the value of `key`, if there is one. Written
+    /// bytes go directly to the medium.
     ///
-    /// [`Error::NoRoom`] at the limit; [`Error::TooLarge`] for a key of more than [`MAX_KEY_LEN`]
-    /// bytes.
+    /// Errors: [`Error::NoRoom`] at the limit; [`Error::TooLarge`] for a key of more than
+    /// [`MAX_KEY_LEN`] bytes.
     pub fn begin(&self, key: &[u8]) -> Result<Writer<M>, Error> {
         self.inner.space.check_limit()?;
         Writer::new(self.clone(), key, Stream::New)
@@ -137,17 +140,18 @@ impl<M: Medium> Log<M> {
     /// The value of `key`, with its meta. Reads the medium once.
     ///
     /// # Errors
-    /// [`Error::Damaged`] when key or meta are damaged.
+    /// [`Error::Damaged`] when key or meta are damaged; the errors of the medium.
     pub fn get(&self, key: &[u8]) -> Result<Option<Entry>, Error> {
         let stored = self.index().get(key).cloned();
         stored.map(|stored| self.entry(stored)).transpose()
     }
 
     /// Fills `buf` from `offset` of a value, even if the value was removed meanwhile. Does not
-    /// verify the content: the caller has checksums for it.
+    /// verify the content, because the caller has its own checksums for it.
     ///
-    /// [`Error::Range`] beyond the end of the value; [`Error::Medium`] where the value is
-    /// unreadable. The latter affects only this value; its segment is not written any more.
+    /// Errors: [`Error::Range`] beyond the end of the value; [`Error::Medium`] where the value is
+    /// unreadable. An unreadable place affects only this value; no more bytes are written to its
+    /// segment.
     pub fn read_at(&self, entry: &Entry, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let read = entry::read(&self.inner.medium, entry.extents(), offset, buf);
         read.inspect_err(|error| self.retire_failed_segment(error))
@@ -157,7 +161,7 @@ impl<M: Medium> Log<M> {
     /// once the last [`Entry`] of the value is dropped.
     ///
     /// # Errors
-    /// Those of the medium. The value then still exists, or is gone after the next opening.
+    /// The errors of the medium. Then the value still exists, or it is gone after the next opening.
     pub fn remove(&self, key: &[u8]) -> Result<bool, Error> {
         let _key_lock = self.lock_key(key);
         let Some(stored) = self.index().get(key).cloned() else {
@@ -168,8 +172,8 @@ impl<M: Medium> Log<M> {
         Ok(true)
     }
 
-    /// Visits all values as of the call, in any order. Values may be removed meanwhile, also by the
-    /// visitor.
+    /// Visits all values that exist at the time of the call, in no particular order. Values may be
+    /// removed meanwhile, even by `visit`.
     pub fn entries(&self, visit: &mut dyn FnMut(EntryInfo<'_>)) {
         let all: Vec<_> = self.index().values().cloned().collect();
         for stored in all {
@@ -177,19 +181,21 @@ impl<M: Medium> Log<M> {
         }
     }
 
-    /// Bytes of all values, with those being written and removed ones that readers have.
+    /// Bytes of all values, including values that are being written and removed values that readers
+    /// have open.
     pub fn used(&self) -> u64 {
         self.inner.space.used()
     }
 
-    /// Maximum bytes that a value of `len` bytes with this key and meta adds to
-    /// [`used`](Self::used). Assumes that it fills the ends of many segments, so that it has many
-    /// parts.
+    /// Maximum number of bytes that a value of `len` bytes with this key and meta adds to
+    /// [`used`](Self::used). Assumes the worst case: the value fills the ends of many segments and
+    /// so has many parts.
     pub fn footprint(&self, len: u64, key: usize, meta: usize) -> u64 {
         self.inner.space.footprint(len, (key + meta) as u64)
     }
 
-    /// Maximum of [`used`](Self::used): the region without headers and the reserve for compaction.
+    /// Maximum of [`used`](Self::used): the size of the region minus headers and the reserve for
+    /// compaction.
     pub fn capacity(&self) -> u64 {
         self.inner.space.capacity()
     }
@@ -199,13 +205,13 @@ impl<M: Medium> Log<M> {
         self.inner.space.limit()
     }
 
-    /// Changes the limit, at most to the capacity. Removes nothing: the caller decides which values
-    /// to remove.
+    /// Changes the limit, at most to the capacity. Removes no values: the caller decides which
+    /// values to remove.
     pub fn set_limit(&self, limit: u64) {
         self.inner.space.set_limit(limit);
     }
 
-    /// Returns free memory to the operating system ([`Medium::release`]); returns its size in
+    /// Returns free memory to the operating system ([`Medium::release`]). Returns the number of
     /// bytes. Does nothing on a persistent medium.
     ///
     /// # Errors
@@ -226,8 +232,9 @@ impl<M: Medium> Log<M> {
     }
 
     /// Position in the medium of byte `offset` of a value, and the number of contiguous bytes from
-    /// there; `None` beyond its end. The bytes may be passed to the kernel by `sendfile`, which may
-    /// read them long afterwards: they stay unchanged, even if the value is removed.
+    /// there; `None` beyond the end of the value. The caller may pass these bytes to the kernel by
+    /// `sendfile`. The kernel may read them long afterwards: they stay unchanged, even if the value
+    /// is removed.
     pub fn sendable_run(&self, entry: &Entry, offset: u64) -> Option<(u64, u64)> {
         let run = entry.run(offset)?;
         self.inner.space.mark_sent(run.0);
@@ -258,8 +265,8 @@ impl<M: Medium> Log<M> {
         Ok(Entry::new(stored, meta))
     }
 
-    /// Makes a value visible whose bytes are durable, and removes its predecessor. The caller holds
-    /// [`lock_key`](Self::lock_key).
+    /// Makes a value visible whose bytes are durable, and removes the previous value of its key.
+    /// The caller holds [`lock_key`](Self::lock_key).
     fn publish(&self, stored: &Arc<IndexEntry>) -> Result<(), Error> {
         let medium = &self.inner.medium;
         let at = stored.record + COMMIT_OFFSET;
@@ -269,7 +276,8 @@ impl<M: Medium> Log<M> {
             medium.fence()
         };
         if let Err(error) = commit() {
-            // The commit word may be durable, so it must be cleared, or the value left untouched.
+            // The commit word may be durable. If it cannot be cleared, the bytes of the value must
+            // not be overwritten.
             if self.clear_commit_word(stored).is_err() {
                 self.uncleared().push(Arc::clone(stored));
             }
@@ -284,8 +292,8 @@ impl<M: Medium> Log<M> {
             .inspect_err(|_| self.uncleared().push(old))
     }
 
-    /// Clears a commit word durably. Before that, no byte of the value may be overwritten: a power
-    /// cut would leave a committed record with other content.
+    /// Clears a commit word durably. Until this is done, no byte of the value may be overwritten:
+    /// after a power cut, the committed record would have other content.
     fn clear_commit_word(&self, stored: &IndexEntry) -> Result<(), Error> {
         let at = stored.record + COMMIT_OFFSET;
         self.inner.medium.store(at, 0)?;
@@ -307,8 +315,8 @@ impl<M: Medium> Log<M> {
         Ok(())
     }
 
-    /// Leases a segment to append to. Without a free one it compacts: the writer that needs the
-    /// space does the work.
+    /// Leases a segment to append to. When no segment is free, compacts first: the writer that
+    /// needs the space does this work.
     fn lease(&self, stream: Stream, need: u64) -> Result<Lease, Error> {
         for _ in 0..MAX_COMPACTIONS {
             if let Some(lease) = self.inner.space.lease(stream, need) {
@@ -321,7 +329,7 @@ impl<M: Medium> Log<M> {
         Err(Error::NoRoom)
     }
 
-    /// Renews the memory of a segment, if readers may still use the old bytes.
+    /// Renews the memory of a leased segment, if readers may still use its old bytes.
     fn renew_if_stale(&self, lease: Lease, stream: Stream) -> Result<Lease, Error> {
         let space = &self.inner.space;
         if lease.stale {

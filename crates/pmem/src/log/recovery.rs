@@ -1,4 +1,4 @@
-//! Opens a region: formats a new one, or reads an existing log.
+//! Opens the log of a region: formats a new region, or finds all values of an existing log.
 
 use parking_lot::{Mutex, RwLock};
 use std::collections::hash_map::Entry as Slot;
@@ -17,7 +17,7 @@ use super::space::{Allocation, Space};
 use super::{Inner, Log, Options, RecoveryReport};
 use crate::{Error, Medium};
 
-/// State while the segments are read.
+/// State of the scan that reads the segments.
 struct Scan<'a, M> {
     medium: &'a M,
     head: Head,
@@ -41,8 +41,8 @@ pub(super) fn open<M: Medium>(
     let mut bad = Vec::new();
     let (sequences, damaged_heads) = sequences(&mut lines, &head, &mut bad)?;
     let last = sequences.iter().copied().max().unwrap_or(0);
-    // A damaged head may have had a higher sequence: its records must not be valid for the next use
-    // of the segment.
+    // The sequence in a damaged head may have been higher, so the next sequence skips a random
+    // distance: records of an earlier use of a segment must not be valid in its next use.
     let next = last + 1 + (random() >> 40);
     let space = Arc::new(Space::new(&head, sequences.clone(), next));
     let mut scan = Scan {
@@ -63,8 +63,9 @@ pub(super) fn open<M: Medium>(
             gaps_by_segment.push((index, gaps + u64::from(damaged_heads.contains(&index))));
         }
     }
-    // After a kill without a power cut, the bytes that were read may only be in the CPU cache. This
-    // fence makes all visible records durable, and keeps all others invisible.
+    // After a kill without a power cut, the bytes that were just read may only be in the CPU cache.
+    // This fence makes all records that were found durable; a record that was not found stays
+    // invisible.
     medium.fence()?;
     let Scan {
         values,
@@ -82,8 +83,8 @@ pub(super) fn open<M: Medium>(
         .values()
         .for_each(|stored| space.register_resident(stored));
     for (segment, places) in gaps_by_segment {
-        // A segment is reused only once its last value was removed, so damage counts only in used
-        // segments.
+        // A segment is reused only after its last value was removed, so damage counts only in
+        // segments that contain values.
         if space.is_used(segment) {
             damaged += places;
         }
@@ -129,7 +130,8 @@ fn head<M: Medium>(medium: &M, options: Options) -> Result<(Head, bool), Error> 
     let copies = lines.each_ref().map(copy);
     match combine_copies(copies, len)? {
         Some((head, must_rewrite)) => {
-            // A head in unreadable memory is not rewritten: the write might fail, too.
+            // If a copy of the head is in unreadable memory, no copy is rewritten, because the
+            // write might fail, too.
             if must_rewrite && lines.iter().all(Result::is_ok) {
                 put_heads(medium, &head)?;
             }
@@ -148,8 +150,8 @@ fn head<M: Medium>(medium: &M, options: Options) -> Result<(Head, bool), Error> 
     }
 }
 
-/// Writes the copy at 0 last, after the other copy is durable: while it is blank, no value was
-/// committed.
+/// Writes both copies of the head. The copy at 0 is written last, after the other copy is durable:
+/// while the copy at 0 is blank, no value was committed.
 fn put_heads<M: Medium>(medium: &M, head: &Head) -> Result<(), Error> {
     for at in HEAD_OFFSETS.into_iter().rev() {
         medium.write(at, &head.encode())?;
@@ -159,9 +161,9 @@ fn put_heads<M: Medium>(medium: &M, head: &Head) -> Result<(), Error> {
     Ok(())
 }
 
-/// The sequence of every segment; 0 for unused ones. A segment with a damaged head gets the highest
-/// sequence of its records, and is part of the second result. A segment with an unreadable head is
-/// added to `bad`.
+/// The sequence of every segment (0 for unused segments), and the set of segments with damaged
+/// heads. A segment with a damaged head gets the highest sequence of its records. A segment with an
+/// unreadable head is added to `bad`.
 fn sequences<M: Medium>(
     lines: &mut Lines<'_, M>,
     head: &Head,
@@ -181,7 +183,8 @@ fn sequences<M: Medium>(
         });
         let sequence = match found {
             SegmentHead::Valid(sequence) => sequence,
-            // The head may have been zeroed: the position of the first record tells.
+            // The head may have been overwritten by zeros: a record at the first position shows
+            // that.
             SegmentHead::Absent if newest_sequence(lines, head, begin, begin + 2 * LINE)? == 0 => 0,
             SegmentHead::Absent | SegmentHead::Damaged => {
                 damaged_heads.insert(index);
@@ -212,9 +215,10 @@ fn newest_sequence<M: Medium>(
 }
 
 impl<M: Medium> Scan<'_, M> {
-    /// Reads the records of a segment. After a damaged record it continues at the next intact one:
-    /// no other bytes can be mistaken for a record of this segment. Returns the number of gaps.
-    /// Each is a damaged record, or bytes of a later use of the segment that a power cut ended.
+    /// Reads the records of a segment. After a damaged record, continues at the next intact record:
+    /// no other bytes can be mistaken for a record of this segment. Returns the number of gaps
+    /// between records. A gap is a damaged record, or bytes of a later use of the segment that a
+    /// power cut ended.
     fn segment(
         &mut self,
         lines: &mut Lines<'_, M>,
@@ -233,8 +237,8 @@ impl<M: Medium> Scan<'_, M> {
                 Some((line, record)).filter(|_| record.footprint() <= end - at)
             });
             let Some((head, record)) = record else {
-                // The end of the records, or a damaged one: the following lines, or its own
-                // remains, tell which.
+                // The records end here, or a record is damaged: the lines that follow, or the
+                // remains of this record, tell which.
                 if line.is_some_and(|line| is_damaged_head(&line, self.head.id, sequence, at)) {
                     self.damaged += 1;
                     gap = false;
@@ -339,7 +343,7 @@ impl<M: Medium> Scan<'_, M> {
         })
     }
 
-    /// Whether a part is within one segment, which has not been reused since.
+    /// Whether a part lies within one segment that was not reused since the part was written.
     fn is_valid_part(&self, part: &Part) -> bool {
         let Some(index) = self.space.segment_of(part.offset) else {
             return false;
@@ -353,8 +357,8 @@ impl<M: Medium> Scan<'_, M> {
         inside && part.len > 0 && sequence == Some(&part.sequence)
     }
 
-    /// Of two values with one key, the newer stays: a power cut happened between its commit and the
-    /// removal of the older one.
+    /// Of two values with one key, keeps the newer one: a power cut happened after the commit of
+    /// the newer value and before the removal of the older one.
     fn insert(&mut self, serial: u64, stored: IndexEntry) -> Result<(), Error> {
         let stored = Arc::new(stored);
         let older = match self.values.entry(stored.key.clone()) {
@@ -377,13 +381,14 @@ fn line<M: Medium>(medium: &M, at: u64) -> Result<Line, Error> {
     Ok(line)
 }
 
-/// Whether a commit word has at most 8 flipped bits. Other words, or 0, are left by a power cut.
+/// Whether `word` differs from the commit word `commit` in at most 8 bits. A power cut leaves only
+/// words that differ in more bits, or 0.
 fn has_few_flipped_bits(word: u64, commit: u64) -> bool {
     (word ^ commit).count_ones() <= 8
 }
 
-/// Whether the line is the head of a committed record with one flipped bit. A record that a power
-/// cut interrupted has no such commit word.
+/// Whether the line is the head of a committed record with one flipped bit. A record whose write
+/// was interrupted by a power cut has no valid commit word.
 fn is_damaged_head(line: &Line, id: u64, sequence: u64, at: u64) -> bool {
     if (u64_at(line, 0) ^ id).count_ones() + (u64_at(line, 8) ^ sequence).count_ones() > 1 {
         return false;

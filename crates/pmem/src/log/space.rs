@@ -1,5 +1,5 @@
-//! Tracks which segments are free, which are being written, and which of their bytes are live. Does
-//! no I/O.
+//! Accounts for the space of a log: which segments are free, which are being written, and which of
+//! their bytes are live. Makes no I/O.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
@@ -10,16 +10,17 @@ use super::IndexEntry;
 use super::layout::{Head, LINE, PART_LEN, Part, align, base};
 use crate::Error;
 
-/// Number of free segments that only compaction may use: it needs space to copy to before it frees
-/// any.
+/// Number of free segments that only compaction may use: it needs space for its copies before it
+/// can free a segment.
 const SPARE_SEGMENTS: usize = 2;
-/// Denominator of the smallest useful rest of a segment: a smaller one is not written to.
+/// Denominator of the smallest useful rest of a segment: a rest below 1/64 of a segment is not
+/// written to.
 const MIN_REST_DIVISOR: u64 = 64;
 /// Denominator of the minimum gain of compaction: at least 1/16 of the victim must be free.
 /// Otherwise compaction would copy endlessly for nothing.
 const MIN_GAIN_DIVISOR: u64 = 16;
-/// Maximum number of candidates that compaction examines. Readers or writers hold the rejected
-/// ones.
+/// Maximum number of segments that compaction examines. It rejects a segment that readers or
+/// writers hold.
 const MAX_CANDIDATES: usize = 64;
 
 /// The two kinds of appenders. Each has its own segments, so that old and new values are not mixed.
@@ -27,11 +28,11 @@ const MAX_CANDIDATES: usize = 64;
 pub(super) enum Stream {
     /// New values.
     New,
-    /// Values that compaction copies: they have lived long, and probably live on.
+    /// Values that compaction copies: they have existed for long, and will probably exist for long.
     Compacted,
 }
 
-/// A segment with exclusive permission to append.
+/// A segment, with the exclusive permission to append to it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lease {
     pub(super) segment: u32,
@@ -50,9 +51,9 @@ pub(super) struct Lease {
 pub(super) enum LeaseEnd {
     /// All bytes before this offset are durable or unused: another writer may continue here.
     ContinueAt(u64),
-    /// No more bytes are appended.
+    /// No more bytes are appended to this segment.
     Full,
-    /// The medium failed there: unused until the log is opened again.
+    /// The medium failed in this segment: it is not used until the log is opened again.
     Retired,
 }
 
@@ -72,15 +73,16 @@ struct Segment {
     state: State,
     /// Committed values with bytes here, by [`Allocation::id`].
     residents: HashMap<u64, Weak<IndexEntry>>,
-    /// Whether its memory was released since the last write.
+    /// Whether the memory of the segment was released since the last write.
     is_hole: bool,
-    /// Whether the medium failed while the segment was leased: it is retired when it is returned.
+    /// Whether the medium failed while the segment was leased. The segment is retired when the
+    /// writer returns it.
     is_bad: bool,
 }
 
 struct Inner {
     segments: Vec<Segment>,
-    /// First in, first out, so that all segments wear evenly.
+    /// Free segments. The one that was freed first is used first, so that all segments wear evenly.
     free: VecDeque<u32>,
     pools: [Vec<u32>; 2],
     used: u64,
@@ -89,8 +91,8 @@ struct Inner {
     next_allocation: u64,
 }
 
-/// The segments of a log; see the head of this module. About 100 bytes per segment, and 40 per
-/// value in each segment with bytes of it.
+/// The segments of a log; see the documentation of this module. Takes about 100 bytes per segment,
+/// and 40 bytes for each pair of a segment and a value in it.
 pub(super) struct Space {
     segment: u64,
     capacity: u64,
@@ -100,7 +102,7 @@ pub(super) struct Space {
     inner: Mutex<Inner>,
 }
 
-/// Bytes that are live until this is dropped.
+/// Bytes of one value. They are live until this is dropped.
 pub(super) struct Allocation {
     space: Arc<Space>,
     id: u64,
@@ -111,16 +113,16 @@ pub(super) struct Allocation {
 struct AllocationState {
     /// Bytes of the value.
     charged: u64,
-    /// Whether these bytes are not part of `used`, because another one of the same value counts
-    /// them.
+    /// Whether `used` does not include these bytes, because another allocation of the same value
+    /// counts them.
     is_copy: bool,
     /// Live bytes per segment.
     live: Vec<(u32, u64)>,
 }
 
 impl Space {
-    /// `sequences`: those in the segments' heads, 0 without a head. `next`: greater than all
-    /// sequences ever used.
+    /// `sequences`: the sequences in the segments' heads, 0 for a segment without a head. `next`:
+    /// greater than all sequences ever used.
     pub(super) fn new(head: &Head, sequences: Vec<u64>, next: u64) -> Self {
         let count = sequences.len() as u64;
         let capacity = (count - reserve(count)) * (head.segment - LINE);
@@ -130,7 +132,7 @@ impl Space {
         let segments = sequences.into_iter().map(|sequence| Segment {
             sequence,
             live: 0,
-            // Prevents that a segment is freed while the log is still being read.
+            // This state prevents that a segment is freed while the log is still being read.
             state: State::Leased,
             residents: HashMap::new(),
             is_hole: false,
@@ -152,8 +154,8 @@ impl Space {
         }
     }
 
-    /// Frees all segments without live bytes, except for `bad` ones. Called once, after the log was
-    /// read.
+    /// Frees all segments without live bytes, except for `bad` segments. Called once, after the log
+    /// was read.
     pub(super) fn free_unused(&self, bad: &[u32]) {
         let mut inner = self.lock();
         for index in (0..u32::MAX).take(inner.segments.len()) {
@@ -189,8 +191,8 @@ impl Space {
     /// Maximum bytes of a value with `len` content bytes and `tail` bytes of key and meta.
     pub(super) fn footprint(&self, len: u64, tail: u64) -> u64 {
         // A part fills its segment to the end, and an appender gets at least 1/[`MIN_REST_DIVISOR`]
-        // of a segment. The part before the last record is an exception: it ends where the list of
-        // parts no longer fits.
+        // of a segment. The part before the last record is the exception: it ends earlier if the
+        // list of parts would not fit behind it.
         let least = (self.segment / MIN_REST_DIVISOR)
             .saturating_sub(LINE)
             .max(LINE);
@@ -302,8 +304,8 @@ impl Space {
             .ok()
             .and_then(|index| self.was_sent.get(index))
         {
-            // The thread that leases the segment sees this: the value is released first, under the
-            // lock.
+            // A `Relaxed` store suffices: the value is released later, under the lock, so the
+            // thread that leases the segment sees it.
             was_sent.store(true, Ordering::Relaxed);
         }
     }
@@ -314,8 +316,8 @@ impl Space {
         self.lock().segments[index as usize].is_hole = false;
     }
 
-    /// Takes a free segment whose memory was not released yet, to release it. Spares the segments
-    /// that compaction needs.
+    /// Takes a free segment whose memory was not released yet, so that the caller can release it.
+    /// Leaves the segments that compaction needs.
     pub(super) fn take_unreleased(&self) -> Option<u32> {
         let mut inner = self.lock();
         if inner.free.len() <= SPARE_SEGMENTS {
@@ -361,8 +363,8 @@ impl Space {
         inner.reclaim(index);
     }
 
-    /// Retires the segment with `offset`, where the medium failed: it is not written again until
-    /// the log is opened again.
+    /// Retires the segment that contains `offset`, because the medium failed there. It is not
+    /// written until the log is opened again.
     pub(super) fn retire(&self, offset: u64) {
         let Some(index) = self.segment_of(offset) else {
             return;
@@ -374,7 +376,8 @@ impl Space {
             }
             State::Free => inner.free.retain(|free| *free != index),
             State::Full => {}
-            // Its current writer continues, or fails itself; no other writer follows.
+            // The current writer of the segment continues, or fails itself. No other writer
+            // follows.
             State::Leased => {
                 inner.segments[index as usize].is_bad = true;
                 return;
@@ -384,8 +387,8 @@ impl Space {
         inner.segments[index as usize].state = State::Retired;
     }
 
-    /// The segment with the fewest live bytes that compaction can free, with its values. Skips
-    /// segments that readers or writers hold. Stops appends to it.
+    /// The segment with the fewest live bytes that compaction can free, and the values in it. Skips
+    /// segments that readers or writers hold. No writer appends to the segment any more.
     pub(super) fn victim(&self) -> Option<(u32, Vec<Arc<IndexEntry>>)> {
         let mut inner = self.lock();
         let most = (self.segment - LINE) / MIN_GAIN_DIVISOR * (MIN_GAIN_DIVISOR - 1);
@@ -406,8 +409,9 @@ impl Space {
                 .values()
                 .filter_map(Weak::upgrade)
                 .collect();
-            // The index has one reference, this list the other. Fewer claimed than live bytes: a
-            // writer has some, or a reader of a removed value.
+            // A value that nobody else holds has two references: in the index and in this list. If
+            // the values claim fewer bytes than are live, a writer or a reader of a removed value
+            // has the rest.
             let alone = values.iter().all(|value| Arc::strong_count(value) == 2);
             let claimed: u64 = values
                 .iter()
@@ -424,8 +428,8 @@ impl Space {
             inner.segments[*index as usize].state = State::Full;
         }
         drop(inner);
-        // If a value was released meanwhile, its last reference is here, and dropping it takes the
-        // lock.
+        // If the index has dropped a value meanwhile, its last reference is in this list. Dropping
+        // it takes the lock, so the lock is released before.
         drop(passed);
         found
     }
@@ -472,7 +476,7 @@ impl Allocation {
         })
     }
 
-    /// Charges bytes that are about to be written.
+    /// Adds bytes that are about to be written to `used`.
     ///
     /// # Errors
     /// [`Error::NoRoom`] when they would exceed the limit.
@@ -490,13 +494,13 @@ impl Allocation {
         Ok(())
     }
 
-    /// Excludes the charged bytes from `used`: they are a copy of a value that counts already.
-    /// Otherwise writers would fail during compaction.
+    /// Excludes the charged bytes from `used`, because they are a copy of a value that `used`
+    /// already includes. Otherwise writers would reach the limit during compaction.
     pub(super) fn set_copy(&self) {
         self.state().is_copy = true;
     }
 
-    /// Counts this copy from now on, instead of the first one.
+    /// From now on, `used` counts this copy of the value in place of the first one.
     pub(super) fn replace_first(&self, first: &Self) {
         let mut inner = self.space.lock();
         let before = std::mem::take(&mut first.state().charged);
@@ -560,8 +564,9 @@ impl Drop for Allocation {
     }
 }
 
-/// Number of segments beyond the capacity: those for compaction, and space for dead bytes between
-/// live ones. At a fill level of 31/32, each compacted segment frees at least 1/32 of itself.
+/// Number of segments that do not belong to the capacity: those for compaction, and space for dead
+/// bytes between live ones. At a fill level of 31/32, each compacted segment frees at least 1/32 of
+/// its bytes.
 fn reserve(segments: u64) -> u64 {
     (segments / 32).max(4)
 }

@@ -1,5 +1,5 @@
-//! Writes one value directly to the medium; the value is invisible until its commit word is
-//! written.
+//! Writes one value of the log directly to the medium. The value is invisible until its commit word
+//! is written.
 
 use parking_lot::RwLock;
 use std::sync::Arc;
@@ -10,11 +10,12 @@ use super::layout::{Kind, LINE, Line, MAX_KEY_LEN, MAX_META_LEN, Record, align, 
 use super::space::{Allocation, Lease, LeaseEnd, Stream};
 use crate::{Class, Error, Fault, Medium};
 
-/// Number of bytes after which cache lines are flushed, while they are still in the CPU cache.
-/// Files are not flushed early, since that is a system call that waits for the disk.
+/// Number of written bytes after which their cache lines are flushed, while they are still in the
+/// CPU cache. Bytes of a file on a disk are not flushed early, since that is a system call that
+/// waits for the disk.
 const FLUSH_INTERVAL: u64 = 256 * 1024;
-/// Minimum room for a record of a value in bytes, with its head. With less, the record goes to
-/// another segment.
+/// Minimum room for a record of a value in bytes, including its head. If a segment has less room,
+/// the record goes to another segment.
 const MIN_RECORD_ROOM: u64 = 2 * LINE;
 
 /// A value that is being written. Dropping it releases its space.
@@ -38,7 +39,7 @@ pub struct UncommittedReader<M> {
     value: Arc<UncommittedValue>,
 }
 
-/// Shared by a writer and its readers.
+/// State of a value that its writer and its readers share.
 struct UncommittedValue {
     extents: RwLock<Vec<Extent>>,
     allocation: Arc<Allocation>,
@@ -47,11 +48,11 @@ struct UncommittedValue {
 /// The record that is being written.
 struct OpenRecord {
     lease: Lease,
-    /// Position of its head.
+    /// Position of the record's head.
     start: u64,
     /// Position of the next byte.
     at: u64,
-    /// Position up to which the content is durable.
+    /// Position up to which the content of the record is durable.
     durable_to: u64,
 }
 
@@ -89,7 +90,7 @@ impl<M: Medium> Writer<M> {
     /// Appends content. It is visible to [`reader`](Self::reader) on return.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] at the limit, or when readers hold the reusable space.
+    /// [`Error::NoRoom`] at the limit, or when readers hold the space that could be reused.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.guarded(|writer| writer.append(bytes))
     }
@@ -102,11 +103,11 @@ impl<M: Medium> Writer<M> {
         }
     }
 
-    /// Makes the value durable and visible atomically, and replaces the previous one.
+    /// Makes the value durable and visible atomically, and replaces the previous value of the key.
     ///
     /// # Errors
     /// [`Error::TooLarge`] for more than [`MAX_META_LEN`] bytes of meta. After an error of the
-    /// medium, the value is not visible, but may be after the next opening.
+    /// medium, the value is not visible, but it may be visible after the next opening.
     pub fn commit(self, meta: &[u8]) -> Result<Entry, Error> {
         let log = self.log.clone();
         let key = self.key.clone();
@@ -165,7 +166,8 @@ impl<M: Medium> Writer<M> {
             if open.at == end {
                 self.finish_part()?;
             } else if open.at - open.durable_to >= flush_interval(&self.log) {
-                // This thread also fences: the next write may come from another thread.
+                // This thread also waits for its flushes, because the next write may come from
+                // another thread.
                 let medium = &self.log.inner.medium;
                 medium.flush(open.durable_to, open.at - open.durable_to)?;
                 medium.fence()?;
@@ -175,7 +177,7 @@ impl<M: Medium> Writer<M> {
         Ok(())
     }
 
-    /// Ensures that a record with room for `need` bytes, with its head, is open.
+    /// Ensures that a record with room for `need` bytes, including its head, is open.
     fn open(&mut self, need: u64) -> Result<(), Error> {
         if self.open.is_some() {
             return Ok(());
@@ -304,7 +306,7 @@ impl<M: Medium> Drop for Writer<M> {
         let end_of_lease = if self.medium_failed {
             LeaseEnd::Retired
         } else if Arc::get_mut(&mut self.value).is_some() {
-            // No reader has seen these bytes: the next writer may overwrite them.
+            // No reader has seen these bytes, so the next writer may overwrite them.
             LeaseEnd::ContinueAt(open.start)
         } else {
             self.value
@@ -355,8 +357,8 @@ impl UncommittedValue {
             .map_or(0, |last| last.start + last.len)
     }
 
-    /// The extents that contain `len` bytes from `offset`, as a copy: a reader of a slow medium
-    /// must not block the writer.
+    /// A copy of the list of extents that contain `len` bytes from `offset`. It is a copy because a
+    /// reader of a slow medium must not block the writer.
     fn touched(&self, offset: u64, len: u64) -> Result<Vec<Extent>, Error> {
         let extents = self.extents();
         let of = extents.last().map_or(0, |last| last.start + last.len);
@@ -382,7 +384,8 @@ impl UncommittedValue {
         }
     }
 
-    /// The extents in other records than the last, which has `own` content bytes itself.
+    /// The extents in all records except the last one, which itself contains `own` bytes of
+    /// content.
     fn parts(&self, own: u64) -> Vec<Extent> {
         let mut parts = self.extents().clone();
         if own > 0 {
@@ -412,8 +415,9 @@ impl OpenRecord {
         }
     }
 
-    /// Writes the head of the record and makes the whole record durable; all other bytes must be
-    /// written already. Marks the record as live. Returns the head, and the bytes of the record.
+    /// Writes the head of the record and makes the whole record durable; all its other bytes must
+    /// be written already. Marks the record as live. Returns the head and the size of the record in
+    /// bytes.
     fn seal<M: Medium>(
         &mut self,
         log: &Log<M>,

@@ -1,5 +1,5 @@
-//! Power cuts at every flush and fence of random workloads; checks that each flush and fence is
-//! necessary.
+//! Tests with power cuts at every flush and fence of random workloads; and tests that each flush
+//! and fence is necessary.
 
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -9,11 +9,12 @@ use super::{Driver, Model, OPTIONS, content, medium, open, put};
 use crate::Log;
 use crate::shadow::{ShadowMedium, Site};
 
-/// Enough workloads for 10 000 images and more.
+/// Number of random workloads. With 30 workloads, the tests examine more than 10 000 states after a
+/// power cut.
 const WORKLOADS: u64 = 30;
 const STEPS: usize = 160;
 
-/// Statistics of the images of a run.
+/// Statistics of the states after power cuts that one run examined.
 #[derive(Default)]
 struct Seen {
     images: u64,
@@ -21,8 +22,8 @@ struct Seen {
     failure: Option<String>,
 }
 
-/// Runs one workload with a cut at each flush and fence, without those of `ignored`. Stops at the
-/// first failure.
+/// Runs one workload with a power cut at each flush and fence; flushes and fences of the site
+/// `ignored` have no effect. Stops at the first failure.
 fn run(seed: u64, ignored: Option<Site>) -> Seen {
     let medium = medium();
     if let Some(site) = ignored {
@@ -57,15 +58,16 @@ fn run(seed: u64, ignored: Option<Site>) -> Seen {
     seen
 }
 
-/// Opens what one moment of a medium leaves, compares it with the model, uses it, and does so again
-/// after another cut.
+/// Opens the state that one moment leaves, compares it with the model, uses the log, and does the
+/// same again after another power cut.
 fn survive(
     medium: &ShadowMedium,
     mut model: Model,
     random: &mut fastrand::Rng,
     seen: &mut Seen,
 ) -> Result<(), String> {
-    // A killed process leaves all its stores, and a power cut may then lose them.
+    // A killed process leaves all its stores in the CPU cache, and a power cut afterwards may lose
+    // them.
     let killed = random.u32(0..4) == 0;
     let mut image = if killed {
         medium.fork()
@@ -77,7 +79,8 @@ fn survive(
     }
     let in_use = reopen(&image, &mut model, seen)?;
     if random.bool() {
-        // Removes the uncertain values, so that a replaced one would reappear.
+        // Removes the uncertain values. If a value was replaced, but its commit word was not
+        // cleared, the old value would reappear.
         for key in model.values.keys().cloned().collect::<Vec<_>>() {
             if random.bool() {
                 in_use.remove(&key).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! Damage: flipped bits, missing bytes, bytes of another log, a failing medium.
+//! Tests of damage: flipped bits, missing bytes, bytes of another log, and a failing medium.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn check_reports_the_result_of_open_and_changes_nothing() {
     };
     let whole = look(&bytes).unwrap();
     assert_eq!(whole.entries, model.values.len() as u64);
-    // One damaged head, which `open` repairs, then two.
+    // First one damaged head, which `open` repairs, then two damaged heads.
     let mut damaged = bytes.clone();
     damaged[3] ^= 1;
     assert_eq!(look(&damaged).unwrap(), whole);
@@ -58,7 +58,7 @@ fn check_reports_the_result_of_open_and_changes_nothing() {
 fn a_flipped_bit_yields_no_wrong_value() {
     let (model, bytes) = filled();
     let log = open(&ShadowMedium::of(bytes.clone()));
-    // The log does not verify contents.
+    // The log does not verify contents, so flipped bits in contents are not tested here.
     let bodies: Vec<_> = model
         .values
         .keys()
@@ -103,8 +103,8 @@ fn a_flipped_bit_yields_no_wrong_value() {
     assert!(lost > 1600, "{lost}");
 }
 
-/// Values of 3900 bytes with the keys 0 to 5, each in a segment of its own, and small ones with the
-/// keys `a` to `d` in one segment.
+/// A log with values of 3900 bytes under the keys 0 to 5, each in a segment of its own, and small
+/// values under the keys `a` to `d` in one segment.
 fn spread() -> (ShadowMedium, Vec<Range>) {
     let medium = medium();
     let log = open(&medium);
@@ -267,7 +267,7 @@ fn a_segment_that_becomes_unreadable_during_appends_is_retired() {
 fn compaction_loses_only_unreadable_values() {
     let medium = medium();
     let log = open(&medium);
-    // A third of each segment is live; the rest is rewritten many times.
+    // A third of each segment stays live; the rest of its bytes is rewritten many times.
     for round in 0..24u8 {
         put(&log, b"passing", &[round; 900]).unwrap();
         put(&log, &[round], &[round; 700]).unwrap();
@@ -355,7 +355,7 @@ fn records_of_an_earlier_log_are_ignored() {
     let (log, found) = Log::open(ShadowMedium::of(bytes), OPTIONS).unwrap();
     assert!(found.formatted);
     assert_eq!((found.entries, log.used()), (0, 0));
-    // Not even with the same sequence numbers.
+    // Values of the earlier log do not reappear, not even with the same sequence numbers.
     put(&log, b"new", &[5; 100]).unwrap();
     let (_, found) = Log::open(log.medium().clone(), OPTIONS).unwrap();
     assert_eq!(found.entries, 1);
@@ -375,7 +375,7 @@ fn a_failing_medium_loses_nothing_that_was_committed() {
         medium.fail_after(Some(seed % 60));
         let failed = (0..30).find_map(|_| driver.step().err());
         failures += u32::from(matches!(failed, Some(Error::Medium { .. })));
-        // Reading all remaining values fails in no other way.
+        // Reading all remaining values fails only with errors of the medium.
         let accesses = seed % 7;
         let image = medium.cut(seed);
         image.fail_after(Some(accesses));

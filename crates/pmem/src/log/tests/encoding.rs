@@ -1,4 +1,5 @@
-//! Encoding of heads, records and parts: round trips, and detection of every flipped bit.
+//! Tests of the encoding of heads, records and parts: round trips, and detection of every flipped
+//! bit.
 
 use proptest::prelude::*;
 
@@ -40,7 +41,7 @@ proptest! {
         record in record(),
         id in any::<u64>(),
         offset in (0..1_u64 << 40).prop_map(|line| line * 64),
-        // The bytes that follow are the padding and the commit word.
+        // The bytes after these 52 are the padding and the commit word.
         bit in 0..52 * 8_usize,
         position_bit in 6..46_u32,
     ) {

@@ -25,7 +25,7 @@ struct Model {
     /// Whether the log was opened.
     opened: bool,
     values: BTreeMap<Vec<u8>, Bytes>,
-    /// A change whose call has not returned.
+    /// A change whose call has not returned: after a power cut, it may be durable or not.
     doubt: Option<(Vec<u8>, Option<Bytes>)>,
 }
 
@@ -43,7 +43,7 @@ fn content(random: &mut fastrand::Rng, len: usize) -> Bytes {
     Arc::new(bytes)
 }
 
-/// Depends on the content, so that the meta of another value is detected.
+/// Makes a meta that depends on the content, so that the meta of another value is detected.
 fn meta(content: &[u8]) -> Vec<u8> {
     let sum = crc32c::crc32c(content).to_le_bytes();
     sum.iter()
@@ -68,7 +68,8 @@ fn read(log: &Log<ShadowMedium>, entry: &Entry) -> Vec<u8> {
 }
 
 impl Model {
-    /// Checks that the log equals the model; uncertain values follow the log.
+    /// Checks that the log equals the model. Where the model is uncertain, it takes over the value
+    /// of the log.
     fn check(&mut self, log: &Log<ShadowMedium>) -> Result<(), String> {
         if let Some((key, change)) = self.doubt.take() {
             let found = log.get(&key).map_err(|error| error.to_string())?;
@@ -253,7 +254,7 @@ impl Driver {
         if self.readers.len() < 3
             && let Some(entry) = self.log.get(&key)?
         {
-            // Half of them are sent by `sendfile`.
+            // Half of the readers also send their value by `sendfile`.
             if self.random.bool() {
                 self.log.sendable_run(&entry, 0);
             }

@@ -1,5 +1,5 @@
-//! Segments and allocations without a medium: no segment is leased twice or reused while it has
-//! live bytes, and all space is released in the end.
+//! Tests of segments and allocations without a medium: no segment is leased twice or reused while
+//! it has live bytes, and all space is released in the end.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Normal use: against a model, from many threads, with readers, limit and compaction.
+//! Tests of the normal use of a log: against a model, from many threads, with readers, with a
+//! limit, and with compaction.
 
 use parking_lot::Mutex;
 use std::sync::{Arc, mpsc};
@@ -43,7 +44,7 @@ fn segments_with_dead_bytes_are_compacted_for_new_values() {
     let log = open(&medium);
     let mut random = fastrand::Rng::with_seed(3);
     let mut model = Model::default();
-    // A third of each segment stays live; the rest is rewritten many times.
+    // A third of each segment stays live; the rest of its bytes is rewritten many times.
     for round in 0..30u8 {
         let bytes = content(&mut random, 900);
         put(&log, b"passing", &bytes).unwrap();
@@ -54,7 +55,7 @@ fn segments_with_dead_bytes_are_compacted_for_new_values() {
             model.values.insert(vec![round], bytes);
         }
     }
-    // More than the free space: needs the dead space between live values.
+    // The value is larger than the free space, so it needs the dead space between live values.
     let bytes = content(&mut random, 12_000);
     put(&log, b"large", &bytes).unwrap();
     model.values.insert(b"large".to_vec(), bytes);
@@ -137,7 +138,7 @@ fn a_reader_of_an_uncommitted_value_outlives_its_writer() {
     assert_eq!(log.used(), 0);
 }
 
-/// A medium in which each read of a value waits until another thread has written.
+/// A simulated medium in which each read of a value waits until another thread has written.
 struct Slow {
     medium: ShadowMedium,
     reads: mpsc::Sender<()>,
@@ -247,7 +248,7 @@ fn lengths_of_keys_metas_and_values_are_bounded() {
     let too_much = vec![0; MAX_META_LEN + 1];
     let refused = log.begin(b"key").unwrap().commit(&too_much);
     assert!(matches!(refused, Err(Error::TooLarge { most: 65536, .. })));
-    // Its tail must fit into one segment.
+    // The tail of a record (key, meta, list of parts) must fit into one segment.
     let refused = log.begin(b"key").unwrap().commit(&[0; 4096]);
     assert!(matches!(refused, Err(Error::TooLarge { .. })));
     assert_eq!(log.used(), 0);
