@@ -1,7 +1,9 @@
-//! Log dedup for refusals and failures: one line for the first, and one with the count at the end of the window.
+//! Reduces repeated log lines about refusals and failures: one line for the first, and one line
+//! with the number of repetitions at the end of a time window.
 //!
-//! 1. The table has at most [`MAX_ENTRIES`] entries plus one per cause, whatever clients send.
-//! 2. The first repeat of an entry starts a task, which writes the count of that entry once.
+//! 1. The table has at most [`MAX_ENTRIES`] entries plus one per kind of refusal, whatever clients
+//!    send.
+//! 2. The first repetition of an entry starts a task, which writes the number of repetitions once.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -18,20 +20,23 @@ use tokio::time::Instant;
 
 use crate::error::Cause;
 
-/// The window of an entry: how long repeats are only counted.
+/// The time window of a log entry, in which repetitions are only counted.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Maximum number of entries, of about 400 bytes each.
+/// Maximum number of different refusals in the log window, of about 400 bytes each.
 const MAX_ENTRIES: usize = 1024;
-/// Maximum number of images with a line of their own, for one window, cause, client and registry.
+/// Maximum number of images that get a log line of their own, for each time window, kind of
+/// refusal, client and registry.
 const MAX_LOGGED_IMAGES: usize = 8;
-/// Maximum bytes of an error's text in the line with the count.
+/// Maximum bytes of an error's text in the log line with the number of repetitions.
 const MAX_ERROR_BYTES: usize = 256;
 
-/// Decides which refusals are logged. Clones share one table. Takes a lock, so only refusals may use it.
+/// Decides which refusals are logged. Clones share one table. Each use takes a lock, so only
+/// refusals may use it.
 #[derive(Clone, Default)]
 pub(crate) struct RefusalLog(Arc<RefusalTable>);
 
-/// This is no general cache, since the count of an entry must not get lost.
+/// The table of recent refusals. A general-purpose cache cannot hold it, because the count of an
+/// entry must not get lost.
 #[derive(Default)]
 struct RefusalTable {
     hashes: RandomState,
@@ -43,7 +48,7 @@ pub(crate) struct Refusal<'a> {
     /// The message of the line, such as `pull refused`.
     pub(crate) event: &'static str,
     pub(crate) cause: Cause,
-    /// `None`: the refusal concerns the registry and not a client.
+    /// The client. `None`: the refusal concerns the registry and not a client.
     pub(crate) client: Option<IpAddr>,
     pub(crate) registry: Option<&'a Registry>,
 }
@@ -58,7 +63,7 @@ struct Key {
 
 struct Entry {
     until: Instant,
-    /// Keyed hashes of the images that were logged.
+    /// Keyed hashes of the images that have a log line in this window.
     images: Vec<u64>,
     repeats: u64,
     client: Option<IpAddr>,
@@ -66,7 +71,8 @@ struct Entry {
 }
 
 impl RefusalLog {
-    /// Whether to log this refusal now. Otherwise counts it for the line at the end of the window.
+    /// Whether to log this refusal now. If not, this counts it for the line at the end of the
+    /// window.
     pub(crate) fn is_new(
         &self,
         refusal: &Refusal<'_>,
@@ -121,7 +127,7 @@ impl RefusalLog {
     }
 
     fn count_later(&self, key: Key, until: Instant) {
-        // The count is not written during shutdown of the runtime.
+        // While the runtime shuts down, the number of repetitions is not written.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };

@@ -1,4 +1,4 @@
-//! Single flight: callers with the same key share one request and its result.
+//! Single flight of upstream requests: callers with the same key share one request and its result.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -11,17 +11,18 @@ use tokio::sync::watch;
 
 use crate::limits::limit::Limit;
 
-/// Maximum number of shared requests in progress. Each holds a connection to an upstream, which may never respond, and
-/// continues after its clients left.
+/// Maximum number of shared upstream requests in progress. Each holds a connection to an upstream
+/// that may never respond, and continues after its clients have left.
 pub(crate) const MAX_SHARED_REQUESTS: usize = 512;
 
-/// Shared requests in progress, by key. Each runs in its own task, so a caller that leaves cancels nothing.
+/// Shared requests in progress, by key. Each runs in its own task, so that a caller that leaves
+/// does not cancel it.
 pub(crate) struct SharedRequests<K, V> {
     in_progress: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
     panics: Panics,
 }
 
-/// A wait for the result of one shared request.
+/// A caller's wait for the result of one shared request.
 pub(crate) struct PendingResponse<V>(watch::Receiver<Option<V>>);
 
 impl<K, V> SharedRequests<K, V>
@@ -29,7 +30,7 @@ where
     K: Eq + Hash + Clone + Send + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    /// `panics` counts the shared requests that panic.
+    /// Creates the table. `panics` counts the shared requests that panic.
     pub(crate) fn new(panics: Panics) -> Self {
         Self {
             in_progress: Arc::default(),
@@ -37,10 +38,11 @@ where
         }
     }
 
-    /// Joins the request in progress under `key`, or starts the one that `make` returns.
+    /// Joins the request in progress under `key`, or starts the request that `make` returns.
     ///
     /// # Errors
-    /// [`MAX_SHARED_REQUESTS`] others are in progress, or `make` returns that another limit is reached.
+    /// [`MAX_SHARED_REQUESTS`] other requests are in progress, or `make` returns that another limit
+    /// is reached.
     pub(crate) fn join<F>(
         &self,
         key: &K,
@@ -67,7 +69,8 @@ where
         tokio::spawn(async move {
             let _watch = watch;
             let result = request.await;
-            // Before the result is sent: a caller that comes now starts a new request and gets no old result.
+            // The entry is removed before the result is sent, so that a caller that comes now
+            // starts a new request and gets no old result.
             drop(entry);
             sender.send_replace(Some(result));
         });
@@ -76,13 +79,13 @@ where
 }
 
 impl<V: Clone> PendingResponse<V> {
-    /// The result; `None` when the task of the request panicked. Cancel safe.
+    /// Waits for the result. `None` if the task of the request panicked. Cancel safe.
     pub(crate) async fn result(mut self) -> Option<V> {
         self.0.wait_for(Option::is_some).await.ok()?.clone()
     }
 }
 
-/// Removes the key, also when the request panics or is aborted.
+/// An entry of the table. Dropping it removes the key, even if the request panics or is aborted.
 struct InProgressEntry<K: Eq + Hash, V> {
     in_progress: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
     key: K,

@@ -1,4 +1,4 @@
-//! Bounded caches whose entries expire a fixed time after they were inserted.
+//! Creates caches with a maximum size whose entries expire a fixed time after they were inserted.
 
 use std::hash::Hash;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 
-/// A cache of at most `max_entries` entries. Each one expires `ttl` after its insertion. When the cache is full, the
-/// entry that was used least recently makes room.
+/// Creates a cache of at most `max_entries` entries. Each entry expires `ttl` after its insertion.
+/// When the cache is full, the least recently used entry makes room.
 pub(crate) fn ttl_cache<K, V>(max_entries: u64, ttl: Duration) -> Cache<K, V>
 where
     K: Eq + Hash + Send + Sync + 'static,

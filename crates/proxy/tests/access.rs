@@ -1,4 +1,5 @@
-//! Authentication: users of an htpasswd file, and credentials that the upstream decides about (pass-through).
+//! Tests of client authentication: by users of an htpasswd file, and by credentials that the
+//! upstream checks (pass-through).
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -43,7 +44,7 @@ fn is_refused(response: &Response) -> bool {
         && challenge.is_some_and(|it| it.starts_with("Basic realm="))
 }
 
-/// A proxy with the user ann in an htpasswd file.
+/// Creates a proxy with the user ann in an htpasswd file.
 async fn with_htpasswd() -> (Fixture, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("users");
@@ -68,7 +69,8 @@ async fn users_of_an_htpasswd_file_are_admitted_and_their_passwords_are_not_sent
                 "{path} {login:?}"
             );
         }
-        // The first request verifies the password by the file, the second uses the cached decision.
+        // The first request verifies the password by the file. The second request uses the cached
+        // decision.
         for _ in 0..2 {
             let response = get(&fixture, path, ANN).await;
             assert_eq!((response.status, response.end), (200, End::Clean), "{path}");
@@ -90,7 +92,7 @@ async fn users_of_an_htpasswd_file_are_admitted_and_their_passwords_are_not_sent
 async fn the_body_of_an_unauthenticated_client_is_not_awaited() {
     let (fixture, _folder) = with_htpasswd().await;
     let login = |user: &str| format!("authorization: Basic {}\r\n", STANDARD.encode(user));
-    // The fast path serves the first request, hyper the second.
+    // The HTTP/1.1 fast path serves the first request, hyper the second.
     for (framing, body) in [
         ("content-length: 1048576", vec![b' '; 1 << 20]),
         ("transfer-encoding: chunked", b"0\r\n\r\n".to_vec()),
@@ -117,7 +119,8 @@ async fn the_body_of_an_unauthenticated_client_is_not_awaited() {
     }
 }
 
-/// A proxy with pass-through. At the upstream, only ann may read `app` and `secret`. All clients may read `open`.
+/// Creates a proxy with pass-through. At the upstream, only ann may read `app` and `secret`. All
+/// clients may read `open`.
 async fn private(options: FixtureOptions) -> Fixture {
     let rules = TokenAuth {
         users: vec![("ann".into(), "right".into())],
@@ -176,9 +179,9 @@ async fn private_content_is_only_for_clients_that_the_upstream_admits() {
     for blob in &image.blobs {
         fixture.wait_until_stored(&blob.digest).await;
     }
-    // The same with cached content.
+    // Now the same requests, with cached content.
     refuses(&fixture).await;
-    // The same digests under other repositories. All clients may read `open`.
+    // Now other repositories have the same digests. All clients may read `open`.
     fixture.upstream.put_blob("open", "other content");
     for repository in ["secret", "open", "absent"] {
         for blob in &image.blobs {
@@ -213,7 +216,8 @@ async fn public_content_needs_no_credentials() {
     )
     .await;
     assert_eq!((response.status, response.body), (200, blob.bytes.clone()));
-    // podman sends an empty user and password without credentials. The challenge of `/v2/` makes it send credentials.
+    // When podman has no credentials, it sends an empty user and password. The challenge of `/v2/`
+    // makes it send credentials.
     assert_eq!(
         get(&fixture, "/v2/open/manifests/1", Some(("", "")))
             .await
@@ -297,7 +301,8 @@ async fn a_denied_repository_causes_no_upstream_request() {
     assert_eq!(fixture.upstream.requests().len(), 0);
 }
 
-/// A hostile registry, as a tenant can run one: it admits all clients and claims to have each digest, with other content.
+/// Starts a hostile registry, as a tenant can run one: it admits all clients and claims to have
+/// each digest, with other content.
 async fn hostile_registry(digests: &[&Digest]) -> FakeRegistry {
     let hostile = FakeRegistry::builder().start().await;
     for digest in digests {
@@ -344,21 +349,22 @@ async fn a_registry_that_claims_a_digest_gets_no_cached_bytes_of_it() {
             );
         }
     }
-    // Once the registry really has the content, it is served from there.
+    // Once the registry really has the content, the proxy serves the content from that registry.
     hostile.put_blob_as("app", digest, secret.clone());
     let response = get(&fixture, &format!("{path}?ns=hostile.example"), ANONYMOUS).await;
     assert!(response.status == 200 && response.body == secret);
     assert!(hostile.gets_of(&digest) > 0);
 }
 
-/// A private blob at the upstream, and a hostile registry that claims to have it.
+/// Sets up a private blob at the upstream, and a hostile registry that claims to have the blob.
 async fn private_blob_and_hostile_registry(
     size: usize,
 ) -> (Fixture, FakeRegistry, bytes::Bytes, Digest) {
     let secret = random_bytes(6, size);
     let digest = Digest::of(pierhead_oci::Algorithm::Sha256, &secret);
     let hostile = hostile_registry(&[&digest]).await;
-    // Of the same length as the private blob, so that it responds to any range.
+    // The other content has the length of the private blob, so that the registry responds to any
+    // range.
     hostile.put_blob_as("app", digest, vec![7; size]);
     let mut options = FixtureOptions::default();
     options
@@ -413,7 +419,7 @@ async fn staged_bytes_of_a_fill_are_not_for_clients_of_another_registry() {
     let cut = in_time(request(&blob_path(&digest), ANN).send(fixture.addr)).await;
     assert!(cut.is_ok_and(|cut| cut.end != End::Clean));
     eventually(async || fixture.cache.stat().fills == 0).await;
-    // This request starts the next fill of the digest.
+    // This request starts the next fill of the digest, from the hostile registry.
     assert!(!leaks(&fixture, &secret, &digest).await);
     assert!(hostile.gets_of(&digest) > 0);
 }
@@ -447,7 +453,7 @@ async fn slow_lists_of_one_registry_do_not_delay_decisions_of_another() {
 async fn the_first_page_of_a_list_decides_about_access_to_lists() {
     let fixture = private(FixtureOptions::default()).await;
     fixture.push(1, &[1000]);
-    // An HTML login form with status 200.
+    // The upstream responds with an HTML login form and status 200.
     let form = fixture
         .upstream
         .inject(Fault::Header("content-type", "text/html".to_owned()).on("/v2/app/tags/list"));
@@ -466,7 +472,7 @@ async fn the_first_page_of_a_list_decides_about_access_to_lists() {
     assert_eq!((pages("1"), pages("1000")), (1, 1));
 }
 
-/// A configuration with the upstream login `ann`.
+/// Returns a configuration with the upstream credentials of `ann`.
 fn with_credentials(fixture: &Fixture) -> pierhead_remote::Config {
     let mut remote = fixture.remote.clone();
     for upstream in remote.upstreams.values_mut() {
@@ -478,7 +484,8 @@ fn with_credentials(fixture: &Fixture) -> pierhead_remote::Config {
     remote
 }
 
-/// Switches the proxy of `stage` to client certificates, so that no plain connection has access.
+/// Returns a configuration of the proxy that requires client certificates, so that no plain
+/// connection has access.
 fn closed(fixture: &Fixture) -> pierhead_proxy::Config {
     pierhead_proxy::Config {
         default_upstream: fixture.upstream.addr().to_string().parse().unwrap(),
@@ -502,20 +509,20 @@ async fn a_reload_gives_no_credentials_to_an_open_listener() {
         .upstream
         .configure(|settings| settings.auth = private_app());
     let image = fixture.push(1, &[1000]);
-    // A request between the two steps of a reload.
+    // This request arrives between the two steps of a reload.
     fixture.client.reload(with_credentials(&fixture)).unwrap();
     let path = blob_path(&image.blobs[0].digest);
     let between = get(&fixture, &path, ANONYMOUS).await;
     assert_ne!(between.status, 200, "with the credentials of the operator");
     fixture.proxy.reload(closed(&fixture));
     assert_eq!(get(&fixture, MANIFEST, ANONYMOUS).await.status, 403);
-    // After the reload, the proxy itself may use the credentials.
+    // After the reload, the proxy itself may use the configured credentials.
     let warmed = fixture
         .proxy
         .warm(&fixture.reference(":1"), &[], |_| ())
         .await;
     assert!(warmed.is_ok(), "{warmed:?}");
-    // Back to open access, without the credentials.
+    // The next reload allows open access again, without the credentials.
     fixture.client.reload(fixture.remote.clone()).unwrap();
     let config = pierhead_proxy::Config {
         auth: Auth::Open,

@@ -1,4 +1,5 @@
-//! Blobs that the admission policy does not admit are streamed without storing them, with one upstream request.
+//! Tests that blobs which the admission policy does not admit are streamed without storing them,
+//! with one upstream request.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -18,7 +19,7 @@ use pierhead_testkit::registry::{Fault, Gate};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Admits a blob at its second request.
+/// An admission policy that admits a blob at its second request.
 #[derive(Default)]
 struct AdmitSecond(HashSet<Digest>);
 
@@ -37,7 +38,7 @@ impl PersistentState for AdmitSecond {
     }
 }
 
-/// Admits nothing.
+/// An admission policy that admits no blob.
 struct AdmitNone;
 
 impl Admission<Digest> for AdmitNone {
@@ -63,7 +64,7 @@ async fn start_admitting_none() -> Fixture {
     with_admission(AdmitNone, Fixture::start().await).await
 }
 
-/// Each client may have one download, and nothing is admitted.
+/// Starts a proxy that allows each client one download and admits no blob.
 async fn start_with_one_download() -> Fixture {
     let options = FixtureOptions::default().config(|config| {
         config.limits.downloads_per_client = 1;
@@ -121,7 +122,8 @@ async fn a_range_of_a_blob_that_is_not_admitted_needs_one_upstream_request() {
     assert_eq!(fixture.upstream.gets_of(&digest), 1);
 }
 
-/// A late range needs a second upstream request, since the bytes before it would be more than the range.
+/// A range with a large offset needs a second upstream request, because the bytes before it would
+/// be more than the range.
 #[tokio::test]
 async fn a_late_range_of_a_blob_that_is_not_admitted_keeps_its_download_slot() {
     let fixture = start_with_one_download().await;
@@ -208,7 +210,8 @@ async fn rest(mut stream: TcpStream) -> Vec<u8> {
     response
 }
 
-/// The download of one client may use the slot of another. Its stream is then not handed over to the first client.
+/// The download of one client may use the slot of another client. In that case, its upstream stream
+/// is not handed over to the first client.
 #[tokio::test]
 async fn a_slow_reader_does_not_occupy_the_download_slot_of_another_client() {
     let fixture = start_with_one_download().await;
@@ -221,7 +224,7 @@ async fn a_slow_reader_does_not_occupy_the_download_slot_of_another_client() {
     let busy = send(&fixture, 2, &first).await;
     gate.reached(1).await;
     eventually(async || fixture.cache.stat().fills == 0).await;
-    // This client waits for its only slot, and does not read.
+    // This client waits for its only download slot, and does not read its response.
     let slow = send(&fixture, 2, &digest).await;
     eventually(async || fixture.cache.stat().fills == 1).await;
     let other = rest(send(&fixture, 3, &digest).await).await;

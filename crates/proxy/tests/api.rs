@@ -1,4 +1,5 @@
-//! The endpoints other than manifests and blobs: base, lists, extensions. Requests that are refused: pushes, malformed
+//! Tests of the endpoints other than manifests and blobs (base, lists, extensions), and of refused
+//! requests: pushes, malformed
 //! paths, denied repositories.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
@@ -194,7 +195,7 @@ async fn a_malformed_request_is_refused_without_an_upstream_request() {
     assert!(fixture.upstream.requests().is_empty());
 }
 
-/// Neither from the cache nor from the upstream.
+/// The repository is served neither from the cache nor from the upstream.
 #[tokio::test]
 async fn a_denied_repository_is_not_served() {
     let fixture = Fixture::start().await;

@@ -1,4 +1,5 @@
-//! The bundle extension: contents of bundles, resumption, shares, single files, traces, access, malformed requests.
+//! Tests of the bundle extension: contents of bundles, resumption, partial bundles on several
+//! connections, single files, traces, access, malformed requests.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -50,7 +51,7 @@ fn tree(seed: u64) -> TreeImage {
     Image::tree(seed, &TreeOptions::default())
 }
 
-/// Two regular files of the image.
+/// Returns the paths of two regular files of the image.
 fn paths(image: &TreeImage) -> Vec<String> {
     let files = image.tree.iter().filter_map(|entry| {
         let is_file = matches!(entry.kind, Kind::File { .. });
@@ -82,7 +83,8 @@ async fn bundle(fixture: &Fixture, body: &Value) -> Response {
     .await
 }
 
-/// Sizes of file contents by the TOCs of the image and of a base image.
+/// Returns sizes of file contents by the tables of contents (TOCs) of the image and of a base
+/// image.
 struct Tocs<'a>(&'a ImageToc, Option<&'a ImageToc>);
 
 impl Sizes for Tocs<'_> {
@@ -95,7 +97,8 @@ impl Sizes for Tocs<'_> {
     }
 }
 
-/// The header, the TOC, and the file contents that need no base image.
+/// Returns what a client received: the header, the TOC, and the file contents that need no base
+/// image.
 fn received(
     bundle: &[u8],
     base: Option<&ImageToc>,
@@ -163,7 +166,7 @@ async fn an_image_that_is_not_cached_is_pulled_indexed_and_sent() {
     let (header, toc, contents) = received(&response.body, None);
     assert_eq!(header.manifest, image.image.root_document().bytes);
     assert!(is_complete(&toc, &contents));
-    // The same request gets the same bytes. With the ETag, it gets 304.
+    // The same request gets the same bytes. A request with the ETag gets 304.
     let again = bundle(&fixture, &json!({"want": image.image.root.to_string()})).await;
     assert!(again.body == response.body);
     let etag = response.header("etag").unwrap();
@@ -225,7 +228,7 @@ async fn indexing_counts_for_the_client_that_pulled_the_layers() {
     assert!(is_ready(other));
 }
 
-/// Reads of the indexer must not keep an image from eviction.
+/// If reads of the indexer counted as accesses, they would keep an image from eviction.
 #[tokio::test]
 async fn indexing_an_image_counts_as_no_access() {
     let fixture = Fixture::start().await;
@@ -322,7 +325,7 @@ async fn contents_of_base_images_are_not_sent_and_unknown_base_images_are_named(
     assert!(update.body.len() < whole.body.len());
     let (header, _, _) = received(&update.body, Some(&old_toc));
     assert_eq!(header.base_images.len(), 1);
-    // The maximum number of base images, all unknown.
+    // This request has the maximum number of base images, all unknown to the server.
     let many: Vec<_> = (0..256_u32)
         .map(|nth| Digest::from(FileDigest::of(&nth.to_le_bytes())).to_string())
         .collect();
@@ -405,7 +408,7 @@ async fn shares_are_disjoint_and_cover_the_bundle() {
         assert_eq!(frames, header.until);
         assert!(sent == whole.body[header_end..whole.body.len() - RECORD_HEAD]);
     }
-    // The same with a header in pieces.
+    // The same holds for a header that is divided between connections.
     for of in [1, 2, 64] {
         let (mut body, mut sent) = (Vec::new(), Vec::new());
         for nth in 0..of {
@@ -435,16 +438,17 @@ async fn shares_are_disjoint_and_cover_the_bundle() {
         let response = fixture.send(post(BUNDLE, &query)).await;
         assert_eq!(response.status, 400, "{query}");
     }
-    // Only the request for the first share makes a plan.
+    // Only the request for the first part of the bundle makes a plan.
     let unknown = Digest::from(FileDigest::of(b"unknown")).to_string();
     let query = |nth: u8| json!({"want": "1", "have": [image.image.root.to_string(), unknown], "share": [nth, 2], "pieces": true});
     let early = fixture.send(post(BUNDLE, &query(1))).await;
     assert_eq!(early.status, 503);
-    // The other pieces were refused, so this response has the whole header.
+    // The other parts were refused, so this response has the whole header.
     let first = bundle(&fixture, &query(0)).await;
     let prelude = Prelude::decode(first.body.first_chunk().unwrap()).unwrap();
     assert!(!prelude.continued && !prelude.piece);
-    // The server may replace the packs of the plan meanwhile. Then a client starts again with the first share.
+    // The server may replace the packs of the plan meanwhile. In that case, a client starts again
+    // with the first part.
     let later = in_time(async {
         loop {
             let later = fixture.send(post(BUNDLE, &query(1))).await;
@@ -525,11 +529,12 @@ async fn traces_of_cached_images_are_recorded_with_one_vote_per_client() {
     assert_eq!(line.len(), 1, "{}", lines.text());
     assert!(line[0].contains("trace"), "{}", line[0]);
     assert!(line[0].contains(" client=127.0.0.1"), "{}", line[0]);
-    // The request of `pierhead inspect`.
+    // This is the request that `pierhead inspect` sends.
     let query = json!({"want": "1", "start_order": true});
     let order = fixture.send(post(BUNDLE, &query)).await.json();
     assert_eq!(order["source"]["clients"], 1, "{order}");
-    // A second trace of the same client replaces its first one. A trace of another client adds a vote.
+    // A second trace of the same client replaces the first trace of that client. A trace of another
+    // client adds a vote.
     let trace = json!({"image": "1", "files": paths(&image)});
     let again = fixture.send(post(TRACE, &trace)).await;
     assert_eq!(again.json(), json!({"matched": 2, "clients": 1}));
@@ -572,7 +577,7 @@ async fn only_hot_ranges_of_a_traced_image_stay_on_the_fast_tier() {
     assert_eq!(fast().hot, 0);
     let trace = json!({"image": "1", "files": ["first"]});
     assert_eq!(fixture.send(post(TRACE, &trace)).await.status, 200);
-    // The copy of the whole layer is removed once its hot chunks are copied.
+    // The fast tier removes its copy of the whole layer once the hot chunks are copied.
     eventually(async || fast().hot == 1 && fast().used < 1 << 20).await;
     assert!(fast().hot_used < 512 << 10, "{:?}", fast());
     let layer = &image.blobs[image.blobs.len() - 1];
@@ -650,7 +655,7 @@ async fn malformed_requests_are_refused() {
             assert_eq!(refused.header("allow"), Some("POST"));
         }
     }
-    // Two lengths, a malformed length, and a length that is too large.
+    // The request has two lengths, a malformed length, or a length that is too large.
     for head in [
         "content-length: 5\r\ncontent-length: 5\r\n",
         "content-length: +5\r\n",
@@ -687,7 +692,7 @@ async fn malformed_requests_are_refused() {
     assert_eq!(response.status, 400, "{response:?}");
 }
 
-/// The time limits of a body apply in the fast path and in hyper.
+/// The time limits of a request body apply in the fast path and in hyper.
 #[tokio::test]
 async fn a_body_that_arrives_in_single_bytes_times_out() {
     let short = Duration::from_millis(300);
@@ -770,7 +775,7 @@ async fn a_layer_beyond_the_compression_ratio_is_not_bundled_and_is_served() {
     );
     let why = refused.json()["errors"][0]["message"].to_string();
     assert!(why.contains("limit of 200 times its bytes"), "{why}");
-    // A plain pull does not unpack it.
+    // The server does not unpack the image after a plain pull.
     fixture.pull(&image).await;
 }
 
@@ -885,7 +890,8 @@ fn as_ann(request: Request) -> Request {
     request.header("authorization", format!("Basic {encoded}"))
 }
 
-/// A proxy with pass-through. `app` is private at the upstream. All clients may read at `other.example`.
+/// Creates a proxy with pass-through. `app` is private at the upstream. All clients may read at
+/// `other.example`.
 async fn with_pass_through(other: &FakeRegistry) -> Fixture {
     let rules = TokenAuth {
         users: vec![("ann".into(), "right".into())],
@@ -917,7 +923,7 @@ async fn until_ready(fixture: &Fixture, request: Request) -> Response {
     .await
 }
 
-/// Makes a registry claim to have an image. It has the manifests, but other blobs.
+/// Makes a registry claim to have an image: it has the manifests, but other blobs.
 fn claim_image(registry: &FakeRegistry, image: &Image) {
     for document in &image.documents {
         let media_type = "application/vnd.oci.image.manifest.v1+json";
@@ -975,7 +981,7 @@ async fn bundles_files_and_traces_need_the_right_to_pull_from_that_registry() {
             assert!(refused.header("etag").is_none() && refused.body.len() < 1000);
         }
     }
-    // Images of one registry are no base images for the other one.
+    // Images of one registry are not used as base images for another registry.
     let path = at_other(BUNDLE);
     let own_digest = own.image.root.to_string();
     let fresh_own = until_ready(&fixture, post(&path, &json!({"want": own_digest}))).await;

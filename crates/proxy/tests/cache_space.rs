@@ -1,4 +1,5 @@
-//! Space in the cache: blobs without room are streamed and verified, and registries share the tags.
+//! Tests of a cache without room: blobs without room are streamed and verified, and registries
+//! share the space for tags.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -13,7 +14,8 @@ use pierhead_testkit::http::{End, Request};
 use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::registry::{Fault, Gate};
 
-/// The cache notices the lack of room only when the bytes arrive. The readers then continue from their offsets.
+/// The cache notices only when the bytes arrive that there is no room. The readers then continue
+/// from their offsets.
 #[tokio::test]
 async fn a_blob_that_outgrows_its_room_is_streamed_completely() {
     let plans = [(2 << 20, 0), (64 << 20, 1 << 20)];
@@ -69,12 +71,13 @@ async fn a_range_of_a_small_blob_without_room_is_sent_after_the_blob_is_verified
     let digest = fixture.upstream.put_blob("app", bytes.clone());
     for (range, part) in [("bytes=0-99", 0..100), ("bytes=1000-200999", 1000..201_000)] {
         let part_of = || Request::get(blob_path(&digest)).header("range", range);
-        // The first request finds that there is no room. The second one knows it.
+        // The first request finds that there is no room. At the second request, the proxy already
+        // knows.
         for _ in 0..2 {
             fixture
                 .upstream
                 .inject(Fault::Corrupt(u64::try_from(part.start).unwrap() + 50).on_blob(&digest));
-            // Refused, or aborted before its first byte.
+            // The response is refused, or aborted before its first byte.
             if let Ok(got) = in_time(part_of().send(fixture.addr)).await {
                 assert!(got.body.is_empty() || got.status == 503, "{range}: {got:?}");
             }
@@ -89,12 +92,12 @@ async fn a_range_of_a_small_blob_without_room_is_sent_after_the_blob_is_verified
     assert!(!fixture.cache.contains(&digest));
 }
 
-/// The fill notices the lack of room at its next bytes, which may never arrive.
+/// The fill would notice the lack of room only at its next bytes, which may never arrive.
 #[tokio::test]
 async fn a_reader_of_a_fill_without_room_does_not_wait_for_its_next_bytes() {
     let options = FixtureOptions {
         max_blob: 1 << 20,
-        // Long, since the fill would otherwise try another connection.
+        // The timeout is long, because the fill would otherwise try another connection.
         upstream_timeout: Duration::from_secs(600),
         ..FixtureOptions::default()
     };
@@ -111,7 +114,8 @@ async fn a_reader_of_a_fill_without_room_does_not_wait_for_its_next_bytes() {
     gate.release();
 }
 
-/// At the start and after a reload, each configured registry has its own share of the tags.
+/// At the start and after a reload, each configured registry has its own part of the space for
+/// tags.
 #[tokio::test]
 async fn tags_of_configured_registries_outlive_a_flood_of_tags_of_others() {
     let options = FixtureOptions {
@@ -140,7 +144,7 @@ async fn tags_of_configured_registries_outlive_a_flood_of_tags_of_others() {
         };
         (0..20).filter(is_there).count()
     };
-    // The tags of the configured registry are the oldest ones.
+    // The tags of the configured registry are the oldest tags.
     let default = fixture.upstream.addr().to_string();
     for tag in 0..20 {
         put(&default, tag, 1).await;

@@ -1,4 +1,4 @@
-//! Connections: TLS, HTTP/2, limits, client timeouts, shutdown.
+//! Tests of client connections: TLS, HTTP/2, limits, client timeouts, shutdown.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -59,7 +59,7 @@ async fn a_changed_certificate_is_used() {
         over_tls(&fixture, files.authority.pem()).await.unwrap(),
         200
     );
-    // An unusable file changes nothing.
+    // If a TLS file becomes unusable, the previous configuration stays in use.
     std::fs::write(files.path("cert.pem"), "half a certif").unwrap();
     let other = Authority::new();
     assert!(over_tls(&fixture, other.pem()).await.is_err());
@@ -313,7 +313,7 @@ async fn clients_that_do_not_read_are_disconnected() {
         .config(|config| config.client_stall_timeout = Duration::from_millis(200))
         .start()
         .await;
-    // More than the kernel buffers on both sides of a loopback connection.
+    // The blob is larger than the buffers of the kernel on both sides of a loopback connection.
     let digest = fixture.upstream.put_blob("app", random_bytes(4, 32 << 20));
     fixture.get(&blob_path(&digest)).await;
     fixture.wait_until_stored(&digest).await;
@@ -444,7 +444,8 @@ async fn incomplete_handshakes_leave_connections_to_others() {
         assert_eq!(status().await, 200);
     }
     assert!(!has_metric(&fixture, "connections_displaced_total 0"));
-    // The first connection lost its slot, so it is closed. The others may stay for the time of a handshake.
+    // The first connection lost its slot, so it is closed. The other connections may stay open for
+    // the time limit of a handshake.
     let mut byte = [0];
     let closed = in_time(held[0].read(&mut byte)).await;
     assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");

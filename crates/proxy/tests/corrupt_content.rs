@@ -1,4 +1,5 @@
-//! Upstreams that send corrupt content, wrong lengths or wrong ranges. A client never gets them as a complete response.
+//! Tests of upstreams that send corrupt content, wrong lengths or wrong ranges. A client never gets
+//! such content as a complete response.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -68,7 +69,7 @@ async fn a_corrupt_manifest_is_not_served() {
             fixture.wait_until_stored(&blob.digest).await;
         }
 
-        // The tag has moved, so a HEAD is not enough to revalidate it.
+        // The tag has moved to another manifest, so a HEAD is not enough to revalidate it.
         fixture.push(2, &[10]);
         inject();
         let stale = fixture.get(MANIFEST).await;
@@ -85,8 +86,8 @@ fn put(fixture: &Fixture, seed: u64) -> (Digest, Bytes) {
     (fixture.upstream.put_blob("app", bytes.clone()), bytes)
 }
 
-/// Requests the blob: the response is complete and right, or visibly failed. Without the fault, a later response is right.
-/// Returns whether the first one was right.
+/// Requests the blob: the response is complete and right, or visibly failed. After the fault is
+/// removed, a later response is right. Returns whether the first response was right.
 async fn is_right_or_fails(
     fixture: &Fixture,
     digest: &Digest,
@@ -261,7 +262,7 @@ async fn staged_bytes_of_a_hostile_registry_are_not_resumed_from_another_registr
     }
 }
 
-/// Also readers that joined late, and slow ones.
+/// The readers include readers that joined late, and slow readers.
 #[tokio::test]
 async fn all_readers_of_a_corrupt_fill_are_aborted() {
     let fixture = Fixture::start().await;
@@ -349,7 +350,8 @@ async fn a_blob_that_the_full_disk_refuses_is_verified_too() {
     let fixture = FixtureOptions::default().capacity(4 << 20).start().await;
     let bytes = random_bytes(71, 7_000_000);
     let digest = fixture.upstream.put_blob("app", bytes.clone());
-    // Of unknown length, so the disk fills up during the download. The second request goes directly to the upstream.
+    // The blob has no stated length, so the disk fills up during the download. The second request
+    // goes directly to the upstream.
     fixture.upstream.inject(Fault::Chunked.on_blob(&digest));
     let fault = Fault::Corrupt(6_500_000).on_blob(&digest).skip(1);
     fixture.upstream.inject(fault);

@@ -1,4 +1,5 @@
-//! The CPU pacer delays blobs, and no other responses. The test controls the clock of the cgroup.
+//! Tests that the CPU pacer delays blobs and no other responses. The test controls the clock of the
+//! cgroup.
 
 mod common;
 
@@ -40,7 +41,7 @@ impl TestClock {
         })
     }
 
-    /// The number of readings since the last call.
+    /// Returns the number of readings of the clock since the last call.
     fn take(&self) -> usize {
         self.readings.swap(0, Ordering::Relaxed)
     }
@@ -80,13 +81,13 @@ async fn each_piece_of_a_blob_is_paced_and_short_responses_are_not() {
         assert_eq!(headed.status, 200);
         assert_eq!(clock.take(), 0, "short responses, cold or cached");
     }
-    // A cold blob: each piece is paced when it arrives and when it is sent.
+    // The blob is not cached: each piece is delayed when it arrives and when it is sent.
     assert_eq!(fixture.get(&blob).await.body.len(), 8 * PIECE);
     assert!(clock.take() >= 8 + 7);
-    // A stored blob, by `sendfile`.
+    // Now the blob is cached and sent by `sendfile`.
     assert_eq!(fixture.get(&blob).await.status, 200);
     assert!(clock.take() >= 8);
-    // Through hyper, as over TLS.
+    // Now hyper serves the blob, as it does over TLS.
     let through_hyper = Request::get(&blob).header("upgrade", "none");
     assert_eq!(fixture.send(through_hyper).await.status, 200);
     assert!(clock.take() >= 16);

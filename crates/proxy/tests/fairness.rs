@@ -1,4 +1,5 @@
-//! Fairness: when two clients hold all connections or downloads, they yield to new clients.
+//! Tests of fairness: when two clients hold all connections or downloads, they lose some to new
+//! clients.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -19,7 +20,7 @@ use tokio::net::TcpStream;
 #[derive(Clone, Copy, Debug)]
 enum Hold {
     Silent,
-    /// After one response.
+    /// The connection stays open after one response.
     KeptAlive,
     HalfSent,
     /// hyper handles the connection, since the fast path does not take `OPTIONS`.
@@ -71,7 +72,7 @@ async fn two_clients_that_hold_all_connections_lose_them_to_others() {
             held.push(hold(&fixture, if nth % 2 == 0 { 2 } else { 3 }, how).await);
         }
         eventually(async || has_metric(&fixture, &format!("connections {ALL}"))).await;
-        // Forty pulls of cached blobs, over connections that stay open like containerd's.
+        // A client pulls forty cached blobs, over connections that stay open like containerd's.
         let mut open = Vec::new();
         for nth in 0..40_u8 {
             let (last, path) = (4 + nth % 10, blob_path(&digest));
@@ -187,7 +188,8 @@ async fn begin(fixture: &Fixture, last: u8, digest: &Digest, registry: &str) -> 
     send_from(fixture, last, "GET", &path).await
 }
 
-/// A registry that sends the beginning of each blob and then stalls, and its blobs.
+/// Starts a registry that sends the beginning of each blob and then stalls. Returns the registry
+/// and its blobs.
 async fn slow_registry(gate: &Gate, blobs: usize) -> (FakeRegistry, Vec<Digest>) {
     let slow = FakeRegistry::builder().start().await;
     slow.inject(Fault::GateBody(100_000, gate.clone()).on_blobs());
@@ -249,7 +251,7 @@ async fn two_clients_with_a_slow_registry_leave_downloads_to_others() {
     eventually(async || fixture.cache.stat().fills == 0).await;
 }
 
-/// The response to a request for a bundle of `app:1` from 127.0.0.`last`.
+/// Returns the response to a request for a bundle of `app:1` from 127.0.0.`last`.
 async fn request_bundle(fixture: &Fixture, last: u8) -> String {
     request_bundle_of(fixture, last, "", "1").await
 }
@@ -305,7 +307,7 @@ async fn request_bodies_of_two_clients_leave_memory_to_others() {
                 "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n{head}"
             );
             stream.write_all(start.as_bytes()).await.unwrap();
-            // pierhead may refuse a body above the limit while it arrives.
+            // pierhead may refuse a request body above the limit while the body arrives.
             let _ = in_time(stream.write_all(&body[..sent])).await;
             open.push(stream);
         }
@@ -376,7 +378,8 @@ async fn pulls_for_bundles_of_clients_that_left_leave_slots_to_others() {
         response.starts_with("HTTP/1.1 200")
     })
     .await;
-    // A quarter is reserved for configured registries, and one of the rest for clients without a pull.
+    // A quarter of the slots is reserved for configured registries, and one of the remaining slots
+    // for clients without a pull.
     assert_eq!(slots, 5);
     gate.release();
 }
@@ -398,7 +401,7 @@ async fn a_download_without_waiting_clients_yields_and_is_resumed() {
         })
         .start()
         .await;
-    // A client holds both downloads of that registry, and leaves one.
+    // A client starts both downloads that this registry allows, and leaves one of them.
     let mut held = vec![
         begin(&fixture, 2, &blobs[0], "slow.test").await,
         begin(&fixture, 2, &blobs[1], "slow.test").await,

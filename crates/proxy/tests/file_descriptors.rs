@@ -1,6 +1,8 @@
-//! Without a free file descriptor, a request for a bundle fails with an error that says so. Other requests succeed.
+//! Tests that without a free file descriptor, a request for a bundle fails with an error that says
+//! so, and other requests succeed.
 //!
-//! In a test file (process) of its own, since the limit of file descriptors applies to a whole process.
+//! This test has a test file (process) of its own, because the limit of file descriptors applies to
+//! a whole process.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -32,7 +34,8 @@ async fn fixture() -> Fixture {
     options.start().await
 }
 
-/// Occupies all file descriptors of this process except for a number of them, until dropped.
+/// Occupies all file descriptors of this process except for a number of them, until this value is
+/// dropped.
 struct OccupiedDescriptors {
     before: Rlimit,
     _files: Vec<File>,
@@ -118,7 +121,7 @@ async fn only_the_plan_fails_without_file_descriptors() {
         let response = post(&mut connection, BUNDLE, &query).await;
         drop(occupied);
         for image in [&old, &new] {
-            // The images stay indexed.
+            // The images are still indexed.
             assert_eq!(bundle_server.state(&image.image.root), State::Ready);
         }
         // A bundle that is already planned is served.

@@ -1,4 +1,5 @@
-//! HTTP/1.1 over plain TCP: persistent connections, `sendfile`, shutdown, request smuggling.
+//! Tests of HTTP/1.1 over plain TCP: persistent connections, `sendfile`, shutdown, request
+//! smuggling.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -17,7 +18,8 @@ use pierhead_testkit::registry::Fault;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// More than the kernel buffers on both sides of a loopback connection.
+/// Bytes of a blob that is larger than the buffers of the kernel on both sides of a loopback
+/// connection.
 const LARGE: usize = 24 << 20;
 
 async fn warm(fixture: &Fixture, seed: u64, size: usize) -> (Digest, Bytes) {
@@ -110,7 +112,7 @@ async fn pipelined_requests_get_responses_in_order() {
         raw("GET", "/v2/", ""),
         raw("GET", &path, "range: bytes=5-70000\r\n"),
         raw("GET", "/nothing", ""),
-        // Not a common request, so hyper serves it and all later ones.
+        // This request is not a common request, so hyper serves it and all later requests.
         raw("GET", &path, "content-length: 3\r\n") + "abc",
         raw("GET", &path, "range: bytes=-9\r\nconnection: close\r\n"),
         raw("GET", "/never", ""),
@@ -160,7 +162,7 @@ async fn request_slowly(fixture: &Fixture, path: &str) -> TcpStream {
     stream
 }
 
-/// The body of the response, complete or not.
+/// Returns the body of the response, complete or not.
 async fn rest(mut stream: TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
     let _ = in_time(stream.read_to_end(&mut all)).await;
@@ -193,7 +195,7 @@ async fn a_client_that_leaves_during_its_response_ends_its_connection() {
 
 #[tokio::test]
 async fn a_client_that_leaves_before_its_response_ends_its_connection() {
-    // Longer than the test waits, so no timeout ends the connection.
+    // The limit is longer than the test waits, so no timeout ends the connection.
     let limit = Duration::from_secs(600);
     let options = FixtureOptions {
         header_timeout: limit,
@@ -275,7 +277,7 @@ async fn a_file_that_is_damaged_while_it_is_sent_never_ends_cleanly() {
             .open(file_of(&fixture, &digest))
             .unwrap()
     };
-    // Damage before the request.
+    // The blob is damaged before the request.
     flip(&open(), 1000);
     let first = fixture.get(&blob_path(&digest)).await;
     assert!(first.end == End::Cut || first.body == bytes);
@@ -443,7 +445,8 @@ async fn send_bytes(fixture: &Fixture, bytes: &[u8]) -> String {
 #[tokio::test]
 async fn a_bare_lf_as_a_line_end_is_refused() {
     let fixture = Fixture::start().await;
-    // The fast path serves the first request, hyper the second and all later ones.
+    // The fast path serves the first request. hyper serves the second request and all later
+    // requests.
     for first in [
         "",
         "GET /v2/ HTTP/1.1\r\nhost: a\r\n\r\n",
@@ -479,7 +482,7 @@ async fn a_bare_lf_as_a_line_end_is_refused() {
     let responses = send_bytes(&fixture, format!("{twice}{bare}{bare}").as_bytes()).await;
     assert_eq!(responses.matches("HTTP/1.1 ").count(), 2, "{responses}");
     assert!(responses.contains("HTTP/1.1 400 "), "{responses}");
-    // A chunked body: the connection closes after this request.
+    // The body is chunked, so the connection closes after this request.
     for chunks in [
         "2\n{}\r\n0\r\n\r\n",
         "2\r\n{}\n0\r\n\r\n",
@@ -501,7 +504,7 @@ async fn a_bare_lf_as_a_line_end_is_refused() {
     }
 }
 
-/// hyper may read more than the longest allowed head at once, and accept it.
+/// hyper may read more bytes than the longest allowed head in one step, and accept that head.
 #[tokio::test]
 async fn a_request_after_a_head_above_the_limit_gets_no_response() {
     let fixture = Fixture::start().await;

@@ -1,4 +1,5 @@
-//! Operations on images: warming, listing of referenced digests, removal. Also with malformed manifests.
+//! Tests of operations on images: warming the cache, listing of referenced digests, removal. Some
+//! images have malformed manifests.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -35,7 +36,7 @@ async fn a_warmed_image_needs_no_upstream() {
     fixture.upstream.stop().await;
     fixture.pull(&image).await;
     assert!(fixture.upstream.peak_blobs_in_flight() <= 3);
-    // A second warm downloads nothing.
+    // Warming the same image again downloads nothing.
     assert_eq!(
         fixture
             .proxy
@@ -148,7 +149,7 @@ async fn a_cached_image_lists_all_referenced_digests() {
         .map(|(platform, is_complete)| (platform.architecture.as_str(), is_complete))
         .collect();
     assert_eq!(platforms, [("amd64", true), ("arm64", true)]);
-    // A second warm and a listing count neither as hits nor as accesses.
+    // Warming the image again and listing it count neither as hits nor as accesses.
     fixture
         .proxy
         .warm(&fixture.reference(":1"), &[], |_| {})

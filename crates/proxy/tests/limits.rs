@@ -1,4 +1,5 @@
-//! Limits of one client, one registry and all together: requests that are refused, with status and message.
+//! Tests of the limits of one client, one registry and all together: the refused requests get the
+//! right status and message.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -47,7 +48,7 @@ async fn one_client_does_not_take_all_connections() {
     let gate = Gate::new();
     let held = Fault::GateBody(200_000, gate.clone());
     fixture.upstream.inject(held.on_blob(&digest));
-    // Two idle connections yield to new ones of the same address.
+    // Two idle connections are closed to make room for new connections of the same address.
     let mut open = Vec::new();
     for _ in 0..4 {
         let mut connection = Connection::open(fixture.addr).await.unwrap();
@@ -57,7 +58,7 @@ async fn one_client_does_not_take_all_connections() {
     }
     assert!(has_metric(&fixture, "connections_displaced_total 2"));
     assert!(has_metric(&fixture, "connections_refused_total 0"));
-    // Connections with a response in progress do not.
+    // Connections with a response in progress are not closed.
     let mut responding = Vec::new();
     for _ in 0..2 {
         responding.push(begin(&fixture, 1, &digest).await);
@@ -127,7 +128,7 @@ async fn a_client_that_requests_many_cold_blobs_leaves_downloads_to_others() {
             digest
         })
         .collect();
-    // Two downloads run, and six wait: four times two are allowed.
+    // Two downloads run and six wait, because four times two downloads are allowed.
     let request = async |digest: Digest| send_from(&fixture, 2, "GET", &blob_path(&digest)).await;
     let mut waiting = Vec::new();
     for digest in &blobs[..8] {
@@ -153,7 +154,7 @@ async fn a_client_that_requests_many_cold_blobs_leaves_downloads_to_others() {
         fixture.wait_until_stored(digest).await;
     }
     drop((waiting, other));
-    // The permits are released.
+    // The downloads have ended, so their permits are free again.
     let late = fixture.upstream.put_blob("app", random_bytes(99, 1000));
     let response = get_from(&fixture, 2, &blob_path(&late)).await;
     assert!(response.starts_with("HTTP/1.1 200"), "{response}");
@@ -174,7 +175,8 @@ async fn requests_for_sizes_count_as_upstream_requests() {
     let blobs: Vec<_> = (0..5)
         .map(|seed| fixture.upstream.put_blob("app", random_bytes(seed, 1000)))
         .collect();
-    // Four times one are allowed. The registry responds to none of them.
+    // Four requests are allowed, four times the limit of one download. The registry responds to
+    // none of them.
     let mut open = Vec::new();
     for digest in &blobs[..4] {
         open.push(send_from(&fixture, 2, "HEAD", &blob_path(digest)).await);
@@ -183,7 +185,7 @@ async fn requests_for_sizes_count_as_upstream_requests() {
     let mut stream = send_from(&fixture, 2, "HEAD", &blob_path(&blobs[4])).await;
     assert_eq!(read_status(&mut stream).await, "HTTP/1.1 503");
     assert!(limited(&fixture, "downloads_per_client", 1));
-    // The permits are released.
+    // When the requests end, their permits are free again.
     gate.release();
     for mut stream in open {
         assert_eq!(read_status(&mut stream).await, "HTTP/1.1 200");
@@ -216,7 +218,8 @@ async fn concurrent_requests_for_one_size_share_an_upstream_request() {
     assert!(limited(&fixture, "downloads_per_client", 0));
 }
 
-/// So that a query for an increase sees the first event, too.
+/// The counters must exist from the start, so that a query for an increase sees the first event,
+/// too.
 #[tokio::test]
 async fn counters_exist_before_their_first_event() {
     let fixture = Fixture::start().await;
@@ -257,7 +260,7 @@ async fn a_head_above_a_limit_is_refused() {
     assert_eq!(uri.status, 414);
     assert!(String::from_utf8_lossy(&uri.body).contains("the path is too long"));
     assert!(limited(&fixture, "headers", 2) && limited(&fixture, "uri", 1));
-    // Above the bound of the parser, the status is the same, without body.
+    // Beyond the limit of the HTTP parser, the response has the same status, without a body.
     let mut more = Request::get("/v2/");
     for nth in 0..50 {
         more = more.header(&format!("x-{nth}"), "1");
@@ -279,7 +282,7 @@ async fn a_head_above_a_limit_closes_the_connection() {
         .await;
     let many = "x: 1\r\n".repeat(11);
     let large = format!("x: {}\r\n", "y".repeat(2000));
-    // Above the bound of the parser.
+    // This head is beyond the limit of the HTTP parser.
     let larger = format!("x: {}\r\n", "y".repeat(50_000));
     let long = format!("?x={}", "x".repeat(300));
     for before in ["", "OPTIONS /v2/ HTTP/1.1\r\nhost: a\r\n\r\n"] {
@@ -445,7 +448,7 @@ async fn a_client_that_reads_single_bytes_is_disconnected() {
     fixture.wait_until_stored(&digest).await;
     let (status, mut stream) = begin(&fixture, 2, &digest).await;
     assert_eq!(status, "HTTP/1.1 200");
-    // Single bytes do not free the send buffer of the kernel.
+    // Reading single bytes does not free the send buffer of the kernel.
     eventually(async || {
         let mut byte = [0];
         let _ = stream.read(&mut byte).await;
@@ -458,7 +461,7 @@ async fn a_client_that_reads_single_bytes_is_disconnected() {
 #[tokio::test]
 async fn a_shared_download_starts_with_the_first_free_slot_of_any_waiting_client() {
     let options = FixtureOptions {
-        // Longer than the test holds the first download.
+        // The timeout is longer than the test holds the first download.
         upstream_timeout: Duration::from_secs(60),
         ..FixtureOptions::default()
     };
@@ -486,7 +489,7 @@ async fn a_shared_download_starts_with_the_first_free_slot_of_any_waiting_client
     let got = get_from(&fixture, 3, &blob_path(&one.digest)).await;
     assert!(got.starts_with("HTTP/1.1 200"), "{got}");
     fixture.wait_until_stored(&one.digest).await;
-    // A warm of the operator does not wait for the slots of clients either.
+    // `cache warm` of the operator does not wait for the slots of clients either.
     let reference = fixture.reference(":1");
     let warmed = fixture.proxy.warm(&reference, &[], |_| {});
     assert_eq!(in_time(warmed).await.unwrap().blobs, fills - 1);
@@ -496,7 +499,7 @@ async fn a_shared_download_starts_with_the_first_free_slot_of_any_waiting_client
     gate.release();
     eventually(async || fixture.cache.stat().fills == 0).await;
     drop(queued);
-    // All permits are released.
+    // All requests have ended, so all permits are free again.
     let late = fixture.upstream.put_blob("app", random_bytes(99, 1000));
     for last in [2, 3] {
         let got = get_from(&fixture, last, &blob_path(&late)).await;

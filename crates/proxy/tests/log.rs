@@ -1,4 +1,5 @@
-//! Log lines of pulls: one for each download, none for a hit, and a count for repeats.
+//! Tests of the log lines of pulls: one line for each download, none for a cache hit, and a count
+//! of repetitions.
 
 mod common;
 
@@ -9,7 +10,7 @@ use pierhead_testkit::registry::Fault;
 
 use common::{Fixture, FixtureOptions, blob_path, eventually};
 
-/// The only line with that text.
+/// Returns the only line with that text.
 fn line(lines: &Lines, part: &str) -> String {
     let found = lines.with(part);
     assert_eq!(found.len(), 1, "{part} in {}", lines.text());

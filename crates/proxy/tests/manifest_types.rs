@@ -1,4 +1,5 @@
-//! Media types of manifests: a document is served as a manifest only if it is one, with the type that it states.
+//! Tests of the media types of manifests: a document is served as a manifest only if it is one,
+//! with the type that it states.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;

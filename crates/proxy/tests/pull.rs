@@ -1,4 +1,5 @@
-//! Successful pulls: cold, cached and concurrent ones, ranges, conditional requests, HEAD.
+//! Tests of successful pulls: uncached, cached and concurrent pulls, ranges, conditional requests,
+//! HEAD.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -456,7 +457,8 @@ async fn a_manifest_is_served_as_a_blob_and_a_blob_as_a_manifest() {
         (raw.status, raw.body),
         (200, image.root_document().bytes.clone())
     );
-    // The other way round: a stored blob has no media type, so the manifest's type comes from the upstream.
+    // The reverse case: a stored blob has no media type, so the manifest's type comes from the
+    // upstream.
     let other = Image::random(35, &[10]);
     fixture.upstream.push("app", "2", &other);
     fixture

@@ -1,4 +1,5 @@
-//! Resumption of TLS sessions. docker and podman open a connection for each request, so they resume sessions.
+//! Tests of the resumption of TLS sessions. docker and podman open a connection for each request,
+//! so they resume sessions.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -14,7 +15,7 @@ use rustls::{ClientConfig, HandshakeKind, RootCertStore, SupportedProtocolVersio
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// A client that keeps its tickets. `certified`: with a certificate.
+/// Creates a client that keeps its session tickets. With `certified`, the client has a certificate.
 fn new_client(
     files: &TlsFiles,
     version: &'static SupportedProtocolVersion,
@@ -43,7 +44,7 @@ fn new_client(
     Client(Arc::new(config))
 }
 
-/// TLS files with the certificate authority of clients in `clients.pem`.
+/// Creates TLS files; the certificate authority of clients is in `clients.pem`.
 fn new_files() -> TlsFiles {
     let files = TlsFiles::new();
     files.write("clients.pem", files.authority.pem());
@@ -144,7 +145,7 @@ async fn new_files_invalidate_old_tickets_and_new_tickets_resume() {
         client.request(&fixture).await.unwrap().0,
         HandshakeKind::Resumed
     );
-    // After the authority of clients changed, a ticket does not help.
+    // After the authority of clients has changed, a session ticket is refused.
     files.write("clients.pem", Authority::new().pem());
     eventually(async || !client.request(&fixture).await.is_ok_and(|(_, is_ok)| is_ok)).await;
 }

@@ -1,4 +1,5 @@
-//! Failing upstreams and disks: stale responses, 503, aborted responses. Never a hang, a 429 or a corrupt byte.
+//! Tests of failing upstreams and disks: the responses are stale, 503 or aborted. No request hangs,
+//! gets a 429 or a corrupt byte.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -15,7 +16,7 @@ use pierhead_testkit::registry::{Authority, FakeRegistry, Fault, Gate, Settings}
 
 const MANIFEST: &str = "/v2/app/manifests/1";
 
-/// Faults of an upstream that fail a request for a manifest.
+/// Faults of an upstream that make a request for a manifest fail.
 fn request_faults() -> Vec<Fault> {
     vec![
         Fault::Status(500),
@@ -59,7 +60,7 @@ async fn a_completely_cached_image_is_served_stale_after_any_fault() {
         );
         fixture.pull(&image).await;
         fixture.upstream.clear_faults();
-        // The next request after the failure expired reaches the upstream.
+        // After the cached failure has expired, the next request reaches the upstream.
         eventually(async || fixture.get(MANIFEST).await.header("x-cache") == Some("HIT")).await;
     })
     .await;
@@ -170,7 +171,8 @@ async fn a_manifest_is_served_stale_when_the_upstream_refuses_manifests_only() {
     fixture.pull(&image).await;
 }
 
-/// podman does not fall back to the registry once it has an index.
+/// The stale index is needed, because podman does not fall back to the registry once it has an
+/// index.
 #[tokio::test]
 async fn an_index_is_served_stale_when_one_of_its_images_is_cached() {
     let fixture = FixtureOptions::default().always_stale().start().await;
@@ -225,7 +227,7 @@ async fn a_small_blob_that_is_corrupt_once_is_downloaded_again() {
     assert_eq!((response.status, &response.body), (200, &layer.bytes));
     assert_eq!(fixture.upstream.gets_of(&layer.digest), 2);
 
-    // If it stays corrupt, requests get an error from the negative cache for a second.
+    // If the blob stays corrupt, requests get an error from the negative cache for a second.
     let image = fixture.push(13, &[5000]);
     let layer = &image.blobs[1];
     fixture
@@ -250,7 +252,7 @@ async fn a_small_blob_that_stays_corrupt_gets_an_error_response() {
     fixture.upstream.inject(gated);
     let path = blob_path(&digest);
     let (refused, ()) = tokio::join!(fixture.get(&path), async {
-        // pierhead knows the size of the blob, and has the head of its response.
+        // By now, pierhead knows the size of the blob, and has the head of its response.
         gate.reached(1).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         gate.release();
@@ -325,7 +327,7 @@ async fn a_refusal_is_403_without_a_challenge() {
 async fn an_internal_address_is_403_without_a_connection_to_it() {
     let fixture = Fixture::start().await;
     let other = pierhead_testkit::registry::FakeRegistry::start().await;
-    // Loopback, but not configured.
+    // The address is a loopback address, but no configured registry has it.
     for path in [
         format!("/v2/app/manifests/1?ns={}", other.addr()),
         format!("/v2/{}/app/manifests/1", other.addr()),
@@ -341,7 +343,7 @@ async fn an_internal_address_is_403_without_a_connection_to_it() {
     assert!(other.requests().is_empty());
 }
 
-/// A resolver with a single name, of an internal address.
+/// A resolver that knows one name, with an internal address.
 #[derive(Debug)]
 struct InternalName;
 
@@ -379,7 +381,7 @@ async fn an_internal_name_and_an_absent_name_get_the_same_response() {
             }
             responses
         };
-        // Names of equal length, since the headers contain lengths.
+        // The names have equal length, because the headers contain lengths.
         let (inside, nowhere) = (
             responses_of("one.example").await,
             responses_of("two.example").await,

@@ -1,7 +1,8 @@
 //! Reads the bytes of one blob for one client: from the cache, from a running fill, or from the upstream.
 //!
-//! A source starts with the stored blob or the running fill. When that fails (a corrupt blob, a full disk, a failed fill of
-//! another client), it continues elsewhere from its offset. The client notices nothing.
+//! A source starts with the stored blob or the running fill. If reading it fails (a corrupt blob, a
+//! full disk, a failed fill of another client), the source continues from another place at its
+//! offset. The client notices nothing.
 
 use std::sync::Arc;
 
@@ -18,11 +19,12 @@ use crate::pull::claim::claim;
 use crate::pull::direct_download::{DirectDownload, ReadPosition};
 use crate::pull::download::HandedOverStream;
 
-/// Maximum number of times that one client's read continues elsewhere. After more, disk or upstream do not recover.
+/// Maximum number of times that one client's read of a blob continues from another place. After
+/// more, neither the disk nor the upstream is likely to recover.
 const MAX_SOURCE_CHANGES: u32 = 4;
 
-/// Maximum bytes of a blob whose range is sent only after the whole blob is verified. A range has no digest, so the client
-/// cannot verify it. A range of a larger blob is sent as it arrives.
+/// Maximum bytes of a blob of which a range is sent only after the whole blob is verified. A range
+/// has no digest, so the client cannot verify it. A range of a larger blob is sent as it arrives.
 const MAX_VERIFIED_FIRST: u64 = 8 << 20;
 
 /// The bytes of one blob for one client.
@@ -32,15 +34,16 @@ pub(crate) struct BlobSource {
     active: ActiveSource,
     start: u64,
     offset: u64,
-    /// Offset at which to stop. `None`: at the end of the blob.
+    /// Offset at which the read stops. `None`: at the end of the blob.
     end: Option<u64>,
-    /// No byte is sent before the digest matches.
+    /// Whether no byte is sent before the digest of the blob matches.
     verified_first: bool,
-    /// Bytes that are sent before and after the blob.
+    /// Bytes that are sent before the blob. The next field holds those after it.
     before: Bytes,
     after: Bytes,
     changes: u32,
-    /// The upstream stream of the fill that this source started, in case the cache does not admit the blob.
+    /// Receives the upstream stream of the fill that this source started, if the cache does not
+    /// admit the blob.
     handed_over: Option<oneshot::Receiver<HandedOverStream>>,
 }
 
@@ -50,7 +53,8 @@ enum ActiveSource {
 }
 
 impl BlobSource {
-    /// Finds the blob in the cache or in a running fill, or starts a fill. Cancel safe: a fill that was started continues.
+    /// Finds the blob in the cache or in a running fill, or starts a fill. Cancel safe: a fill that
+    /// was started continues.
     pub(crate) async fn find(
         context: &Arc<RequestContext>,
         request: BlobRequest,
@@ -90,7 +94,7 @@ impl BlobSource {
         Ok((source, outcome))
     }
 
-    /// The source of an open blob.
+    /// Creates the source of a blob that is already open.
     pub(crate) fn of(context: Arc<RequestContext>, request: BlobRequest, blob: StoredBlob) -> Self {
         Self::new(
             context,
@@ -115,8 +119,8 @@ impl BlobSource {
         }
     }
 
-    /// Puts other bytes around the blob. Call it before the first read, and after [`BlobSource::in_range`], since `after`
-    /// needs a known end.
+    /// Puts other bytes before and after the blob. The caller calls this before the first read, and
+    /// after [`BlobSource::in_range`], because `after` needs a known end.
     pub(crate) fn surround(&mut self, before: Bytes, after: Bytes) {
         (self.before, self.after) = (before, after);
     }
@@ -132,13 +136,14 @@ impl BlobSource {
         format!("{registry}/{repository}@{digest}")
     }
 
-    /// Reads only `[first, end)`. Call it before the first read.
+    /// Limits the read to `[first, end)`. The caller calls this before the first read.
     pub(crate) async fn in_range(mut self, first: u64, end: u64) -> Result<Self, Error> {
         (self.start, self.offset) = (first, first);
         self.end = Some(end);
         let size = match &self.active {
             ActiveSource::Cache(BlobReader::Stored(_)) => None,
-            // A failure here happens again at the first read, which handles it.
+            // A failure here is ignored, because it happens again at the first read, which handles
+            // it.
             ActiveSource::Cache(BlobReader::Tail(tail)) => tail.size().await.ok().flatten(),
             ActiveSource::Upstream(direct) => direct.size(),
         };
@@ -157,8 +162,8 @@ impl BlobSource {
         matches!(&self.active, ActiveSource::Cache(BlobReader::Stored(blob)) if blob.extent(0).is_some())
     }
 
-    /// The next verified bytes in a file of the cache, at most `max`, that are in the page cache. After sending them, call
-    /// [`BlobSource::advance`].
+    /// Returns the next verified bytes in a file of the cache, at most `max`, if they are in the
+    /// page cache. After sending them, the caller calls [`BlobSource::advance`].
     pub(crate) fn verified_range(&self, max: u64) -> Option<VerifiedRange> {
         let ActiveSource::Cache(BlobReader::Stored(blob)) = &self.active else {
             return None;
@@ -172,12 +177,12 @@ impl BlobSource {
         blob.verified_range(self.offset, max.min(left))
     }
 
-    /// Skips bytes that were sent from the file.
+    /// Skips bytes of the blob that `sendfile` has sent.
     pub(crate) fn advance(&mut self, bytes: u64) {
         self.offset += bytes;
     }
 
-    /// Offset of the next byte.
+    /// Offset of the next byte of the blob.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
@@ -195,7 +200,7 @@ impl BlobSource {
         }
     }
 
-    /// The next bytes, at most [`MAX_FRAME_BYTES`]. Empty at the end.
+    /// Returns the next bytes, at most [`MAX_FRAME_BYTES`]. Empty at the end.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
         loop {
             let left = self
@@ -234,7 +239,7 @@ impl BlobSource {
         }
     }
 
-    /// Continues elsewhere after `error`, or returns the error if that is impossible.
+    /// Continues from another place after `error`, or returns the error if that is impossible.
     async fn change_source(&mut self, error: CacheError) -> Result<(), Error> {
         self.changes += 1;
         if self.changes > MAX_SOURCE_CHANGES {
@@ -242,29 +247,32 @@ impl BlobSource {
         }
         tracing::debug!(digest = %self.request.digest, offset = self.offset, %error, "blob read continues elsewhere");
         let nothing_sent = self.offset == self.start;
-        // Only a fill that the cache does not admit hands its stream over.
+        // Only a fill that the cache does not admit hands over its upstream stream.
         if !is_not_admitted(&error) {
             self.handed_over = None;
         }
         self.active = match error {
             error if error.is_storage() => self.download_directly().await?,
-            // The staged bytes of an earlier fill may have been corrupt. The cache has deleted them.
+            // The staged bytes of an earlier fill may have been corrupt. The cache has deleted
+            // them, so another attempt starts from the first byte.
             CacheError::WrongDigest { resumed: true, .. } | CacheError::Restarted
                 if nothing_sent =>
             {
                 self.claim_again().await?
             }
-            // The bytes may have been damaged in transit, and podman does not retry.
+            // The bytes may have been damaged in transit, so pierhead retries, because podman does
+            // not.
             CacheError::WrongDigest { .. } | CacheError::WrongSize { .. }
                 if nothing_sent && self.changes == 1 =>
             {
                 self.claim_again().await?
             }
-            // Corrupt bytes may have been sent.
+            // Corrupt bytes may have been sent to the client, so the response cannot continue.
             CacheError::WrongDigest { .. }
             | CacheError::WrongSize { .. }
             | CacheError::Restarted => return Err(error.into()),
-            // The fill used another repository. Its failure may not apply to the requested one.
+            // The fill used another repository, so its failure may not apply to the requested
+            // repository.
             CacheError::Abandoned(_) => match self
                 .context
                 .generation
@@ -296,7 +304,7 @@ impl BlobSource {
         let Self { start, offset, .. } = *self;
         if let Some(handed_over) = self.handed_over.take()
             && DirectDownload::reads_from_start(start)
-            // The fill has ended, or ends at once.
+            // The fill has ended, or ends at once, so this does not wait long.
             && let Ok(handed_over) = handed_over.await
         {
             let direct =

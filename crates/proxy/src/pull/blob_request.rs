@@ -1,4 +1,4 @@
-//! `BlobRequest`: one blob of one repository, for one client.
+//! `BlobRequest`: the request of one client for one blob of one repository.
 
 use std::sync::Arc;
 
@@ -8,18 +8,18 @@ use pierhead_oci::{Digest, Registry, Repository};
 use crate::limits::client_usage::ClientUsage;
 use crate::pull::negative_cache::Subject;
 
-/// A request for one blob of one repository.
+/// The request of one client for one blob of one repository.
 #[derive(Clone, Debug)]
 pub(crate) struct BlobRequest {
     pub(crate) registry: Registry,
     pub(crate) repository: Repository,
     pub(crate) digest: Digest,
-    /// The client that upstream requests count for.
+    /// The client for which upstream requests count.
     pub(crate) client: Arc<ClientUsage>,
 }
 
 impl BlobRequest {
-    /// The registry whose staged bytes a fill may resume.
+    /// Returns the registry whose staged bytes a fill for this request may resume.
     pub(crate) fn origin(&self) -> Origin {
         Origin::of(&self.registry)
     }

@@ -1,4 +1,4 @@
-//! Gets the size of a blob that the cache lacks from the upstream.
+//! Asks the upstream for the size of a blob that the cache lacks.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::pull::blob_request::BlobRequest;
 
 impl RequestContext {
-    /// Whether the cache has that blob for this registry, or fills it from this registry.
+    /// Whether the cache has that blob from this registry, or fills it from this registry.
     pub(crate) fn is_available(&self, request: &BlobRequest) -> bool {
         self.cache.contains(&request.digest)
             && self.may_share(&request.registry, &request.digest)
@@ -16,8 +16,8 @@ impl RequestContext {
                 .is_owned_by_another(&request.digest, &request.registry)
     }
 
-    /// The size of a blob that the cache lacks. Concurrent requests share one upstream request. Cancel safe: a running
-    /// upstream request continues.
+    /// Returns the size of a blob that the cache lacks. Concurrent requests share one upstream
+    /// request. Cancel safe: a running upstream request continues.
     pub(crate) async fn size_upstream(
         self: &Arc<Self>,
         request: &BlobRequest,
@@ -27,8 +27,9 @@ impl RequestContext {
             return Err(error.into());
         }
         let pending = self.generation.size_requests.join(&subject, || {
-            // Counted, since each request to a silent registry holds a socket. Without a download slot, since a short
-            // request must not wait for downloads that take minutes.
+            // The upstream request counts for the client, because each request to a registry that
+            // does not respond holds a socket. It takes no download slot, because a short request
+            // must not wait for downloads that take minutes.
             let permit = self.limits.upstream_permit(&request.client)?;
             let (context, request) = (self.clone(), request.clone());
             Ok(async move {

@@ -1,4 +1,5 @@
-//! Describes an image from the cache alone. Reading it counts neither as a hit nor as an access for eviction.
+//! Describes an image from the cache alone, and finds what can be deleted with it. Reading it
+//! counts neither as a hit nor as an access for eviction.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -10,32 +11,32 @@ use crate::pull::manifest::is_distributable;
 
 /// Maximum number of manifests and blobs of one image. An index of 20 platforms has a few hundred.
 const MAX_PARTS: usize = 10_000;
-/// Maximum size of a config that is read for its platform.
+/// Maximum bytes of an image's config that is read to find the image's platform.
 const MAX_CONFIG: usize = 1 << 20;
 
 /// The cached parts of one image.
 #[derive(Clone, Debug)]
 pub struct CachedImage {
-    /// The digest of its tag: an index or a manifest.
+    /// The digest to which the reference resolves: of an index or a manifest.
     pub root: Digest,
     /// The root and all digests that it references, cached or not.
     pub digests: Vec<Digest>,
-    /// The platforms whose manifest is cached: one, or those of an index.
+    /// The platforms whose manifest is cached: one platform, or those of an index.
     pub platforms: Vec<CachedPlatform>,
 }
 
 /// The cached parts of an image for one platform.
 #[derive(Clone, Debug)]
 pub struct CachedPlatform {
-    /// `None`: neither the index nor the config names a platform.
+    /// The platform of the image. `None`: neither the index nor the config names a platform.
     pub platform: Option<Platform>,
     /// Digest of the manifest.
     pub manifest: Digest,
-    /// Cached bytes of manifest, config and layers.
+    /// Bytes of the manifest, config and layers that are cached.
     pub size: u64,
-    /// Whether all parts are cached.
+    /// Whether the manifest, the config and all layers are cached.
     pub is_complete: bool,
-    /// Last access to any part of it, in seconds since 1970.
+    /// Time of the last access to any part of the image, in seconds since 1970.
     pub accessed: u64,
 }
 
@@ -43,7 +44,7 @@ impl CachedImage {
     /// Reads the manifests of a cached image. Blocks.
     ///
     /// # Errors
-    /// A message: the image is not in the cache, or its root is unreadable.
+    /// A message that says that the image is not in the cache, or that its root is unreadable.
     pub(crate) fn read(cache: &Cache, reference: &Reference) -> Result<Self, String> {
         let root = match &reference.target {
             Target::Digest(digest) => Some(*digest),
@@ -64,7 +65,8 @@ impl CachedImage {
         while let Some((digest, platform, depth)) = next.pop_front() {
             let manifest = match manifest(cache, &digest) {
                 Ok(Some(manifest)) => manifest,
-                // An index also lists platforms whose manifest no client pulled.
+                // An index also lists platforms whose manifest no client has pulled, so only a
+                // missing root is an error.
                 Ok(None) if digest == root => return Err(absent()),
                 Err(error) if digest == root => return Err(format!("{reference}: {error}")),
                 Ok(None) | Err(_) => continue,
@@ -120,12 +122,13 @@ impl CachedPlatform {
     }
 }
 
-/// What removing an image frees.
+/// The tags and digests that are deleted when an image is removed.
 #[derive(Clone, Debug)]
 pub struct Removal {
-    /// The tags to remove: the requested tag, or for a digest all its tags in that repository.
+    /// The tags to delete: the requested tag, or, if the image is named by a digest, all tags of
+    /// that digest in the repository.
     pub tags: Vec<Reference>,
-    /// Digests that no other cached image uses.
+    /// The digests that no other cached image uses.
     pub digests: Vec<Digest>,
 }
 
@@ -156,7 +159,7 @@ impl Removal {
                 false => drop(still_tagged.insert(record.digest)),
             }
         }
-        // Every manifest in the cache, with the digests that it references.
+        // All manifests in the cache, with the digests that they reference.
         let mut manifests = HashMap::new();
         let mut after = None;
         loop {
@@ -173,7 +176,8 @@ impl Removal {
                 }
             }
         }
-        // Other images use every digest that a remaining manifest reaches.
+        // A digest that any remaining manifest references belongs to another image, so it is not
+        // deleted.
         let own: HashSet<_> = image.digests.iter().copied().collect();
         let stays = |digest: &&Digest| !own.contains(digest) || still_tagged.contains(digest);
         let mut next: Vec<Digest> = manifests.keys().filter(stays).copied().collect();
@@ -193,7 +197,7 @@ impl Removal {
     }
 }
 
-/// A cached manifest. `None`: it is not cached.
+/// Reads a cached manifest. `None`: the manifest is not cached.
 fn manifest(cache: &Cache, digest: &Digest) -> Result<Option<Manifest>, String> {
     let Some(bytes) = bytes(cache, digest, Manifest::MAX_SIZE)? else {
         return Ok(None);
@@ -204,7 +208,7 @@ fn manifest(cache: &Cache, digest: &Digest) -> Result<Option<Manifest>, String> 
     Ok(Some(parsed))
 }
 
-/// The bytes of a cached blob of at most `max` bytes. `None`: it is not cached.
+/// Reads a cached blob of at most `max` bytes. `None`: the blob is not cached.
 fn bytes(cache: &Cache, digest: &Digest, max: usize) -> Result<Option<Vec<u8>>, String> {
     let blob = cache
         .open_for_background(digest)
@@ -220,7 +224,7 @@ fn bytes(cache: &Cache, digest: &Digest, max: usize) -> Result<Option<Vec<u8>>, 
     Ok(Some(bytes))
 }
 
-/// The platform that the config of an image names.
+/// The fields of an image's config that name its platform.
 #[derive(Deserialize)]
 struct Config {
     os: String,

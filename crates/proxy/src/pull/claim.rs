@@ -1,4 +1,5 @@
-//! Claims a blob for a request: a stored blob, a follower of a running fill, or the leader that fills it.
+//! Decides how a request gets a blob: from the cache, as a follower that reads a running fill, or
+//! as the leader that fills the blob.
 
 use std::sync::Arc;
 
@@ -15,12 +16,12 @@ use crate::pull::blob_request::BlobRequest;
 use crate::pull::download::{self, HandedOverStream};
 use crate::pull::fill_owner::FillOwner;
 
-/// Maximum number of running fills. Each holds a staged file open while it waits for a download slot, and continues after
-/// its client leaves.
+/// Maximum number of running fills. Each fill holds a staged file open while it waits for a
+/// download slot, and continues after its client has left.
 const MAX_FILLS: u64 = 512;
 
-/// Claims the blob. `None`: another registry fills this digest. Only clients of that registry may wait for its fill or
-/// trust its bytes.
+/// Claims the blob. `None`: another registry fills this digest. Only clients of that other registry
+/// may wait for its fill or trust its bytes.
 pub(crate) async fn claim_of(
     context: &RequestContext,
     request: &BlobRequest,
@@ -29,7 +30,7 @@ pub(crate) async fn claim_of(
         registry, digest, ..
     } = request;
     let Some(owner) = context.fill_owners.enter(digest, registry) else {
-        // An earlier fill may have stored it.
+        // An earlier fill may have stored the blob meanwhile.
         let found = context.cache.get(digest).await?;
         return Ok(found.map(ClaimResult::Stored));
     };
@@ -48,17 +49,18 @@ pub(crate) async fn claim_of(
     ))
 }
 
-/// A [`Claim`] of the cache, with the state of the proxy for its fill.
+/// The [`Claim`] of the cache, with the state that the proxy adds for a fill.
 pub(crate) enum ClaimResult {
     Stored(StoredBlob),
-    /// The sender takes a download slot for the fill, if the fill has none.
+    /// A running fill. The sender offers it a download slot, if the fill has no slot.
     Follower(BlobReader, Option<Sender<DownloadSlot>>),
-    /// The owner keeps other registries away until the fill has ended.
+    /// A new fill. Its owner prevents fills of the digest from other registries until the fill has
+    /// ended.
     Leader(Fill, BlobReader, FillOwner),
 }
 
-/// Claims the blob for a client. As leader, starts the download in its own task, which may hand over its stream. `None` as
-/// in [`claim_of`], or when pass-through forbids the content.
+/// Claims the blob for a client. As the leader, starts the download in its own task, which may hand
+/// over its stream. `None` as for [`claim_of`], or if pass-through forbids the content.
 pub(crate) async fn claim(
     context: &Arc<RequestContext>,
     request: &BlobRequest,
@@ -73,7 +75,8 @@ pub(crate) async fn claim(
     if !context.cache.contains(&request.digest) && context.cache.stat().fills >= MAX_FILLS {
         return Err(Limit::UpstreamRequests.into());
     }
-    // Acquired before the claim. A follower of a fill that has a download slot releases it at once.
+    // The permit is acquired before the claim. A follower of a fill that has a download slot
+    // releases the permit at once.
     let permit = match context.cache.contains(&request.digest) {
         true => None,
         false => Some(context.limits.upstream_permit(&request.client)?),
@@ -94,7 +97,7 @@ pub(crate) async fn claim(
             Some((BlobReader::Stored(blob), CacheOutcome::Hit, None))
         }
         Some(ClaimResult::Follower(reader, offer)) => {
-            // A follower without a permit waits for the slot of the others.
+            // A follower without a permit waits until the fill gets the slot of another client.
             if let Some(offer) = offer
                 && let Ok(permit) =
                     permit.map_or_else(|| context.limits.upstream_permit(&request.client), Ok)
@@ -116,7 +119,8 @@ pub(crate) async fn claim(
             };
             let permit = match permit {
                 Some(permit) => permit,
-                // The blob was evicted since the check above. Without a permit, the fill is cancelled.
+                // The blob was evicted since the check above. If there is no permit, the fill is
+                // cancelled.
                 None => context.limits.upstream_permit(&request.client)?,
             };
             let handed_over = download::start(

@@ -15,11 +15,12 @@ use crate::pull::blob_request::BlobRequest;
 use crate::pull::download::{self, HandedOverStream};
 use crate::pull::download_log::DownloadLog;
 
-/// Maximum start of a range for which pierhead also downloads the bytes before it, to verify the digest. For a range that
-/// starts later, this costs too much, and only the client can verify it.
+/// Largest offset of a range for which pierhead also downloads the bytes before the range, to
+/// verify the digest of the blob. For a range that starts later, this would cost too much. Then
+/// only the client can verify the content.
 const MAX_HASHED_PREFIX: u64 = 8 << 20;
 
-/// Where a read started (0 for a whole blob), and where it is now.
+/// The offset where a read started (0 for a whole blob), and the offset of its next byte.
 pub(crate) struct ReadPosition {
     pub(crate) start: u64,
     pub(crate) offset: u64,
@@ -28,22 +29,24 @@ pub(crate) struct ReadPosition {
 /// A running download for one client.
 pub(crate) struct DirectDownload {
     stream: BlobStream,
-    /// Number of bytes before the client's offset, which are hashed and discarded.
+    /// Number of bytes before the client's offset. They are hashed and discarded.
     skip: u64,
-    /// The last bytes that arrived. They are sent when more arrive, or when the digest matches.
+    /// The last bytes that arrived. They are sent only when more bytes arrive, or when the digest
+    /// matches.
     withheld: Bytes,
-    /// Taken at the end. `None`: the range starts after [`MAX_HASHED_PREFIX`].
+    /// The hasher of the content, taken at the end. `None`: the range starts after
+    /// [`MAX_HASHED_PREFIX`], so nothing is hashed.
     hasher: Option<Hasher>,
     has_ended: bool,
-    /// Memory of a range that is verified before it is sent.
+    /// The reserved memory of a range that is verified before it is sent.
     reservation: Option<Arc<MemoryReservation>>,
     slot: DownloadSlot,
     download: DownloadLog<'static>,
 }
 
 impl DirectDownload {
-    /// Opens a download. For a whole blob, it starts at 0 even when the client already has some bytes: the response ends
-    /// cleanly only when the digest of all bytes matches.
+    /// Opens a download. For a whole blob, the download starts at 0 even if the client already has
+    /// some bytes: the response is completed only if the digest of all bytes matches.
     pub(crate) async fn open(
         context: &RequestContext,
         request: &BlobRequest,
@@ -101,7 +104,8 @@ impl DirectDownload {
         Ok(Self::of(stream, hasher, skip, (slot, download)))
     }
 
-    /// Continues with the stream of a fill that the cache did not admit, for a read at `offset`.
+    /// Continues with the upstream stream of a fill that the cache did not admit, for a read at
+    /// `offset`.
     pub(crate) fn handed_over(
         context: &RequestContext,
         handed_over: HandedOverStream,
@@ -114,9 +118,9 @@ impl DirectDownload {
         Self::of(stream, hasher, offset, (slot, download))
     }
 
-    /// Moves the download to the range from `first`, before the first read. A download from 0 continues when the range needs
-    /// the bytes before it. Otherwise the range is requested in the same download slot. A wait for another slot while this
-    /// one is held could deadlock.
+    /// Moves the download to the range from `first`, before the first read. If the range needs the
+    /// bytes before it, a download from 0 continues. Otherwise the range is requested again in the
+    /// same download slot. Waiting for another slot while this one is held could deadlock.
     pub(crate) async fn part(
         mut self: Box<Self>,
         context: &RequestContext,
@@ -136,7 +140,7 @@ impl DirectDownload {
         Self::open_in(slot, context, request, position).await
     }
 
-    /// Whether a read that starts there downloads the bytes from 0.
+    /// Whether a read that starts at this offset downloads the bytes from 0.
     pub(crate) fn reads_from_start(start: u64) -> bool {
         start <= MAX_HASHED_PREFIX
     }
@@ -160,17 +164,18 @@ impl DirectDownload {
         })
     }
 
-    /// Size of the blob, if the upstream sent it.
+    /// Size of the blob, if the upstream stated it.
     pub(crate) fn size(&self) -> Option<u64> {
         self.stream.size()
     }
 
-    /// Whether the digest matched.
+    /// Whether all bytes have arrived and the digest matched.
     pub(crate) fn is_verified(&self) -> bool {
         self.has_ended
     }
 
-    /// Reads the blob to its end and keeps the next `len` bytes. None of them is sent before the digest matches.
+    /// Reads the blob to its end and keeps the next `len` bytes of it. None of them is sent before
+    /// the digest matches.
     pub(crate) async fn verify(
         &mut self,
         context: &RequestContext,
@@ -187,7 +192,7 @@ impl DirectDownload {
         Ok(())
     }
 
-    /// Up to `max` bytes. The last bytes are returned only after the digest matched.
+    /// Returns up to `max` bytes. The last bytes are returned only after the digest matched.
     pub(crate) async fn next(
         &mut self,
         context: &RequestContext,
@@ -206,7 +211,7 @@ impl DirectDownload {
             if self.has_ended {
                 continue;
             }
-            // At most `max`, by the first test of the loop.
+            // There are at most `max` bytes, by the first test of the loop.
             let ready = std::mem::replace(&mut self.withheld, bytes);
             if !ready.is_empty() {
                 return Ok(ready);
@@ -214,7 +219,8 @@ impl DirectDownload {
         }
     }
 
-    /// The next bytes from the client's offset on. Empty at the end, when the digest matched.
+    /// Returns the next bytes from the client's offset on. Empty at the end, after the digest
+    /// matched.
     async fn receive(
         &mut self,
         context: &RequestContext,

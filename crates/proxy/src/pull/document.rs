@@ -1,4 +1,4 @@
-//! `Document`: a manifest, tag list or referrers list, in memory or in the cache.
+//! `Document`: a manifest, tag list or referrers list for a response, in memory or in the cache.
 
 use bytes::Bytes;
 use pierhead_cache::{Error as CacheError, StoredBlob};
@@ -17,7 +17,7 @@ pub(crate) struct Document {
 
 #[derive(Clone)]
 pub(crate) enum DocumentContent {
-    /// The document has just arrived, or the disk refused it.
+    /// The bytes in memory, because the document has just arrived, or the disk refused it.
     Bytes(Bytes),
     Stored(StoredBlob),
 }
@@ -41,7 +41,7 @@ impl Document {
         }
     }
 
-    /// The stored blob, unless the bytes are in memory.
+    /// Returns the stored blob, unless the document is in memory.
     pub(crate) fn stored_blob(&self) -> Option<&StoredBlob> {
         match &self.content {
             DocumentContent::Bytes(_) => None,
@@ -49,7 +49,8 @@ impl Document {
         }
     }
 
-    /// Up to `max` bytes (and at most 128 KiB) from `offset`. Fewer only at the end of the document.
+    /// Returns up to `max` bytes (and at most 128 KiB) from `offset`. Fewer only at the end of the
+    /// document.
     pub(crate) async fn part(&self, offset: u64, max: usize) -> Result<Bytes, CacheError> {
         match &self.content {
             DocumentContent::Bytes(bytes) => {
@@ -61,7 +62,7 @@ impl Document {
         }
     }
 
-    /// All bytes, if there are at most `limit`.
+    /// Returns all bytes if there are at most `limit`.
     pub(crate) async fn bytes(&self, limit: usize) -> Result<Bytes, CacheError> {
         match &self.content {
             DocumentContent::Bytes(bytes) => Ok(bytes.clone()),

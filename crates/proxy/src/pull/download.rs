@@ -1,4 +1,4 @@
-//! Downloads one blob from the upstream into its fill, in a task of its own.
+//! Downloads one blob from the upstream into a fill of the cache, in a task of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
 use crate::pull::fill_owner::FillOwner;
 
-/// Downloads into `fill` in the background. A client that leaves does not cancel it.
+/// Downloads into `fill` in a background task. If the client leaves, the download continues.
 pub(crate) fn start(
     context: Arc<RequestContext>,
     request: BlobRequest,
@@ -28,35 +28,37 @@ pub(crate) fn start(
 ) -> oneshot::Receiver<HandedOverStream> {
     let (pass, handed_over) = oneshot::channel();
     tokio::spawn(async move {
-        // Dropping the fill fails its readers. The next request downloads the blob again.
+        // If this task panics, dropping the fill fails its readers. The next request downloads the
+        // blob again.
         let _watch = context.cache.panics().watch(BackgroundTask::FillOwner);
         let waiters = DownloadWaiters::readers(fill.readers());
         let slot = acquire_slot_for_fill(&context, (&request, waiters), permit, &owner).await;
         let mut stream = None;
         let fill = (fill, AdmissionMode::IfAdmitted);
         let arrived = AtomicU64::new(0);
-        // The readers of the fill get its result. No other task waits for it.
+        // The readers of the fill get its result. No task waits for this one.
         tokio::select! {
             _ = run(&context, &request, fill, (&slot, &arrived), &mut stream) => {}
             () = slot.yield_requested() => {}
         }
-        // The client decides how fast it reads, so it may delay only a slot of its own.
+        // The client decides how fast it reads, so it may delay only a download slot of its own.
         if let Some(stream) = stream
             && slot.is_of(&request.client)
         {
             slot.set_owner_waiting(true);
-            // Fails when the client has left.
+            // Sending fails if the client has left.
             let _ = pass.send(HandedOverStream { stream, slot });
         }
-        // In this order: no other registry may fill the digest while the fill is marked as single-origin.
+        // These are dropped in this order: while the fill is marked as single-origin, no other
+        // registry may fill the digest.
         drop(single_origin);
         drop(owner);
     });
     handed_over
 }
 
-/// The stream of a fill that the cache did not admit, from its first byte. The client that started the fill continues with
-/// it, without a second upstream request.
+/// The upstream stream of a fill that the cache did not admit, from its first byte. The client that
+/// started the fill continues with this stream, without a second upstream request.
 pub(crate) struct HandedOverStream {
     pub(crate) stream: BlobStream,
     pub(crate) slot: DownloadSlot,
@@ -79,7 +81,8 @@ pub(crate) async fn acquire_slot(
     context.limits.acquire_download(permit, download, all).await
 }
 
-/// Waits for the first slot that the fill gets: one of the client that started it, or of a client that waits for it.
+/// Waits for the first slot that the fill gets: a slot of the client that started it, or of another
+/// client that waits for it.
 pub(crate) async fn acquire_slot_for_fill(
     context: &RequestContext,
     (request, waiters): (&BlobRequest, DownloadWaiters),
@@ -96,7 +99,8 @@ pub(crate) async fn acquire_slot_for_fill(
     tokio::select! {
         slot = acquire_slot(context, permit, request, waiters.clone()) => slot,
         Some(slot) = other => {
-            // The slot belongs to another waiter of the fill, which may leave.
+            // The slot belongs to another client that waits for the fill, and that client may
+            // leave.
             slot.set_waiters(waiters);
             slot
         }
@@ -112,19 +116,19 @@ pub(crate) async fn offer_slot(
 ) {
     tokio::select! {
         slot = acquire_slot(context, permit, request, waiters) => {
-            // The fill may have a slot by now. Dropping this one releases it.
+            // The fill may already have a slot. In that case, dropping this slot releases it.
             let _ = fill.try_send(slot);
         }
         () = fill.closed() => {}
     }
 }
 
-/// Whether the admission policy decides about storing the blob.
+/// Whether the admission policy of the cache decides about storing the blob.
 #[derive(Clone, Copy)]
 pub(crate) enum AdmissionMode {
-    /// For a pull of a client.
+    /// The policy decides: for a pull of a client.
     IfAdmitted,
-    /// For a warm or a bundle, which need the blob in the cache.
+    /// The blob is always stored: for `cache warm` or a bundle, which need the blob in the cache.
     Always,
 }
 
@@ -136,10 +140,10 @@ impl AdmissionMode {
     }
 }
 
-/// Downloads the whole blob in that slot, and commits it. `arrived` counts bytes on arrival. `handed_over` gets the stream
-/// when the cache does not admit the blob.
+/// Downloads the whole blob in that slot, and commits it. `arrived` counts the bytes as they
+/// arrive. `handed_over` gets the upstream stream if the cache does not admit the blob.
 ///
-/// Dropping the future fails the readers of the fill. Its staged bytes stay.
+/// Dropping the future fails the readers of the fill. The staged bytes of the fill stay.
 pub(crate) async fn run(
     context: &Arc<RequestContext>,
     request: &BlobRequest,
@@ -150,7 +154,8 @@ pub(crate) async fn run(
     let resumed = fill.offset() > 0;
     admission.apply_to(&mut fill);
     match download_into(context, request, fill, (slot, arrived), handed_over).await {
-        // The staged bytes of an earlier fill may have been corrupt. The cache has deleted them.
+        // The staged bytes of an earlier fill may have been corrupt. The cache has deleted them, so
+        // a new fill starts.
         Err(error) if resumed && error.is_wrong_content() => {
             match context
                 .cache
@@ -158,10 +163,10 @@ pub(crate) async fn run(
                 .await?
             {
                 Claim::Leader(mut fill, reader) => {
-                    // Dropped, since it must not count as a reader.
+                    // This reader is dropped, because it must not count as a reader of the fill.
                     drop(reader);
                     admission.apply_to(&mut fill);
-                    // The readers of the first fill wait for this one.
+                    // The readers of the first fill wait for this fill.
                     slot.set_readers(fill.readers());
                     download_into(context, request, fill, (slot, arrived), handed_over).await
                 }
@@ -183,7 +188,7 @@ pub(crate) async fn committed(
     }
 }
 
-/// Downloads the blob into `fill`, commits it, and records how that ended.
+/// Downloads the blob into `fill`, commits it, and records how the download ended.
 async fn download_into(
     context: &RequestContext,
     request: &BlobRequest,
@@ -208,9 +213,10 @@ async fn download_into(
                 return Ok(blob);
             }
             Err(error) => {
-                // Whether another address of the upstream may have the right bytes.
+                // Whether another address of the upstream may have the right bytes of the blob.
                 let mut has_other_address = false;
-                // Staged bytes of an earlier fill may have been corrupt. Then no address caused the mismatch.
+                // Staged bytes of an earlier fill may have been corrupt. If so, no address of the
+                // upstream caused the mismatch.
                 if is_wrong(&error) && !has_staged_bytes(&error) {
                     sources.report_mismatch();
                     let (registry, digest) = (&request.registry, &request.digest);
@@ -224,7 +230,8 @@ async fn download_into(
         },
         Err(failed) => failed,
     };
-    // Recorded before the fill ends, since its readers then look into the negative cache.
+    // The failure is recorded before the fill ends, because its readers then look into the negative
+    // cache.
     match &failed {
         crate::error::Error::Upstream(error) => context.generation.negative_cache.record_failure(
             &request.registry,
@@ -271,7 +278,7 @@ async fn transfer(
         }
         return Err(error.into());
     }
-    // Only the waits for the upstream count as its time, without disk, eviction and pacer.
+    // Only the time spent waiting for the upstream counts, without disk, eviction and CPU pacer.
     let (mut first, mut waited, mut rest) = (None, Duration::ZERO, 0);
     waiting_since = Instant::now();
     let mut since_pause = 0;
@@ -297,7 +304,7 @@ async fn transfer(
     if let Some(first) = first {
         context.costs.learn(registry, first, waited, rest);
     }
-    // The last address, if several sent parts.
+    // If several addresses sent parts, this is the last of them.
     download.from(stream.address());
     Ok(stream.sources())
 }
@@ -307,8 +314,8 @@ fn has_staged_bytes(error: &CacheError) -> bool {
     matches!(error, CacheError::WrongDigest { resumed: true, .. })
 }
 
-/// Records a failure of the fill in the negative cache. A mismatch does not count while another address of the upstream may
-/// have the right bytes.
+/// Records a failure of the fill in the negative cache. A digest mismatch is not recorded while
+/// another address of the upstream may have the right bytes.
 fn record_cache_error(
     context: &RequestContext,
     request: &BlobRequest,
@@ -321,7 +328,7 @@ fn record_cache_error(
         digest,
         ..
     } = request;
-    // Not recorded: the policy may admit the blob at the next request.
+    // This is not recorded, because the policy may admit the blob at the next request.
     if is_not_admitted(error) {
         tracing::debug!(%registry, %repository, %digest, %error, "blob streamed without storing it");
         return;
@@ -397,7 +404,7 @@ mod tests {
                 _ => panic!("the blob is neither stored nor being filled"),
             }
         };
-        // An earlier fill leaves corrupt bytes.
+        // An earlier fill has left corrupt staged bytes.
         let mut fill = claim().await;
         let size = u64::try_from(blob.bytes.len()).ok();
         fill.begin(size).await.unwrap();
@@ -411,7 +418,7 @@ mod tests {
         let waiters = DownloadWaiters::owner_and(fill.readers());
         let permit = context.limits.upstream_permit(&one.client).unwrap();
         let slot = acquire_slot(&context, permit, &one, waiters).await;
-        // The operator's client leaves before the restart.
+        // The operator's client leaves before the fill restarts.
         slot.set_owner_waiting(false);
         let (arrived, mut handed_over) = (AtomicU64::new(0), None);
         let fill = (fill, AdmissionMode::Always);

@@ -1,4 +1,5 @@
-//! Estimates how long a client waits for a blob that is not cached: a + b · size, learned for each registry.
+//! Estimates how long a client waits for a blob that is not cached, for the eviction policy: a + b
+//! · size, learned for each registry.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,7 +8,8 @@ use parking_lot::Mutex;
 use pierhead_cache::Access;
 use pierhead_oci::Registry;
 
-/// Maximum number of registries with a model. Above it, the model that was used least recently is dropped.
+/// Maximum number of registries whose download costs are learned. Beyond it, the least recently
+/// used registry is dropped.
 const MAX_REGISTRIES: usize = 256;
 
 /// Assumed seconds to the first byte, before the first measurement of a registry.
@@ -15,32 +17,37 @@ const ASSUMED_FIRST_BYTE: f64 = Access::<()>::ROUND_TRIP;
 /// Assumed seconds per byte, before the first measurement of a registry.
 const ASSUMED_PER_BYTE: f64 = Access::<()>::PER_MEGABYTE / 1e6;
 
-/// Maximum cost of a registry, as a multiple of the assumed cost. Without it, a client could use a slow registry of its own
-/// to make its blobs more valuable than all others.
+/// Maximum download cost of a registry, as a multiple of the assumed cost. Without this limit, a
+/// client could use a slow registry of its own to make its blobs more valuable than all other
+/// blobs.
 const MAX_COST_FACTOR: f64 = 4.0;
 
 /// Weight of the assumed rate, as a number of measured bytes.
 const ASSUMED_BYTES: f64 = 4e6;
-/// Maximum weight of all measured bytes. The model follows a changed link after about as many bytes.
+/// Maximum weight of all measured bytes of a registry. After about this many bytes, the model has
+/// adapted to a changed link.
 const MAX_WEIGHED_BYTES: f64 = 256e6;
-/// Minimum bytes for a measurement of the rate. Fewer bytes arrive together with the head.
+/// Minimum bytes for a measurement of the rate of a registry. Fewer bytes arrive together with the
+/// head of the response.
 const MIN_RATE_BYTES: u64 = 64 << 10;
-/// Maximum factor between a measurement and the model. It bounds the effect of one stalled download.
+/// Maximum factor between a measurement and the model. It limits the effect of one stalled
+/// download.
 const MAX_OUTLIER: f64 = 8.0;
-/// Minimum weight of a new time to the first byte.
+/// Minimum weight of a new measurement of the time to the first byte.
 const MIN_WEIGHT: f64 = 1.0 / 16.0;
 
-/// The models of all registries. A restart forgets them, but each cached blob keeps its cost. This is no general cache,
-/// since a model learns from each download and does not expire.
+/// The cost models of all registries. A restart forgets them, but each cached blob keeps its cost.
+/// A general-purpose cache cannot hold them, because a model learns from each download and does not
+/// expire.
 #[derive(Default)]
 pub(crate) struct DownloadCosts(Mutex<HashMap<Registry, CostModel>>);
 
 struct CostModel {
-    /// Seconds to the first byte.
+    /// Average seconds to the first byte.
     first: f64,
     /// Number of downloads.
     downloads: f64,
-    /// Seconds that `bytes` took. Both decay alike.
+    /// Seconds that `bytes` took. Both numbers decay alike.
     seconds: f64,
     bytes: f64,
     used: Instant,
@@ -84,7 +91,7 @@ impl CostModel {
 }
 
 impl DownloadCosts {
-    /// Seconds until a client has `size` bytes of that registry.
+    /// Returns the estimated seconds until a client has `size` bytes from that registry.
     // The eviction policy needs no more precision than `f32`.
     #[allow(clippy::cast_possible_truncation)]
     pub(crate) fn estimate(&self, registry: &Registry, size: u64) -> f32 {
@@ -97,7 +104,8 @@ impl DownloadCosts {
         (first + per_byte * size as f64) as f32
     }
 
-    /// Records a download: the time to its first byte, and the time that the other `bytes` took.
+    /// Records a download: the time to its first byte, and the time that the remaining `bytes`
+    /// took.
     pub(crate) fn learn(&self, registry: &Registry, first: Duration, body: Duration, bytes: u64) {
         let now = Instant::now();
         let mut models = self.0.lock();
@@ -167,7 +175,7 @@ mod tests {
             let [cost, prior] = [costs.estimate(&registry, size), Access::<()>::prior(size)];
             assert!(cost > prior * 3.0 && cost < prior * 4.01, "{size}: {cost}");
         }
-        // The costs recover soon after the registry becomes faster.
+        // The estimated costs fall soon after the registry becomes faster.
         for _ in 0..200 {
             costs.learn(&registry, ms(100), ms(1000), 10 * MB);
         }

@@ -14,7 +14,7 @@ use crate::refusal_log::{Refusal, RefusalLog};
 pub(crate) struct DownloadLog<'a> {
     refusals: RefusalLog,
     request: BlobRequest,
-    /// The slot of a download that yields to other clients.
+    /// The slot of the download, if the download yields to other clients.
     slot: Option<&'a DownloadSlot>,
     started: Instant,
     address: Option<String>,
@@ -23,14 +23,14 @@ pub(crate) struct DownloadLog<'a> {
 }
 
 enum DownloadOutcome {
-    /// The client left or pierhead is shutting down.
+    /// The client left, or pierhead is shutting down.
     Cancelled,
     Stored,
     Streamed,
     Failed(Cause, String),
-    /// The cache has no room. The client gets the blob by another download.
+    /// The cache has no room for the blob. The client gets the blob by another download.
     NoRoom(Cause, String),
-    /// Another [`DownloadLog`] continues with the stream.
+    /// Another [`DownloadLog`] continues with the upstream stream.
     HandedOver,
 }
 
@@ -51,7 +51,7 @@ impl<'a> DownloadLog<'a> {
         }
     }
 
-    /// Sets the address of the upstream that sends.
+    /// Sets the address of the upstream that sends the bytes.
     pub(crate) fn from(&mut self, address: &str) {
         self.address = Some(address.to_owned());
     }
@@ -64,13 +64,14 @@ impl<'a> DownloadLog<'a> {
         self.end = DownloadOutcome::Stored;
     }
 
-    /// The blob went to a client without being stored.
+    /// Records that the blob went to a client without being stored.
     pub(crate) fn streamed(&mut self) {
         self.end = DownloadOutcome::Streamed;
     }
 
     pub(crate) fn failed(&mut self, error: &Error) {
-        // A refusal to store is not a failure: the client gets the blob by a download with its own line.
+        // That the cache refuses to store the blob is no failure: the client gets the blob by a
+        // download with its own log line.
         let is_refused = matches!(error, Error::Cache(error) if matches!(**error, pierhead_cache::Error::TooLarge { .. }));
         let has_no_room = matches!(error, Error::Cache(error) if matches!(**error, pierhead_cache::Error::NoRoom { .. }));
         self.end = match error.is_not_admitted() || is_refused {
@@ -93,7 +94,7 @@ impl Drop for DownloadLog<'_> {
         let seconds = seconds(self.started);
         let outcome = match &self.end {
             DownloadOutcome::HandedOver => return,
-            // No byte arrived.
+            // No byte arrived, so there is nothing to log.
             DownloadOutcome::Cancelled if bytes == 0 => return,
             DownloadOutcome::Cancelled if self.slot.is_some_and(DownloadSlot::is_yielding) => {
                 "paused"

@@ -1,9 +1,11 @@
-//! Fill owners: the registry that fills a digest, and the download slots that clients offer to the fill.
+//! Fill owners: record which registry fills a digest, and pass download slots from waiting clients
+//! to the fill.
 //!
-//! 1. A client can name any registry for any digest. So clients share a fill only when they name the same registry. A
-//!    registry that sends corrupt bytes, or sends slowly, harms only the clients that named it.
-//! 2. A fill without a download slot takes the first slot that any of its clients gets. So no client delays the fill for
-//!    others.
+//! 1. A client can name any registry for any digest. So clients share a fill only if they name the
+//!    same registry. A registry that sends corrupt bytes, or sends slowly, harms only the clients
+//!    that named it.
+//! 2. A fill without a download slot takes the first slot that any of its clients gets. So no
+//!    client delays the fill for the other clients.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -20,18 +22,19 @@ type OwnerTable = Arc<Mutex<HashMap<Digest, OwnedFill>>>;
 
 struct OwnedFill {
     registry: Registry,
-    /// Number of requests that are about to claim the digest, plus one for the running fill.
+    /// Number of requests that are about to claim the digest, plus one if a fill is running.
     owners: usize,
     offers: SlotOffers,
 }
 
-/// The channel through which clients that share a fill offer it a download slot.
+/// The channel through which clients that share a fill offer a download slot to it.
 struct SlotOffers {
-    /// Closed as soon as the fill has a slot.
+    /// The sending end. The channel closes as soon as the fill has a slot.
     sender: Sender<DownloadSlot>,
-    /// Taken by the fill.
+    /// The receiving end, which the fill takes.
     receiver: Option<Receiver<DownloadSlot>>,
-    /// Clients that already wait for a slot for this fill. Each needs only one place in its queue.
+    /// Clients that already wait for a slot for this fill. Each client needs only one place in the
+    /// queue.
     clients: Vec<Arc<ClientUsage>>,
 }
 
@@ -58,15 +61,16 @@ impl SlotOffers {
 #[derive(Default)]
 pub(crate) struct FillOwners(OwnerTable);
 
-/// Keeps other registries from filling this digest, until dropped. Hold it from before the claim until the fill has ended.
+/// Prevents fills of this digest from other registries until this value is dropped. A fill holds it
+/// from before the claim until the fill has ended.
 pub(crate) struct FillOwner {
     table: OwnerTable,
     digest: Digest,
 }
 
 impl FillOwners {
-    /// Enters `registry` as the one that fills `digest`. Several requests may enter the same registry. `None`: another
-    /// registry fills it.
+    /// Enters `registry` as the registry that fills `digest`. Several requests may enter the same
+    /// registry. `None`: another registry fills the digest.
     pub(crate) fn enter(&self, digest: &Digest, registry: &Registry) -> Option<FillOwner> {
         let mut table = self.0.lock();
         match table.entry(*digest) {
@@ -96,8 +100,8 @@ impl FillOwners {
 }
 
 impl FillOwner {
-    /// Opens the channel for offers to a new fill. An earlier fill may have taken the previous receiver. The leader calls
-    /// this at once.
+    /// Opens the channel for offers to a new fill, because an earlier fill may have taken the
+    /// previous receiver. The leader calls this at once.
     pub(crate) fn begin(&self) {
         self.with_offers(|offers| {
             if offers.receiver.is_none() {
@@ -107,7 +111,8 @@ impl FillOwner {
         });
     }
 
-    /// The receiver of slots that other clients offer to this fill. Drop it when the fill has a slot.
+    /// Returns the receiver of slots that other clients offer to this fill. The fill drops the
+    /// receiver when it has a slot.
     pub(crate) fn take_slot_offers(
         &self,
         client: &Arc<ClientUsage>,
@@ -118,8 +123,8 @@ impl FillOwner {
         })
     }
 
-    /// The sender for a slot that `client`, a follower, offers to the fill. `None`: the fill has a slot, or another task
-    /// already waits for a slot of this client.
+    /// Returns the sender by which `client`, a follower, offers a slot to the fill. `None`: the
+    /// fill has a slot, or another task already waits for a slot of this client.
     pub(crate) fn slot_offer(&self, client: &Arc<ClientUsage>) -> Option<Sender<DownloadSlot>> {
         self.with_offers(|offers| {
             (!offers.sender.is_closed() && offers.is_new(client)).then(|| offers.sender.clone())
@@ -128,7 +133,7 @@ impl FillOwner {
 
     fn with_offers<T>(&self, action: impl FnOnce(&mut SlotOffers) -> Option<T>) -> Option<T> {
         let mut table = self.table.lock();
-        // The entry exists while `self` does.
+        // The entry exists, because `self` exists.
         action(&mut table.get_mut(&self.digest)?.offers)
     }
 }
@@ -172,7 +177,8 @@ mod tests {
         drop(offers);
         let three = Arc::new(ClientUsage::operator());
         assert!(owner.slot_offer(&three).is_none(), "the fill has a slot");
-        // A second fill begins while an owner of the first one remains. The second fill has no slot yet.
+        // A second fill begins while an owner of the first fill remains. The second fill has no
+        // slot yet.
         owner.begin();
         assert!(owner.slot_offer(&one).is_some());
         assert!(owner.take_slot_offers(&two).is_some());

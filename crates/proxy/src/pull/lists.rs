@@ -1,4 +1,5 @@
-//! Responds with tag lists and referrers lists: pages and filters the cached lists.
+//! Responds with tag lists and referrers lists: selects pages of the cached tag list, and filters
+//! the cached referrers.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,14 +21,15 @@ use crate::pull::document::{Document, MAX_EAGER};
 use crate::pull::resolve::resolve;
 use crate::pull::tag_page::{self, find_page};
 
-/// The end of a response, after the last tag.
+/// The end of a tag list in JSON, after the last tag.
 const LIST_END: &[u8] = b"]}";
 
-/// The page of a tag list that a client requests.
+/// The request of a client for a page of a tag list.
 pub(crate) struct TagPageRequest<'a> {
-    /// The name as the client wrote it. `name` and `Link` of the response use it.
+    /// The name of the repository as the client wrote it. The field `name` and the header `Link` of
+    /// the response use it.
     pub(crate) name: &'a oci::Name,
-    /// The query of the request. The `Link` needs its `ns`.
+    /// The query of the request. The `Link` header needs its `ns`.
     pub(crate) query: Option<&'a str>,
     pub(crate) n: Option<u32>,
     pub(crate) last: Option<&'a str>,
@@ -36,14 +38,14 @@ pub(crate) struct TagPageRequest<'a> {
 /// The body of a response with a list.
 pub(crate) enum ListBody {
     Whole(Bytes),
-    /// A body of this length, which is read from the disk as the client takes it.
+    /// A body of this length, which is read from the disk at the speed of the client.
     Long(Box<BlobSource>, u64),
 }
 
 /// A page of tags.
 pub(crate) struct TagPage {
     pub(crate) body: ListBody,
-    /// The value of `Link`, if a further page exists.
+    /// The value of the `Link` header, if a further page exists.
     pub(crate) next: Option<String>,
 }
 
@@ -53,7 +55,7 @@ pub(crate) struct ReferrersPage {
     pub(crate) media_type: MediaType,
 }
 
-/// A request for a list of a repository.
+/// A request for a tag list or referrers list of a repository.
 pub(crate) struct ListRequest<'a> {
     pub(crate) context: &'a Arc<RequestContext>,
     pub(crate) client: &'a Arc<ClientUsage>,
@@ -62,7 +64,7 @@ pub(crate) struct ListRequest<'a> {
     pub(crate) deadline: Deadline,
 }
 
-/// One page of the complete list.
+/// Returns one page of the complete tag list.
 pub(crate) async fn tags(
     list: &ListRequest<'_>,
     page: TagPageRequest<'_>,
@@ -71,7 +73,8 @@ pub(crate) async fn tags(
     let (document, outcome) = list.resolve(&name).await?;
     match list.page(&document, &page).await {
         Ok(tags) => Ok((tags, outcome)),
-        // The list was damaged, and the cache deleted it. So this requests it from the upstream.
+        // The stored list was damaged, and the cache deleted it. So this requests the list from the
+        // upstream.
         Err(_) => {
             let (document, outcome) = list.resolve(&name).await?;
             Ok((list.page(&document, &page).await?, outcome))
@@ -79,7 +82,7 @@ pub(crate) async fn tags(
     }
 }
 
-/// The complete list, or the referrers of one artifact type.
+/// Returns the complete referrers list, or the referrers of one artifact type.
 pub(crate) async fn referrers(
     list: &ListRequest<'_>,
     digest: Digest,
@@ -133,7 +136,7 @@ impl ListRequest<'_> {
             }
             (None, _) => ListBody::Whole(document.bytes(Manifest::MAX_SIZE).await?),
             (Some(artifact_type), _) => {
-                // Taken only now, so that no permit is held during an upstream request.
+                // The permit is taken only now, so that none is held during an upstream request.
                 let _permit = match document.size() > MAX_EAGER {
                     true => self.context.parsing.acquire().await.ok(),
                     false => None,
@@ -161,8 +164,8 @@ impl ListRequest<'_> {
     }
 }
 
-/// The value of `Link` for the next page. By their grammar, tags need no escaping in a query. Other characters are
-/// dropped.
+/// Formats the value of the `Link` header for the next page. By their grammar, tags need no
+/// escaping in a query. Other characters are dropped.
 pub(crate) fn link(page: &TagPageRequest<'_>, last: &str) -> String {
     let last: String = last
         .chars()
@@ -170,14 +173,14 @@ pub(crate) fn link(page: &TagPageRequest<'_>, last: &str) -> String {
         .collect();
     let name = page.name;
     let n = page.n.unwrap_or_default();
-    // The parsed namespace, since the raw query may contain any characters.
+    // The namespace is parsed first, because the raw query may contain any characters.
     let namespace = Endpoint::namespace(page.query).ok().flatten();
     let namespace = namespace.map(|registry| format!("&ns={registry}"));
     let namespace = namespace.unwrap_or_default();
     format!("</v2/{name}/tags/list?n={n}&last={last}{namespace}>; rel=\"next\"")
 }
 
-/// The fields of an index that a filtered index has. Their values stay as they were written.
+/// The fields of an index that a filtered index keeps. Their values stay as they were written.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FilteredIndex<'a> {
@@ -200,7 +203,7 @@ struct ArtifactTypeOnly<'a> {
 
 pub(crate) fn filtered(document: &[u8], artifact_type: &str) -> Result<Bytes, Error> {
     let malformed = |error: serde_json::Error| Error::Document(format!("referrers list: {error}"));
-    // The response is not content-addressed, so encoding the index again changes no digest.
+    // The response is not content-addressed, so serializing the index again changes no digest.
     let mut index: FilteredIndex<'_> = serde_json::from_slice(document).map_err(malformed)?;
     index.manifests.retain(|manifest| {
         serde_json::from_str::<ArtifactTypeOnly<'_>>(manifest.get())
@@ -217,7 +220,7 @@ fn as_u64(length: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// A page of the stored list of `tags`, and its `Link`.
+    /// Returns a page of the stored list of `tags`, and its `Link` value.
     async fn paged(tags: &str, n: Option<u32>, last: Option<&str>) -> (String, Option<String>) {
         let name = "docker.io/library/redis".parse().unwrap();
         let page = TagPageRequest {

@@ -1,4 +1,4 @@
-//! Serves manifests. While the upstream fails, only manifests whose blobs are cached.
+//! Serves manifests. While the upstream fails, serves only manifests whose blobs are cached.
 
 use std::sync::Arc;
 
@@ -14,12 +14,13 @@ use crate::pull::document::{Document, MAX_EAGER};
 use crate::pull::negative_cache::Subject;
 use crate::pull::resolve::resolve;
 
-/// Maximum number of images of an index that are looked up in the cache. Real indexes have about 12.
+/// Maximum number of images of an index that are looked up in the cache while the upstream fails.
+/// Real indexes have about 12.
 const MAX_IMAGES: usize = 64;
 
-/// The manifest or index of that reference. All clients fall back to the origin when a manifest fails. But some (podman)
-/// fail the pull when a blob fails after its manifest. So while the upstream fails, a manifest is served only if its blobs
-/// are cached.
+/// Returns the manifest or index of that reference. All clients fall back to the origin if a
+/// manifest fails. But some clients (podman) fail the pull if a blob fails after its manifest. So
+/// while the upstream fails, a manifest is served only if its blobs are cached.
 pub(crate) async fn manifest(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -45,7 +46,7 @@ pub(crate) async fn manifest(
     Ok((document, outcome))
 }
 
-/// Fails when a blob of the manifest is neither cached nor available from the upstream.
+/// Returns an error if a blob of the manifest is neither cached nor available from the upstream.
 async fn check_blobs(
     context: &RequestContext,
     reference: &Reference,
@@ -59,7 +60,8 @@ async fn check_blobs(
     let MissingPart::Blob(digest) = missing else {
         return Err(not_cached(reference, missing));
     };
-    // The upstream may work again, or refuse manifests only (Docker Hub's rate limit). A HEAD of the blob shows it.
+    // The upstream may work again, or it may refuse only manifests (Docker Hub's rate limit). A
+    // HEAD request for the blob shows which.
     let size = context
         .client
         .blob_size(&reference.registry, &reference.repository, &digest);
@@ -103,20 +105,21 @@ enum MissingPart {
     Manifest(Digest),
 }
 
-/// The first part that an image lacks.
+/// Returns the first part that an image lacks.
 ///
-/// An index lacks nothing when one of its images is cached as a whole. The request does not name a platform, but all
-/// machines of one host usually run the same one, and other platforms are not cached at all. A client of another platform
-/// gets 503 for the manifest of its image. A 503 for the index would fail all clients, since no cache has all platforms and
-/// the registry, to which they fall back, fails.
+/// An index lacks nothing if one of its images is completely cached. The request does not name a
+/// platform, but all machines of one host usually run the same platform, and other platforms are
+/// not cached at all. A client of another platform gets 503 for the manifest of its image. A 503
+/// for the index would fail all clients: no cache has all platforms, and the registry, to which the
+/// clients would fall back, fails.
 async fn missing(context: &RequestContext, document: &Document) -> Option<MissingPart> {
-    // The permit bounds the number of large documents in memory.
+    // The permit limits the number of large documents in memory.
     let mut permit = None;
     if document.size() > MAX_EAGER {
         permit = context.parsing.acquire().await.ok();
     }
     let bytes = document.bytes(Manifest::MAX_SIZE).await.ok()?;
-    // A document that is not a manifest names no blobs.
+    // A document that is not a manifest names no blobs, so it lacks nothing.
     let manifest = Manifest::parse(bytes, Some(document.media_type.as_str())).ok()?;
     if !matches!(manifest.body, Body::Index { .. }) {
         return missing_blob(context, &manifest).map(MissingPart::Blob);
@@ -138,10 +141,12 @@ async fn missing(context: &RequestContext, document: &Document) -> Option<Missin
     missing
 }
 
-/// The cached manifest of a child of an index. A nested index counts as an image without blobs.
+/// Reads the cached manifest of an entry of an index. A nested index counts as an image without
+/// blobs.
 async fn image(context: &RequestContext, child: &Descriptor) -> Option<Manifest> {
     let blob = context.cache.peek(&child.digest).await.ok()??;
-    // At most the size that the index announces, since that size decided about the permit.
+    // This reads at most the size that the index states, because that size decided about the
+    // permit.
     let bytes = blob
         .read_all(usize::try_from(child.size).ok()?)
         .await
@@ -168,7 +173,8 @@ pub(crate) fn is_image(child: &Descriptor) -> bool {
         .is_none_or(|platform| platform.os != "unknown")
 }
 
-/// Whether a registry serves this blob. Clients get foreign layers from the URLs in the manifest.
+/// Whether a registry serves this blob. Foreign layers are not served: clients get them from the
+/// URLs in the manifest.
 pub(crate) fn is_distributable(descriptor: &Descriptor) -> bool {
     let media_type = descriptor.media_type.as_str();
     !media_type.contains(".nondistributable.") && !media_type.contains(".foreign.")

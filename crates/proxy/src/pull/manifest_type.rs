@@ -14,10 +14,10 @@ struct Head {
     media_type: Option<String>,
 }
 
-/// The media type of a manifest:
+/// Returns the media type of a manifest. The first source that exists decides:
 ///
 /// 1. The `mediaType` field of the manifest.
-/// 2. Without such a field, the `Content-Type` of the response, if the fields of the manifest fit it.
+/// 2. The `Content-Type` of the response, if the fields of the manifest fit it.
 ///
 /// So each digest has one type, and no registry can give another type to the content of another registry.
 ///
@@ -25,12 +25,12 @@ struct Head {
 /// The document is not a manifest: its fields do not fit its type, or it has neither `mediaType` nor `schemaVersion`.
 pub(crate) fn manifest_media_type(bytes: &Bytes, sent: MediaType) -> Result<MediaType, Error> {
     let refused = |why: String| Error::Document(format!("not a manifest: {why}"));
-    // serde also reads a struct from a JSON array.
+    // This check is needed, because serde also reads a struct from a JSON array.
     if !bytes.trim_ascii_start().starts_with(b"{") {
         return Err(refused("not a JSON object".into()));
     }
     let head: Head = serde_json::from_slice(bytes).map_err(|error| {
-        // Truncated, since the message may quote the document.
+        // The message is truncated, because it may quote the document.
         refused(error.to_string().chars().take(200).collect())
     })?;
     let own = match head.media_type.as_deref() {
@@ -47,7 +47,7 @@ pub(crate) fn manifest_media_type(bytes: &Bytes, sent: MediaType) -> Result<Medi
         Ok(manifest) if head.media_type.is_none_or(|own| own.is_empty()) => Ok(manifest.media_type),
         Ok(_) => Ok(media_type),
         Err(error) if is_known => Err(refused(error.to_string())),
-        // Another kind of manifest, such as schema 1 or an artifact manifest.
+        // The document is another kind of manifest, such as schema 1 or an artifact manifest.
         Err(_) if has_type_field => Ok(media_type),
         Err(_) => Err(refused("neither a mediaType nor a schemaVersion".into())),
     }

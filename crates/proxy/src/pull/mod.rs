@@ -1,4 +1,5 @@
-//! Gets documents and blobs for requests: from the cache, from the upstream, or stale.
+//! Gets manifests, lists and blobs for requests: from the cache or from the upstream, or a stale
+//! copy if the upstream fails.
 
 pub(crate) mod blob;
 pub(crate) mod blob_request;

@@ -1,6 +1,8 @@
-//! Negative cache: recent upstream errors, blobs that the disk refused, and upstreams that fail.
+//! Negative cache: remembers recent upstream errors, blobs that the disk refused, and upstreams
+//! that fail.
 //!
-//! Its memory is bounded and its entries are short-lived. A lost entry costs one more upstream request.
+//! The cache has a maximum size, and its entries are short-lived. A lost entry costs one more
+//! upstream request.
 
 use std::time::{Duration, Instant};
 
@@ -13,22 +15,25 @@ use pierhead_remote::{Error, Fault};
 
 use crate::ttl_cache::ttl_cache;
 
-/// How long "not found" and "denied" are served from this cache. This slows down a client that repeats a request in a
-/// loop. A user who has just pushed hardly notices it.
+/// How long "not found" and "denied" of an upstream are served from the negative cache. This slows
+/// down a client that repeats a request in a loop. A user who has just pushed an image hardly
+/// notices it.
 const REFUSAL_TTL: Duration = Duration::from_secs(5);
-/// How long a failure of the upstream is served from this cache. A retry may help, so only a burst is answered from it.
+/// How long a failure of the upstream is served from the negative cache. A retry may help, so the
+/// time is only long enough for a burst of requests.
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 /// How long a blob that the disk refused is streamed without storing it.
 const UNSTORABLE_TTL: Duration = Duration::from_secs(10);
-/// Maximum number of entries of each table, of about 400 bytes: at most 2 MB per table.
+/// Maximum number of entries of each table of the negative cache, of about 400 bytes each: at most
+/// 2 MB per table.
 const MAX_NEGATIVE_ENTRIES: u64 = 4096;
 
-/// The subject of an upstream request.
+/// The resource that an upstream request is about.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Subject {
-    /// A manifest, a tag list, a referrers list.
+    /// A manifest, a tag list, or a referrers list.
     Name(TagKey),
-    /// A blob in one repository. Another repository may have it although this one has not.
+    /// A blob in one repository. If this repository lacks the blob, another one may have it.
     Blob(Registry, Repository, Digest),
 }
 
@@ -41,14 +46,15 @@ impl Subject {
     }
 }
 
-/// An error and how long it is served from this cache.
+/// An error, and how long it is served from this cache.
 #[derive(Clone)]
 struct CachedError {
     error: Error,
     ttl: Duration,
 }
 
-/// Each error has its own TTL, which begins anew when a later error replaces it.
+/// The expiry of errors: each error has its own TTL, which begins anew when a later error replaces
+/// it.
 struct ErrorExpiry;
 
 impl Expiry<Subject, CachedError> for ErrorExpiry {
@@ -77,14 +83,16 @@ pub(crate) struct NegativeCache {
     errors: Cache<Subject, CachedError>,
     mismatches: Cache<Subject, Error>,
     unstorable: Cache<Digest, ()>,
-    /// Upstreams whose last exchange failed. An entry does not expire: only a response shows that the upstream works.
+    /// Upstreams whose last exchange failed. An entry does not expire, because only a response
+    /// shows that the upstream works.
     failing: Cache<Registry, ()>,
-    /// Each client has its own rights at upstreams, so a refusal to one client does not apply to others.
+    /// Whether each client has its own rights at upstreams, so that a refusal to one client does
+    /// not apply to others.
     is_personal: bool,
 }
 
 impl NegativeCache {
-    /// `is_personal`: upstreams respond by the rights of each client.
+    /// Creates the cache. `is_personal` means that upstreams respond by the rights of each client.
     pub(crate) fn new(is_personal: bool) -> Self {
         Self {
             errors: Cache::builder()
@@ -121,7 +129,7 @@ impl NegativeCache {
             }
             Fault::Policy => REFUSAL_TTL,
         };
-        // The upstream client itself decides when to probe an upstream that is down.
+        // For an upstream that is down, the upstream client itself decides when to probe it.
         let ttl = match error {
             Error::Down { retry_after, .. } => ttl.min(*retry_after),
             _ => ttl,
@@ -130,25 +138,25 @@ impl NegativeCache {
         self.errors.insert(subject, CachedError { error, ttl });
     }
 
-    /// Records that the upstream sent content with another digest. Other responses of the upstream do not lift this
-    /// error: containerd requests the rest of an aborted body at once, up to four times, and falls back to the registry
-    /// only after an error.
+    /// Records that the upstream sent content with another digest. Later responses of the upstream
+    /// do not remove this error: containerd requests the rest of an aborted body at once, up to
+    /// four times, and falls back to the registry only after an error.
     pub(crate) fn record_mismatch(&self, subject: Subject, error: Error) {
         self.mismatches.insert(subject, error);
     }
 
-    /// Records that the upstream responded, so that it does not fail any more.
+    /// Records that the upstream responded, so it no longer counts as failing.
     pub(crate) fn record_response(&self, registry: &Registry) {
         self.failing.invalidate(registry);
     }
 
-    /// Whether the last exchange with this upstream failed by its own fault.
+    /// Whether the last exchange with this upstream failed by the upstream's own fault.
     pub(crate) fn is_failing(&self, registry: &Registry) -> bool {
         self.failing.contains_key(registry)
     }
 
-    /// The recent error about `subject`. After any response of the upstream, its earlier failures no longer count: a
-    /// client that got a manifest must also get its blobs.
+    /// Returns the recent error about `subject`. After any response of the upstream, its earlier
+    /// failures no longer count, because a client that got a manifest must also get its blobs.
     pub(crate) fn error(&self, subject: &Subject) -> Option<Error> {
         if let Some(error) = self.mismatches.get(subject) {
             return Some(error);
@@ -187,7 +195,7 @@ mod tests {
         ))
     }
 
-    /// The error of an upstream that the client asks again after that time.
+    /// The error of an upstream that pierhead's upstream client asks again after that time.
     fn down_for(retry_after: Duration) -> Error {
         Error::Down {
             upstream: "example.com".into(),

@@ -1,4 +1,5 @@
-//! Resolves the name of a manifest, tag list or referrers list to a document: from the cache, revalidated, or stale.
+//! Resolves the name of a manifest, tag list or referrers list to a document: a fresh cached one, a
+//! revalidated one, or a stale one.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,24 +20,25 @@ use crate::pull::manifest_type::manifest_media_type;
 use crate::pull::negative_cache::{Subject, registry_of};
 use crate::refusal_log::Refusal;
 
-/// Minimum size of a document that is copied, in bytes. The registry client reserves no memory for
-/// smaller documents.
+/// Minimum bytes of a document that is copied out of the memory of the registry client. The
+/// registry client reserves no memory for smaller documents.
 const MIN_COPIED: usize = 16 << 10;
 
-/// Maximum time that a request with a stale response waits for a failing upstream.
+/// Maximum time that a request waits for a failing upstream if there is a stale response.
 const FAILING_UPSTREAM_WAIT: Duration = Duration::from_millis(500);
 
 /// The document that the cache has for a name.
 struct CachedDocument {
     document: Document,
     etag: Option<String>,
-    /// Seconds since 1970. `None`: always fresh, since a digest names the same content for ever.
+    /// Time of the last confirmation by the upstream, in seconds since 1970. `None`: always fresh,
+    /// because a digest names the same content for ever.
     validated: Option<u64>,
 }
 
 impl CachedDocument {
     fn is_fresh(&self, ttl: Duration) -> bool {
-        // A clock that was set back makes the document stale, and not fresh for years.
+        // If the clock was set back, the document counts as stale, not as fresh for years.
         self.validated
             .is_none_or(|at| now().checked_sub(at).is_some_and(|age| age < ttl.as_secs()))
     }
@@ -48,9 +50,9 @@ fn now() -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// The document of that name. A fresh one comes from the cache without an upstream request. Otherwise all concurrent
-/// requests share one revalidation. When the upstream fails or is slow, the stale document is returned. Cancel safe: a
-/// revalidation in progress continues.
+/// Returns the document of that name. A fresh document comes from the cache without an upstream
+/// request. Otherwise all concurrent requests share one revalidation. If the upstream fails or is
+/// slow, the stale document is returned. Cancel safe: a revalidation in progress continues.
 pub(crate) async fn resolve(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -70,7 +72,7 @@ pub(crate) async fn resolve(
         .negative_cache
         .error(&Subject::Name(name.clone()))
     {
-        // With tags.ttl = 0, every "not found" comes from the upstream, too.
+        // If `tags.ttl` is 0, every "not found" comes from the upstream, too.
         let is_current = error.fault() == Fault::Upstream || !ttl.is_zero();
         if is_current {
             return stale_or(context, name, stale, error.into());
@@ -136,7 +138,7 @@ fn repository_of(name: &TagKey) -> &Repository {
     }
 }
 
-/// The image of a name, for the log.
+/// Formats the image of a name for the log.
 fn image_of(name: &TagKey) -> String {
     match name {
         TagKey::Manifest(reference) => reference.to_string(),
@@ -144,7 +146,7 @@ fn image_of(name: &TagKey) -> String {
     }
 }
 
-/// The cached document of that name. `None` also when the disk fails.
+/// Returns the cached document of that name. `None` also if the disk fails.
 async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocument> {
     if let TagKey::Manifest(Reference {
         target: Target::Digest(digest),
@@ -155,9 +157,10 @@ async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocumen
             return None;
         }
         let blob = open(context, digest).await?;
-        // A blob without a media type was never served as a manifest. The upstream must send its type.
+        // A blob without a media type was never served as a manifest, so the upstream must send the
+        // type.
         let media_type = blob.media_type()?.clone();
-        // Tag lists have a media type, too.
+        // Tag lists have a media type, too, so the type is checked.
         if !media_type.is_manifest() && !media_type.is_index() {
             let bytes = blob.read_all(Manifest::MAX_SIZE).await.ok()?;
             manifest_media_type(&bytes, media_type.clone()).ok()?;
@@ -180,7 +183,7 @@ async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocumen
         validated,
     } = context.cache.tags().get(name)?;
     let blob = open(context, &digest).await?;
-    // The document has this name because it came from this registry.
+    // The record is right, because the document got this name from this registry.
     context.record_origin(registry_of(name), repository_of(name), &digest);
     let document = Document {
         digest,
@@ -208,12 +211,13 @@ async fn open(context: &RequestContext, digest: &Digest) -> Option<StoredBlob> {
     }
 }
 
-/// One upstream request, which all concurrent requests for `name` share.
+/// Revalidates a document by one upstream request, which all concurrent requests for `name` share.
 async fn refresh(
     context: &RequestContext,
     name: &TagKey,
 ) -> Result<(Document, CacheOutcome), Error> {
-    // Another shared request may have ended since the caller looked into the cache.
+    // Another shared request may have ended since the caller looked into the cache, so this looks
+    // again.
     let cached = cached(context, name).await;
     let cached = match cached {
         Some(cached) if cached.is_fresh(context.config.load().tags_ttl) => {
@@ -302,7 +306,7 @@ async fn store(context: &RequestContext, registry: &Registry, document: Document
     let bytes = bytes.clone();
     let is_small = u64::try_from(bytes.len()).is_ok_and(|size| size <= MAX_EAGER);
     let cost = context.costs.estimate(registry, document.size());
-    // Does not wait while another registry fills the same digest.
+    // This does not wait if another registry fills the same digest.
     let stored = match context.fill_owners.enter(&document.digest, registry) {
         Some(_owner) => Some(
             context
@@ -318,14 +322,14 @@ async fn store(context: &RequestContext, registry: &Registry, document: Document
         None => None,
     };
     let content = match stored {
-        // So a slow client holds an open file, and not megabytes of memory.
+        // With the stored blob, a slow client holds an open file, and not megabytes of memory.
         Some(Ok(blob)) if !is_small => DocumentContent::Stored(blob),
         stored => {
             if let Some(stored) = stored {
                 log_failure(stored);
             }
-            // Copied, since the bytes of the registry client hold its memory reservation until they are dropped, and
-            // clients are slow.
+            // The bytes are copied, because the bytes of the registry client hold its memory
+            // reservation until they are dropped, and clients are slow.
             DocumentContent::Bytes(match bytes.len() {
                 0..MIN_COPIED => bytes,
                 _ => Bytes::copy_from_slice(&bytes),
@@ -338,7 +342,8 @@ async fn store(context: &RequestContext, registry: &Registry, document: Document
     }
 }
 
-/// Stores which digest the upstream has for that name. A digest needs no such record.
+/// Stores which digest the upstream has for that name. A name that is a digest needs no such
+/// record.
 async fn store_tag(
     context: &RequestContext,
     name: &TagKey,
@@ -366,7 +371,8 @@ async fn store_tag(
 fn log_failure<T>(stored: Result<T, CacheError>) {
     match stored {
         Ok(_) => {}
-        // At level debug: after the daily write budget is spent, this happens to every document.
+        // This is logged at level debug, because after the daily write budget is spent, it happens
+        // to every document.
         Err(error) if is_not_admitted(&error) => {
             tracing::debug!(%error, "document served without storing it");
         }

@@ -1,4 +1,5 @@
-//! Finds a page of a stored tag list as a range of its bytes, so that a list of megabytes is never in memory as a whole.
+//! Finds a page of a stored tag list as a range of its bytes, so that a list of megabytes is never
+//! completely in memory.
 //!
 //! The registry client writes the list (`{"name":"…","tags":["…","…"]}`, sorted, without spaces). So a page is a
 //! contiguous range of its bytes.
@@ -10,19 +11,20 @@ use crate::pull::document::Document;
 
 /// The bytes between the name of a stored list and its first tag.
 const TAGS: &[u8] = br#""tags":["#;
-/// Maximum bytes of a list before its first tag: the name of the repository and its punctuation.
+/// Maximum bytes of a stored tag list before its first tag: the name of the repository and its
+/// punctuation.
 const MAX_LIST_START: usize = 512;
 /// Maximum bytes of a tag.
 const MAX_TAG: usize = 256;
-/// Bytes that are read and scanned at once.
+/// Bytes of a stored tag list that are read and scanned in one step.
 const BLOCK_BYTES: usize = 128 << 10;
 
 /// A page as a range of bytes of the stored list.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PageRange {
-    /// Offset of the first byte.
+    /// Offset of the first byte of the page.
     pub(crate) first: u64,
-    /// Offset after the last byte.
+    /// Offset after the last byte of the page.
     pub(crate) end: u64,
     /// The last tag of the page, if a further page exists.
     pub(crate) next_after: Option<String>,
@@ -32,7 +34,8 @@ fn malformed() -> Error {
     Error::Document("the stored tag list is malformed".into())
 }
 
-/// The page of at most `n` tags after the tag `last`. Reads the list from its start to the end of the page, in blocks.
+/// Finds the page of at most `n` tags after the tag `last`. Reads the list from its start to the
+/// end of the page, in blocks.
 pub(crate) async fn find_page(
     document: &Document,
     n: Option<u32>,
@@ -103,7 +106,7 @@ struct TagScan<'a> {
     first: Option<u64>,
     /// Offset after the last tag of the page.
     end: u64,
-    /// The current tag. Once the page is full, its last tag.
+    /// The current tag, or the last tag of the page once the page is full.
     tag: Vec<u8>,
     is_inside: bool,
     /// Offset of the opening quote of the current tag.

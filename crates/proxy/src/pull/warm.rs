@@ -1,4 +1,4 @@
-//! Pulls whole images into the cache in advance (`cache warm`, and pulls for bundles).
+//! Pulls whole images into the cache in advance, for `pierhead cache warm` and for bundles.
 
 use std::collections::{HashSet, VecDeque};
 use std::pin::pin;
@@ -21,34 +21,37 @@ use crate::pull::claim::{ClaimResult, claim_of};
 use crate::pull::download::{self, AdmissionMode};
 use crate::pull::manifest::{is_distributable, manifest};
 
-/// Maximum number of blobs that one image downloads at the same time, as in docker and containerd.
+/// Maximum number of blobs of one warmed image that are downloaded at the same time, as in docker
+/// and containerd.
 const MAX_PARALLEL: usize = 3;
-/// Maximum number of manifests and blobs of one image. An index of 20 platforms has a few hundred.
+/// Maximum number of manifests and blobs of one warmed image. An index of 20 platforms has a few
+/// hundred.
 const MAX_PARTS: usize = 10_000;
-/// Maximum number of further claims after a fill of a client that the cache did not admit. A client may start its fill
-/// first each time.
+/// Maximum number of further attempts to store a blob of a warmed image, after the cache did not
+/// admit the fill of a client. A client may start its fill first each time.
 const MAX_FURTHER_CLAIMS: usize = 8;
-/// Interval of progress reports within large blobs.
+/// Interval of progress reports while large blobs are downloaded.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What [`Proxy::warm`](crate::Proxy::warm) reports as it goes.
+/// The progress of a pull, which [`Proxy::warm`](crate::Proxy::warm) reports again and again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Number of blobs that are done.
+    /// Number of blobs that are in the cache.
     pub done: u64,
     /// Number of all blobs, as far as known.
     pub blobs: u64,
-    /// Number of bytes that are done.
+    /// Number of bytes that are in the cache.
     pub bytes_done: u64,
     /// Number of all bytes, as far as known.
     pub bytes: u64,
 }
 
-/// Pulls an image into the cache: see [`Proxy::warm`](crate::Proxy::warm). All downloads count for `client`. Dropping the
-/// future ends its own downloads. Their staged bytes stay.
+/// Pulls an image into the cache: see [`Proxy::warm`](crate::Proxy::warm). All downloads count for
+/// `client`. Dropping the future ends the downloads that it started. Their staged bytes stay.
 ///
-/// `left` resolves when no client waits for the image any more. Then no further download begins. A running download
-/// continues until another download needs its slot, and in any case while a client reads it.
+/// `left` resolves when no client waits for the image any more. From then on, no further download
+/// begins. A running download continues while a client reads it. Without a reader, it continues
+/// until another download needs its slot.
 pub(crate) async fn warm(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -70,7 +73,8 @@ pub(crate) async fn warm(
         blobs: count(blobs.len()),
         ..Progress::default()
     };
-    // The sizes come from the manifest, so they may be wrong. They only serve as a sum for the report.
+    // The sizes come from the manifest, so they may be wrong. They are only used for the sum in the
+    // report.
     progress.bytes = blobs
         .iter()
         .fold(0, |sum: u64, blob| sum.saturating_add(blob.size));
@@ -128,7 +132,8 @@ async fn has_left(left: &mut watch::Receiver<bool>) {
     }
 }
 
-/// The progress of a blob after all clients left: size, and bytes that `arrived` has counted.
+/// The result of [`pull_blob`] after all clients have left: size, and bytes that `arrived` has
+/// counted.
 const ABANDONED: (u64, u64) = (0, 0);
 
 /// Pulls one blob. Returns its size, and how many of its bytes `arrived` has counted.
@@ -139,7 +144,8 @@ async fn pull_blob(
     mut left: watch::Receiver<bool>,
 ) -> Result<(u64, u64), (Digest, Error)> {
     let mut result = claim_blob(context, &request, arrived, &mut left).await;
-    // The cache did not admit the fill of a client. A fill of this function is always admitted.
+    // The cache did not admit the fill of a client, so this starts a fill of its own, which is
+    // always admitted.
     for _ in 0..MAX_FURTHER_CLAIMS {
         match &result {
             Err(error) if error.is_not_admitted() => {
@@ -165,7 +171,7 @@ async fn claim_blob(
     let claimed = loop {
         match claim_of(context, request).await? {
             Some(claimed) => break claimed,
-            // Waits while another registry fills the same digest.
+            // This waits while another registry fills the same digest.
             None => tokio::select! {
                 () = tokio::time::sleep(REPORT_INTERVAL) => {}
                 () = has_left(left) => return Ok(ABANDONED),
@@ -189,7 +195,7 @@ async fn claim_blob(
             }
         }
         ClaimResult::Leader(fill, reader, owner) => {
-            // Dropped, since only clients may count as readers.
+            // The reader is dropped, because only clients may count as readers.
             drop(reader);
             let readers = fill.readers();
             let permit = context.limits.upstream_permit(&request.client)?;
@@ -233,7 +239,7 @@ async fn claim_blob(
     }
 }
 
-/// The distinct blobs of an image. Pulls its manifests into the cache.
+/// Pulls the manifests of an image into the cache, and returns the distinct blobs of the image.
 async fn blobs(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -255,12 +261,12 @@ async fn blobs(
                 }
             }
             body => {
-                // An image of an index was selected by its platform already.
+                // If the image is an entry of an index, it was already selected by its platform.
                 if depth == 0
                     && !platforms.is_empty()
                     && let Body::Image { config, .. } = body
                 {
-                    // Boxed, since this future is large and most pulls do not need it.
+                    // The future is boxed because it is large, and most pulls do not need it.
                     Box::pin(check_platform(
                         context, client, &reference, config, platforms,
                     ))
@@ -303,7 +309,7 @@ async fn check_platform(
         digest: config.digest,
         client: client.clone(),
     };
-    // No client leaves during the check: the config is small.
+    // No client leaves during this check, because the config is small.
     let (_leave, left) = watch::channel(false);
     let pulled = pull_blob(context, request, &AtomicU64::new(0), left).await;
     pulled.map_err(|(_, error)| error)?;
@@ -313,7 +319,7 @@ async fn check_platform(
     let bytes = blob
         .read_all(usize::try_from(MAX_CONFIG).unwrap_or(usize::MAX))
         .await?;
-    // The config of an artifact names no platform.
+    // The config of an artifact names no platform, so there is nothing to check.
     let Ok(found) = serde_json::from_slice::<ConfigPlatform>(&bytes) else {
         return Ok(());
     };
@@ -340,7 +346,7 @@ async fn check_platform(
     )))
 }
 
-/// A walk through the manifests of an image. It visits each once, and bounds their depth and number.
+/// Visits the manifests of an image: each manifest once, within limits of depth and number.
 struct Walk {
     origin: Reference,
     next: VecDeque<(Target, usize)>,
@@ -371,7 +377,7 @@ impl Walk {
         ))
     }
 
-    /// Adds a part. `false`: the walk already has it.
+    /// Adds a part of the image. `false`: the part was already added.
     fn enter(&mut self, digest: Digest) -> Result<bool, Error> {
         if self.seen.len() >= MAX_PARTS {
             return Err(Error::Document(format!("more than {MAX_PARTS} parts")));
@@ -395,7 +401,8 @@ impl Walk {
     }
 }
 
-/// The entries of an index for `platforms`, or all entries when `platforms` is empty. Nested indexes are always included.
+/// Returns the entries of an index for `platforms`, or all entries if `platforms` is empty. Nested
+/// indexes are always included.
 fn select_platforms<'a>(
     entries: &'a [Descriptor],
     platforms: &[Platform],
@@ -452,7 +459,7 @@ mod tests {
         warmed("linux/amd64").await.unwrap();
     }
 
-    /// A proxy of `upstream` with an empty cache, and the name of the image `app:1`.
+    /// Creates a proxy of `upstream` with an empty cache, and the name of the image `app:1`.
     fn context(
         upstream: &FakeRegistry,
         data: &std::path::Path,
