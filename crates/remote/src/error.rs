@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::connect::certificate::CertificateFault;
 
-/// The party whose fault a failure is.
+/// The party that caused a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The request: the resource does not exist, is not allowed, or has an invalid name.
@@ -26,7 +26,7 @@ pub enum Error {
         /// The registry of the upstream.
         upstream: String,
     },
-    /// 401 or 403, with the configured credentials if there are any.
+    /// The upstream sent 401 or 403, with the configured credentials if there are any.
     #[error(
         "{upstream} refuses access ({status}); if the repository is private, configure credentials for it"
     )]
@@ -36,7 +36,7 @@ pub enum Error {
         /// The status: 401 or 403.
         status: u16,
     },
-    /// 429.
+    /// The upstream sent 429: too many requests.
     #[error("{upstream} limits our rate")]
     RateLimited {
         /// The registry of the upstream.
@@ -44,7 +44,7 @@ pub enum Error {
         /// The time in its `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// Any other unexpected status.
+    /// The upstream sent any other unexpected status.
     #[error("{upstream} answered {status}")]
     Status {
         /// The registry of the upstream.
@@ -62,7 +62,7 @@ pub enum Error {
         /// The fault, when a certificate was refused.
         certificate: Option<CertificateFault>,
     },
-    /// The circuit is open after several failures: no request was sent.
+    /// The circuit breaker is open after several failures, so no request was sent.
     #[error("{upstream} is down since {since:.0?}; last seen: {what}")]
     Down {
         /// The registry of the upstream.
@@ -88,9 +88,9 @@ pub enum Error {
         /// The invalid value and its place.
         what: String,
     },
-    /// A host name that a client chose does not exist. The text is that of
-    /// [`Forbidden`](Self::Forbidden), so that a client cannot distinguish internal names from
-    /// missing names.
+    /// The host of a registry that a client named does not exist. The text is that of
+    /// [`Forbidden`](Self::Forbidden), so that a client cannot tell internal names from missing
+    /// names.
     #[error("{upstream} is refused: {what}")]
     NoSuchHost {
         /// The registry of the upstream.
@@ -98,7 +98,8 @@ pub enum Error {
         /// The reason, and the configuration key that allows the request.
         what: String,
     },
-    /// The name resolves to an internal address, or the scheme is not allowed.
+    /// The SSRF guard forbids the request: the name resolves to an internal address, or the scheme
+    /// is not allowed.
     #[error("{upstream} is refused: {what}")]
     Forbidden {
         /// The registry of the upstream.

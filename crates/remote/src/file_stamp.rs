@@ -1,10 +1,10 @@
-//! Detects that a file was replaced or written to, by its metadata.
+//! Detects by its metadata that a file was replaced or written to.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Identity, size and modification time of a file. Every replacement changes it, and so does every
-/// write within the resolution of the file system's clock.
+/// Identity, size and modification time of a file. Every replacement changes the stamp. Every write
+/// changes it, within the resolution of the file system's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp {
     device: u64,
@@ -15,8 +15,8 @@ pub struct FileStamp {
 }
 
 impl FileStamp {
-    /// The stamp of the file at `path`; `None` if it is missing or unreadable. Follows symbolic
-    /// links, as those of a Kubernetes Secret. Blocks.
+    /// Returns the stamp of the file at `path`. `None` if the file is missing or unreadable.
+    /// Follows symbolic links, such as those of a Kubernetes Secret. Blocks.
     pub fn read(path: &Path) -> Option<Self> {
         let metadata = std::fs::metadata(path).ok()?;
         Some(Self {

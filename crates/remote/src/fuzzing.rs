@@ -13,7 +13,7 @@ use crate::exchange::content_range::ContentRange;
 use crate::exchange::redirect::{next_link, resolve, same_origin};
 use crate::pull::referrers;
 
-/// Parses `WWW-Authenticate` headers, one value per line.
+/// Checks the parser of `WWW-Authenticate` headers. Each line of the input is one value.
 pub fn challenge(input: &[u8]) {
     let mut headers = HeaderMap::new();
     for line in input.split(|byte| *byte == b'\n') {
@@ -36,8 +36,8 @@ fn is_lower(text: &str) -> bool {
     text.bytes().all(|byte| !byte.is_ascii_uppercase())
 }
 
-/// Parses `Content-Range`. A parsed range is valid, and parses to the same value after it is
-/// formatted again.
+/// Checks the parser of `Content-Range`. A parsed range is valid, and formatting and parsing it
+/// again gives the same value.
 pub fn content_range(input: &[u8]) {
     let Some(range) = text(input).and_then(ContentRange::parse) else {
         return;
@@ -53,7 +53,7 @@ pub fn content_range(input: &[u8]) {
     assert_eq!(ContentRange::parse(&written), Some(range));
 }
 
-/// Resolves the target of a `Location` or `Link`. An unconfigured host is never reached without TLS
+/// Checks the targets of `Location` and `Link`. An unconfigured host is never reached without TLS
 /// or at an internal address.
 pub fn location(input: &[u8]) {
     let base = Uri::from_static("https://registry.example:5000/v2/a/blobs/x?y=z");
@@ -83,7 +83,7 @@ pub fn location(input: &[u8]) {
     }
 }
 
-/// Parses `Link`. The URL of the next page is a part of the input.
+/// Checks the parser of `Link`. The URL of the next page is a part of the input.
 pub fn link(input: &[u8]) {
     let Some(value) = text(input) else { return };
     if let Some(target) = next_link(value) {
@@ -91,7 +91,8 @@ pub fn link(input: &[u8]) {
     }
 }
 
-/// Merges pages of a list of referrers, which an empty line separates.
+/// Checks that pages of a referrers list are merged. An empty line separates the pages of the
+/// input.
 pub fn referrers(input: &[u8]) {
     let Some(all) = text(input) else { return };
     let pages: Vec<Bytes> = all
@@ -110,7 +111,7 @@ pub fn referrers(input: &[u8]) {
     assert!(merged["manifests"].is_array());
 }
 
-/// Parses the response of a token server. A parsed token is valid in a header.
+/// Checks the parser of a token server's response. A parsed token is valid in a header.
 pub fn token(input: &[u8]) {
     let Some(token) = Token::parse(input) else {
         return;
@@ -119,8 +120,8 @@ pub fn token(input: &[u8]) {
     assert!(!token.secret.is_empty() && header.is_ok());
 }
 
-/// Parses Docker's `config.json`. No error contains a secret, and no name of a helper is a path or
-/// an option.
+/// Checks the parser of Docker's `config.json`. No error contains a secret, and no name of a helper
+/// is a path or an option.
 pub fn docker(input: &[u8]) {
     match docker_config(input) {
         Ok(all) => {
@@ -136,7 +137,7 @@ pub fn docker(input: &[u8]) {
     let _ = text(input).and_then(registry_of);
 }
 
-/// Parses `Retry-After`, in seconds or as a date, with any value.
+/// Checks the parser of `Retry-After`, in seconds or as a date.
 pub fn retry_after(input: &[u8]) {
     let mut headers = HeaderMap::new();
     if let Ok(value) = HeaderValue::from_bytes(input) {

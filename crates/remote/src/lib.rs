@@ -1,11 +1,13 @@
-//! A client of OCI registries: the pull side of Distribution v1.1. It stores nothing.
+//! A client of OCI registries: the pull side of the Distribution API v1.1. The client stores
+//! nothing on disk.
 //!
-//! The folders, from the socket up; a folder imports only folders above it in this list:
+//! The modules, from the socket up. A module imports only modules above it in this list:
 //!
-//! - `dns`: bounded lookups that hold no thread.
+//! - `dns`: lookups of host names that use no thread each, limited in time and number.
 //! - `connect`: the SSRF guard, TCP, the HTTPS proxy, TLS, the connection pool.
 //! - `upstream`: the hosts of one registry, their health, the retry budget, the choice of a host.
-//! - `exchange`: one HTTP request with its time limits and redirects; bounded bodies.
+//! - `exchange`: one HTTP request with its time limits and redirects; response bodies up to a
+//!   maximum size.
 //! - `auth`: challenges, tokens, credentials and credential helpers. `upstream` holds their state.
 //! - `pull`: manifests, blobs, tags, referrers, access checks, probes.
 //! - `client`: the public interface, its configuration and reload.

@@ -1,4 +1,5 @@
-//! The metrics of the client. Upstream labels are the configured upstreams, Docker Hub and `other`.
+//! Prometheus metrics of the registry client. The values of the label `upstream` are the configured
+//! upstreams, Docker Hub and `other`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,7 @@ impl RequestKind {
     }
 }
 
-/// The kind and the method of a request. Upstreams limit the rate of some operations only.
+/// The kind and the method of a request. Some upstreams limit the rate of some operations only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     kind: RequestKind,
@@ -81,8 +82,8 @@ struct AddressLabels {
     address: String,
 }
 
-/// The gauge of one address's circuit breaker. For unconfigured upstreams, it counts the open
-/// circuits.
+/// The gauge of the circuit breaker of one address. For unconfigured upstreams, the gauge counts
+/// the open circuit breakers.
 pub(crate) struct BreakerGauge {
     all: Family<AddressLabels, Gauge>,
     by: AddressLabels,
@@ -113,7 +114,7 @@ impl Drop for BreakerGauge {
         if self.shared {
             self.set(BreakerState::Closed);
         } else {
-            // A reload removed this address, so that its series ends.
+            // A reload removed this address, so its time series ends.
             self.all.remove(&self.by);
         }
     }
@@ -136,7 +137,7 @@ struct ResultLabels {
     result: &'static str,
 }
 
-/// The result of a DNS lookup: the values of the label `result`.
+/// The result of a DNS lookup, which is the value of the label `result`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LookupResult {
     Found,
@@ -168,7 +169,7 @@ impl LookupResult {
     }
 }
 
-/// Metrics of name resolution; clones share them.
+/// Metrics of name resolution. Clones share the counts.
 #[derive(Clone)]
 pub(crate) struct DnsMetrics {
     lookups: Family<ResultLabels, Counter>,
@@ -177,8 +178,8 @@ pub(crate) struct DnsMetrics {
 
 impl Default for DnsMetrics {
     fn default() -> Self {
-        // Each label value has a series before its first event. Otherwise `rate()` misses that
-        // event.
+        // Each label value gets a time series before its first event. Otherwise `rate()` would miss
+        // that event.
         let lookups = Family::default();
         for result in LookupResult::ALL {
             let result = result.as_str();
@@ -192,7 +193,7 @@ impl Default for DnsMetrics {
 }
 
 impl DnsMetrics {
-    /// Counts one lookup that the cache did not answer.
+    /// Counts one lookup that was not in the cache.
     pub(crate) fn ended(&self, result: LookupResult, took: Duration) {
         let result = result.as_str();
         self.lookups.get_or_create(&ResultLabels { result }).inc();
@@ -215,7 +216,7 @@ impl DnsMetrics {
     }
 }
 
-/// All metrics of a client; clones share them.
+/// All metrics of a registry client. Clones share the counts.
 #[derive(Clone, Default)]
 pub(crate) struct Metrics {
     pub(crate) dns: DnsMetrics,
@@ -275,7 +276,8 @@ impl Metrics {
         );
     }
 
-    /// The breaker gauge of one address. Without an address: of all unconfigured upstreams.
+    /// Returns the gauge of one address's circuit breaker. Without an address, returns the gauge of
+    /// all unconfigured upstreams.
     pub(crate) fn state(&self, label: &str, address: Option<&str>) -> BreakerGauge {
         BreakerGauge {
             all: self.state.clone(),
@@ -288,7 +290,7 @@ impl Metrics {
         }
     }
 
-    /// The metrics of one upstream, looked up once.
+    /// Returns the metrics of one upstream, so that their labels are looked up only once.
     pub(crate) fn upstream(&self, label: &str) -> UpstreamMetrics {
         let by = UpstreamLabels {
             upstream: label.to_owned(),
@@ -315,7 +317,7 @@ pub(crate) struct UpstreamMetrics {
 }
 
 impl UpstreamMetrics {
-    /// Counts one request; `status` is `None` when there was no response.
+    /// Counts one request. `status` is `None` if there was no response.
     pub(crate) fn request(&self, kind: RequestKind, status: Option<u16>) {
         let status = match status {
             Some(429) => "429",
@@ -333,8 +335,8 @@ impl UpstreamMetrics {
         self.all.requests.get_or_create(&by).inc();
     }
 
-    /// Records the headers `ratelimit-limit` and `ratelimit-remaining` in the form of Docker Hub:
-    /// `100;w=21600`.
+    /// Records the headers `ratelimit-limit` and `ratelimit-remaining`, which have the form of
+    /// Docker Hub: `100;w=21600`.
     pub(crate) fn rate_limit(&self, headers: &http::HeaderMap) {
         let by = || UpstreamLabels {
             upstream: self.label.to_string(),

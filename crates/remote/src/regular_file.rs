@@ -1,4 +1,5 @@
-//! Opens regular files only: another program may replace a configured file by a pipe or device.
+//! Opens configured files for reading, but only regular files: another program may replace a
+//! configured file by a pipe or device.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -7,8 +8,8 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a regular file for reading. Anything else is an error: a pipe without a writer would block
-/// for ever.
+/// Opens a regular file for reading. Anything else is an error, because opening a pipe without a
+/// writer would block for ever.
 ///
 /// # Errors
 /// The error of the system, or the type of a file that is not regular.
@@ -16,13 +17,13 @@ pub fn open_file(path: &Path) -> io::Result<File> {
     open_file_with(File::options().read(true), OFlags::empty(), path)
 }
 
-/// As [`open_file`], with other open options.
+/// Does the same as [`open_file`], with other open options.
 ///
 /// # Errors
-/// The error of the system, or the type of a file that is not regular; the latter has no
-/// `raw_os_error`.
+/// The error of the system, or the type of a file that is not regular. The second kind of error has
+/// no `raw_os_error`.
 pub fn open_file_with(options: &mut OpenOptions, flags: OFlags, path: &Path) -> io::Result<File> {
-    // Otherwise, opening a pipe blocks until another process opens its other end.
+    // Without `NONBLOCK`, opening a pipe blocks until another process opens its other end.
     let flags = i32::try_from((flags | OFlags::NONBLOCK).bits()).unwrap_or_default();
     let file = options.custom_flags(flags).open(path)?;
     let kind = file.metadata()?.file_type();

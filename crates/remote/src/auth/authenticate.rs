@@ -21,10 +21,11 @@ use crate::exchange::{UpstreamResponse, follow, read, refusal, settle};
 use crate::metrics::RequestKind;
 use crate::upstream::session::Session;
 
-/// How long the credentials of a helper are cached. A 401 removes them at once.
+/// How long the credentials that a credential helper returned are cached. A 401 removes them at
+/// once.
 const HELPER_TTL: Duration = Duration::from_secs(300);
 
-/// How long a failed helper is not run again.
+/// How long a credential helper that failed is not run again.
 const HELPER_PAUSE: Duration = Duration::from_secs(10);
 
 /// The value of an `Authorization` header.
@@ -33,8 +34,8 @@ enum Authorization {
     Bearer(Arc<Token>),
 }
 
-/// Sends a GET or HEAD. After a 401, sends it once more with authentication and returns that
-/// response, even a second 401.
+/// Sends a GET or HEAD. After a 401, sends the request once more with authentication and returns
+/// the second response, even if that is a 401, too.
 pub(crate) async fn request(
     session: &Session,
     kind: RequestKind,
@@ -81,7 +82,7 @@ pub(crate) async fn request(
     }
 }
 
-/// Prefers Bearer, since it works without credentials too.
+/// Chooses a scheme. It prefers Bearer, because Bearer works without credentials, too.
 fn choose(
     session: &Session,
     requested: &Uri,
@@ -124,8 +125,8 @@ impl Authorization {
     }
 }
 
-/// The `Authorization` for a challenge; `None` without credentials. `rejected` is the header that
-/// the upstream has just refused.
+/// Returns the `Authorization` header for a challenge. `None` if there are no credentials.
+/// `rejected` is the header that the upstream has just refused.
 async fn authorization_for(
     session: &Session,
     scheme: &AuthScheme,
@@ -171,7 +172,8 @@ async fn authorization_for(
     }
 }
 
-/// The credentials of this session. The credentials of a helper are cached for [`HELPER_TTL`].
+/// Returns the credentials of this session. Those of a credential helper are cached for
+/// [`HELPER_TTL`].
 async fn credentials_of(session: &Session) -> Option<Credentials> {
     let Some(Credentials::Helper(name)) = session.credentials() else {
         return session.credentials().cloned();
@@ -202,8 +204,8 @@ async fn credentials_of(session: &Session) -> Option<Credentials> {
     credentials
 }
 
-/// Removes the cached credentials of a helper. `true` when there were any, so that running the
-/// helper again may help.
+/// Removes the cached credentials of a helper. `true` if there were any, so running the helper
+/// again may give valid ones.
 fn forget_helper_credentials(session: &Session) -> bool {
     if session.client_identity.is_some() {
         return false;
@@ -215,8 +217,9 @@ fn forget_helper_credentials(session: &Session) -> bool {
         .is_some()
 }
 
-/// Fetches a token. When the token server refuses the credentials of a helper, runs the helper once
-/// more. Other failures are not retried here, since the caller repeats the whole request.
+/// Fetches a token. If the token server refuses the credentials of a credential helper, runs the
+/// helper once more. Other failures are not retried here, because the caller repeats the whole
+/// request.
 async fn fetch(
     session: &Session,
     realm: &Uri,
@@ -287,7 +290,7 @@ async fn ask(
             session.budget.succeeded();
             Ok(Arc::new(token))
         }
-        // A missing token URL is a broken challenge, not a missing image.
+        // If the token server has no such URL, the challenge is wrong; the image may exist.
         StatusCode::NOT_FOUND => Err(session.protocol("its token server has no such URL (404)")),
         _ => Err(refusal(session, &response)),
     }

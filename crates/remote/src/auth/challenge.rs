@@ -4,10 +4,10 @@
 use http::HeaderMap;
 use http::header::WWW_AUTHENTICATE;
 
-/// Maximum length of a parsed header value in bytes. Real values have some hundred.
+/// Maximum length of a `WWW-Authenticate` header in bytes. Real values have some hundred bytes.
 const MAX_LEN: usize = 8 << 10;
 
-/// Maximum number of parameters of all challenges together.
+/// Maximum number of parameters of all authentication challenges of a response together.
 const MAX_PARAMETERS: usize = 64;
 
 /// One authentication scheme that the server accepts, with its parameters.
@@ -29,7 +29,8 @@ impl Challenge {
     }
 }
 
-/// All challenges of a response. A syntax error ends the list: the rest is ignored.
+/// Returns all challenges of a response. A syntax error ends the list: the rest of the header is
+/// ignored.
 pub(crate) fn of(headers: &HeaderMap) -> Vec<Challenge> {
     let values = headers.get_all(WWW_AUTHENTICATE).iter().take(8);
     values
@@ -38,7 +39,7 @@ pub(crate) fn of(headers: &HeaderMap) -> Vec<Challenge> {
         .collect()
 }
 
-/// The challenges of one header value. Takes time linear in its length.
+/// Parses the challenges of one header value. The time is linear in the length of the value.
 pub(crate) fn parse(text: &str) -> Vec<Challenge> {
     let mut found: Vec<Challenge> = Vec::new();
     let mut rest = text.get(..text.len().min(MAX_LEN)).unwrap_or_default();
@@ -51,7 +52,7 @@ pub(crate) fn parse(text: &str) -> Vec<Challenge> {
         }
         let spaced = after.trim_start_matches([' ', '\t']);
         // `name=` is a parameter of the current challenge. Any other word begins a new challenge,
-        // also the second word of `Negotiate abc==`: an unknown scheme does no harm.
+        // even the second word of `Negotiate abc==`: an unknown scheme does no harm.
         match (spaced.strip_prefix('='), found.last_mut()) {
             (Some(value), Some(challenge)) => {
                 let Some((value, after)) = parameter_value(value.trim_start_matches([' ', '\t']))
@@ -92,10 +93,10 @@ fn token(text: &str) -> (&str, &str) {
     text.split_at(len)
 }
 
-/// Splits a leading token or quoted string from the rest. `None` when the closing quote is missing.
+/// Splits a leading token or quoted string from the rest. `None` if the closing quote is missing.
 fn parameter_value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
-        // Some registries do not quote URLs: such a value ends at the next comma or space.
+        // Some registries do not quote URLs. Such a value ends at the next comma or space.
         let len = text.find([',', ' ', '\t']).unwrap_or(text.len());
         let (value, after) = text.split_at(len);
         return Some((value.to_owned(), after));

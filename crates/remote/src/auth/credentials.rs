@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Credentials {
-    /// User and password, for basic auth or the token server.
+    /// User and password, which go to the registry by basic authentication, or to the token server.
     Basic {
         /// User name.
         user: String,
@@ -21,8 +21,8 @@ pub enum Credentials {
     },
     /// An identity token (OAuth2 refresh token), as `docker login` may store it.
     Identity(Zeroizing<String>),
-    /// The helper program `docker-credential-<name>`. It runs again when its credentials are
-    /// refused.
+    /// The name of a helper program: `docker-credential-<name>`. If its credentials are refused, it
+    /// runs again.
     Helper(String),
 }
 
@@ -32,7 +32,7 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-/// The value of an `Authorization: Basic` header.
+/// Returns the value of an `Authorization: Basic` header.
 pub fn basic_header(user: &str, password: &str) -> Zeroizing<String> {
     let plain = Zeroizing::new(format!("{user}:{password}"));
     let mut header = Zeroizing::new(String::from("Basic "));
@@ -40,11 +40,12 @@ pub fn basic_header(user: &str, password: &str) -> Zeroizing<String> {
     header
 }
 
-/// Why a Docker `config.json` cannot be used.
+/// The reason why a Docker `config.json` cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DockerConfigError {
-    /// Not the JSON that Docker writes. The message gives the position and never the contents.
+    /// The file is not the JSON that Docker writes. The message gives the position and never the
+    /// contents.
     #[error("not a Docker config: line {line}, column {column}")]
     Json {
         /// Counted from 1.
@@ -78,10 +79,10 @@ struct Auth {
     identitytoken: Option<Zeroizing<String>>,
 }
 
-/// Reads the bytes of a Docker `config.json`: `auths` (with `identitytoken`), `credHelpers` and
-/// `credsStore`, which holds the secrets of those registries whose entry in `auths` is empty. A
-/// helper of a registry takes precedence over its entry in `auths`, as in Docker. Keys that are not
-/// the name of a registry are ignored.
+/// Parses the bytes of a Docker `config.json`: `auths` (with `identitytoken`), `credHelpers` and
+/// `credsStore`. `credsStore` names the helper that has the secrets of those registries whose entry
+/// in `auths` is empty. A helper of a registry takes precedence over its entry in `auths`, as in
+/// Docker. Keys that are not the name of a registry are ignored.
 ///
 /// # Errors
 /// See [`DockerConfigError`].
@@ -117,7 +118,7 @@ fn helper(name: String, key: &str) -> Result<Credentials, DockerConfigError> {
     }
 }
 
-/// A plain file name of harmless characters: never a path, never an option.
+/// Whether the name is a plain file name of harmless characters: never a path, never an option.
 pub(crate) fn is_helper_name(name: &str) -> bool {
     let fits = (1..=64).contains(&name.len()) && !name.starts_with(['-', '.']);
     fits && name
@@ -125,7 +126,8 @@ pub(crate) fn is_helper_name(name: &str) -> bool {
         .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-/// The registry of a key, which is `host`, `host:port`, or a URL such as `https://host/v1/`.
+/// Returns the registry of a key of `auths`, which is `host`, `host:port`, or a URL such as
+/// `https://host/v1/`.
 pub(crate) fn registry_of(key: &str) -> Option<Registry> {
     let rest = key.split_once("://").map_or(key, |(_, rest)| rest);
     rest.split('/').next()?.parse().ok()
@@ -141,7 +143,7 @@ impl Auth {
             let plain = Zeroizing::new(STANDARD.decode(auth.as_bytes()).map_err(|_| wrong())?);
             let plain = std::str::from_utf8(&plain).map_err(|_| wrong())?;
             let (user, password) = plain.split_once(':').ok_or_else(wrong)?;
-            // Old Docker clients pad with NUL.
+            // Old Docker clients pad the password with NUL bytes.
             let password = password.trim_end_matches('\0');
             return Ok(Some(Credentials::Basic {
                 user: user.to_owned(),

@@ -1,5 +1,5 @@
-//! Runs credential helpers: `docker-credential-<name> get` prints the stored credentials of a
-//! registry.
+//! Runs Docker credential helpers: `docker-credential-<name> get` prints the stored credentials of
+//! a registry.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -13,10 +13,10 @@ use zeroize::Zeroizing;
 
 use crate::auth::credentials::{Credentials, is_helper_name};
 
-/// Time limit of one helper. Some helpers log in over the network first.
+/// Time limit of one run of a credential helper. Some helpers log in over the network first.
 pub(crate) const HELPER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Maximum length of a helper's output in bytes. Longer output is an error.
+/// Maximum length of a credential helper's output in bytes. Longer output is an error.
 const MAX_OUTPUT: usize = 64 << 10;
 
 #[derive(Deserialize)]
@@ -29,7 +29,8 @@ struct HelperOutput {
 /// Runs a helper to get the credentials of a registry. Dropping the future kills the process.
 ///
 /// # Errors
-/// The reason as text. It never contains the output of the helper, which could be the secret.
+/// The reason as text. The text never contains the output of the helper, because that could be the
+/// secret.
 pub(crate) async fn ask(
     name: &str,
     folders: &[PathBuf],
@@ -67,7 +68,8 @@ async fn run(path: PathBuf, registry: &Registry) -> Result<Credentials, String> 
         .map_err(|e| format!("cannot be run: {e}"))?;
     let broken = |e: std::io::Error| format!("broke off: {e}");
     if let Some(mut stdin) = child.stdin.take() {
-        // A helper may close its input unread. Only its output counts.
+        // A helper may close its input without reading it, so an error here is ignored. Only the
+        // output of the helper counts.
         let _ = stdin.write_all(server_of(registry).as_bytes()).await;
     }
     let mut output = Zeroizing::new(Vec::with_capacity(MAX_OUTPUT));
@@ -96,7 +98,7 @@ async fn run(path: PathBuf, registry: &Registry) -> Result<Credentials, String> 
     })
 }
 
-/// The key under which `docker login` stores a registry.
+/// Returns the key under which `docker login` stores the credentials of a registry.
 fn server_of(registry: &Registry) -> String {
     if registry.is_docker_hub() {
         "https://index.docker.io/v1/".to_owned()
@@ -125,9 +127,9 @@ mod tests {
         ask("fake", &folders, &registry.parse().unwrap(), timeout).await
     }
 
-    /// One test, so that no script is open for writing while another starts. The child would
-    /// inherit the descriptor, and the kernel refuses to run a file that is open for writing
-    /// (ETXTBSY).
+    /// All cases are in one test, so that no script is open for writing while another script
+    /// starts. The child process would inherit the descriptor, and the kernel refuses to run a file
+    /// that is open for writing (ETXTBSY).
     #[tokio::test]
     async fn a_helper_runs_by_the_protocol_and_its_failures_are_named() {
         let echo = r#"read -r server; [ "$1" = get ] && printf '{"ServerURL":"x","Username":"me","Secret":"%s"}' "$server""#;

@@ -1,4 +1,5 @@
-//! Pass-through: the credentials of a client, and the identity of requests on its behalf.
+//! The identity of requests in pass-through mode: the credentials of a client, and a keyed hash of
+//! them.
 
 use std::fmt;
 
@@ -9,7 +10,7 @@ use crate::auth::keyed_hash::{KeyedHash, KeyedHasher};
 use crate::error::Error;
 
 /// The credentials that a client sends, or none. `Debug` prints no secret, and the memory is
-/// zeroised on drop. The caller bounds their length.
+/// zeroised on drop. The caller limits their length.
 #[derive(Clone)]
 pub struct ClientCredentials(Option<UserPassword>);
 
@@ -46,7 +47,7 @@ impl fmt::Debug for ClientCredentials {
 }
 
 /// A keyed hash of credentials, used as a key of caches. It reveals nothing of the credentials: its
-/// key is random for each start and never leaves this process.
+/// key is random, new at each start, and never leaves this process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(KeyedHash);
 
@@ -56,7 +57,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// The key of all fingerprints of one client.
+/// The secret key for the fingerprints of the clients of one process.
 pub(crate) struct FingerprintKey(KeyedHasher);
 
 impl FingerprintKey {
@@ -67,7 +68,7 @@ impl FingerprintKey {
         })
     }
 
-    /// The fingerprint of these credentials. Takes some microseconds.
+    /// Computes the fingerprint of these credentials. Takes some microseconds.
     pub(crate) fn fingerprint(&self, credentials: &ClientCredentials) -> Fingerprint {
         Fingerprint(match &credentials.0 {
             Some(UserPassword { user, password }) => {

@@ -3,16 +3,16 @@
 use ring::hmac;
 use ring::rand::SystemRandom;
 
-/// Hashes secrets and names under a random key of this process. A client can choose no two texts
-/// with the same hash, and a hash reveals nothing of its text.
+/// Hashes secrets and names under a random key of this process. A client cannot find two texts with
+/// the same hash, and a hash reveals nothing of its text.
 pub struct KeyedHasher(hmac::Key);
 
 /// A hash of one [`KeyedHasher`].
 pub type KeyedHash = [u8; 32];
 
 impl KeyedHasher {
-    /// `None` when the system returns no random numbers: a key from another source could be
-    /// guessed.
+    /// Creates a hasher. `None` if the system returns no random numbers, because a key from another
+    /// source could be guessed.
     pub fn new() -> Option<Self> {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         key.ok().map(Self)

@@ -1,4 +1,4 @@
-//! Authentication at an upstream: challenges, credentials, tokens.
+//! Authentication of pierhead at an upstream: challenges, credentials, tokens.
 
 pub(crate) mod authenticate;
 pub(crate) mod challenge;

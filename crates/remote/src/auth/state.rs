@@ -1,5 +1,5 @@
-//! The last known authentication scheme of one host. It saves most requests the round trip of a
-//! 401.
+//! Remembers the last authentication scheme that one upstream host demanded, so that most requests
+//! need no 401 first.
 
 use http::Uri;
 use pierhead_oci::Repository;
@@ -9,14 +9,14 @@ use crate::auth::credentials::Credentials;
 
 #[derive(Default)]
 pub(crate) struct AuthState {
-    /// `None` before the first challenge.
+    /// The scheme that the host demanded last. `None` before the first challenge.
     pub(crate) scheme: Option<AuthScheme>,
     pub(crate) helper_credentials: Option<HelperCredentials>,
 }
 
 /// The cached result of a credential helper.
 pub(crate) struct HelperCredentials {
-    /// `None`: the helper failed.
+    /// The credentials. `None`: the helper failed.
     pub(crate) credentials: Option<Credentials>,
     pub(crate) expires: Instant,
 }
@@ -32,18 +32,18 @@ pub(crate) enum AuthScheme {
     },
 }
 
-/// The scope that a token of this host needs.
+/// The scope of the tokens for a host: the right that a token request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// `repository:<prefix><name>:pull`. Upstreams under a path prefix use a longer repository
-    /// name.
+    /// The scope `repository:<prefix><name>:pull`. Upstreams under a path prefix use a longer
+    /// repository name.
     Repository { prefix: String },
     /// One scope for all repositories.
     Fixed(String),
 }
 
 impl Scope {
-    /// The scope for a challenge. It never requests more than the right to pull.
+    /// Returns the scope for a challenge. The scope never requests more than the right to pull.
     pub(crate) fn of(named: Option<&str>, repository: &Repository) -> Self {
         let Some(named) = named.map(str::trim).filter(|named| !named.is_empty()) else {
             return Self::Repository {

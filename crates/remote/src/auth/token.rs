@@ -1,4 +1,5 @@
-//! The cache of bearer tokens. One fetch of a token serves all waiting requests.
+//! The cache of bearer tokens for upstreams. One fetch of a token serves all requests that wait for
+//! the token.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -29,10 +30,10 @@ const DEFAULT_LIFETIME: Duration = Duration::from_secs(60);
 /// Maximum lifetime of a token, so that a revoked right ends.
 const MAX_LIFETIME: Duration = Duration::from_secs(3600);
 
-/// How long a request waits for a new token while the old one is still valid.
+/// How long a request waits for a new token while the old token is still valid.
 const RENEWAL_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long the old token is used after a renewal failed.
+/// How long the old token is used after the fetch of a new token failed.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(10);
 
 /// A bearer token.
@@ -40,15 +41,15 @@ pub(crate) struct Token {
     pub(crate) secret: Zeroizing<String>,
     /// The time from which on a new token is fetched.
     renew: Instant,
-    /// The time until which this token is used while no new one can be fetched.
+    /// The time until which this token is used if no new token can be fetched.
     expires: Instant,
 }
 
-/// The scope of a token. A token goes only to the address that demanded it: a mirror must not see
-/// the registry's token, and the registry refuses a mirror's.
+/// Identifies a token. A token goes only to the address that demanded it: a mirror must not see the
+/// registry's token, and the registry refuses a mirror's token.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct TokenKey {
-    /// The registry as configured: two upstreams may share an address and have different
+    /// The registry as configured. Two upstreams may share an address and have different
     /// credentials.
     pub(crate) registry: Registry,
     /// The base URL that demands the token.
@@ -56,7 +57,8 @@ pub(crate) struct TokenKey {
     /// The URL of the token server.
     pub(crate) realm: Uri,
     pub(crate) service: Option<String>,
-    /// The client of a pass-through request. `None`: the configured credentials, or none.
+    /// The client of a pass-through request. `None`: the token is for the configured credentials,
+    /// or for no credentials.
     pub(crate) client: Option<Fingerprint>,
     pub(crate) scope: String,
 }
@@ -64,7 +66,7 @@ pub(crate) struct TokenKey {
 /// A token that is cached or being fetched.
 type TokenCell = Arc<OnceCell<Result<Arc<Token>, Error>>>;
 
-/// The tokens of all upstreams. The least recently used token is evicted first.
+/// The cached tokens of all upstreams. The least recently used token is evicted first.
 pub(crate) struct Tokens(Cache<TokenKey, TokenCell>);
 
 impl Default for Tokens {
@@ -79,11 +81,12 @@ impl Default for Tokens {
 }
 
 impl Tokens {
-    /// A valid token: the cached one, the one that is being fetched, or the one that `fetch`
-    /// returns. A `rejected` token counts as absent. All requests that waited for a failed fetch
-    /// get its error; later requests fetch again.
+    /// Returns a valid token: the cached token, the token that is being fetched, or the token that
+    /// `fetch` returns. A `rejected` token counts as absent. All requests that waited for a failed
+    /// fetch get its error; later requests fetch again.
     ///
-    /// Cancel safe: when the request that fetches is dropped, another waiting request takes over.
+    /// Cancel safe: if the request that fetches is dropped, another waiting request fetches
+    /// instead.
     pub(crate) async fn get<F>(
         &self,
         key: &TokenKey,
@@ -107,7 +110,8 @@ impl Tokens {
         renewed.await.clone()
     }
 
-    /// The cell of a token, and the old token that is due for renewal, while it is still valid.
+    /// Returns the cell of a token, and, while it is still valid, the old token that is due for
+    /// renewal.
     fn cell(
         &self,
         key: &TokenKey,
@@ -151,10 +155,10 @@ struct TokenResponse {
 }
 
 impl Token {
-    /// Parses the JSON of a token server. `None` when it contains no token that is valid in a
-    /// header. The lifetime begins at the receipt and not at `issued_at`, which comes from another
-    /// clock. A new token is fetched in the last tenth of the lifetime, so that no token expires
-    /// during a request.
+    /// Parses the JSON of a token server. `None` if the JSON contains no token that is valid in a
+    /// header. The lifetime begins when the token is received, not at `issued_at`, which comes from
+    /// another clock. In the last tenth of the lifetime, a new token is fetched, so that no token
+    /// expires during a request.
     pub(crate) fn parse(json: &[u8]) -> Option<Self> {
         let response: TokenResponse = serde_json::from_slice(json).ok()?;
         let filled = |token: &Zeroizing<String>| !token.is_empty();
@@ -176,7 +180,7 @@ impl Token {
         })
     }
 
-    /// The same token, for use while the token server fails.
+    /// Returns the same token with a longer lifetime, for use while the token server fails.
     fn extended(&self) -> Self {
         Self {
             secret: self.secret.clone(),
@@ -257,7 +261,7 @@ mod tests {
         let second = get(None).await;
         assert_eq!(fetched.load(Ordering::Relaxed), 2);
         let third = get(Some(&second)).await;
-        // A request that still uses the second token gets its replacement from the cache.
+        // A request that still uses the second token gets the third token from the cache.
         assert!(Arc::ptr_eq(&third, &get(Some(&second)).await));
         assert_eq!(fetched.load(Ordering::Relaxed), 3);
     }

@@ -1,4 +1,5 @@
-//! The client: the public operations, and the reload of its configuration.
+//! `Client`: the public operations of this crate (fetch manifests, blobs and lists), and the reload
+//! of its configuration.
 
 pub(crate) mod config;
 
@@ -21,7 +22,7 @@ use crate::upstream::directory::Upstreams;
 use crate::upstream::failover::Candidates;
 use crate::upstream::limits::SharedLimits;
 
-/// A client of all upstreams; clones share connections, tokens and limits.
+/// A client of all upstream registries. Clones share connections, tokens and limits.
 #[derive(Clone)]
 pub struct Client {
     upstreams: Arc<ArcSwap<Upstreams>>,
@@ -38,10 +39,11 @@ pub struct Prepared {
 }
 
 impl Client {
-    /// Does no I/O except for reading the CA files named in `config`, which blocks.
+    /// Creates a client. Reads the CA files that `config` names, which blocks, and does no other
+    /// I/O.
     ///
     /// # Errors
-    /// An invalid URL, CA file or proxy address; the message names it.
+    /// An invalid URL, CA file or proxy address. The message names it.
     pub fn new(config: Config) -> Result<Self, Error> {
         let metrics = Metrics::default();
         let limits = SharedLimits::new(&config, &metrics);
@@ -55,8 +57,8 @@ impl Client {
         })
     }
 
-    /// A snapshot of this client: a later [`apply`](Self::apply) does not change it. It shares the
-    /// limits.
+    /// Returns a snapshot of this client, which a later [`apply`](Self::apply) does not change. The
+    /// snapshot and the client share the limits.
     pub fn snapshot(&self) -> Self {
         Self {
             upstreams: Arc::new(ArcSwap::new(self.upstreams.load_full())),
@@ -64,8 +66,9 @@ impl Client {
         }
     }
 
-    /// This client with the identity of a pierhead client: every request uses the credentials of
-    /// that client (or none), and never the configured ones. Each fingerprint has its own tokens.
+    /// Returns this client with the identity of a client of pierhead. Every request uses the
+    /// credentials of that client (or none), and never the configured credentials. Each fingerprint
+    /// has its own tokens.
     pub fn on_behalf(&self, credentials: &ClientCredentials) -> Self {
         let fingerprint = self.fingerprint(credentials);
         Self {
@@ -74,17 +77,16 @@ impl Client {
         }
     }
 
-    /// The fingerprint of these credentials, as a key of caches.
+    /// Returns the fingerprint of these credentials, as a key of caches.
     pub fn fingerprint(&self, credentials: &ClientCredentials) -> Fingerprint {
         self.fingerprint_key.fingerprint(credentials)
     }
 
-    /// Asks the upstream whether a pierhead client may read a resource: one HEAD with the
-    /// credentials of that client, and one request for a token when needed. Only the token is
-    /// cached.
+    /// Asks the upstream whether a client of pierhead may read a resource: sends one HEAD with the
+    /// credentials of that client, and one request for a token if needed. Only the token is cached.
     ///
     /// # Errors
-    /// The upstream failed or sent a 429: there is no decision.
+    /// The upstream failed or sent a 429, so it made no decision.
     pub async fn authorize(
         &self,
         registry: &Registry,
@@ -96,11 +98,11 @@ impl Client {
         access::authorize(&candidates, repository, resource).await
     }
 
-    /// Prepares everything that a new configuration needs, and changes nothing. Blocks as
+    /// Prepares everything that a new configuration needs, and changes nothing. Blocks like
     /// [`Client::new`].
     ///
     /// # Errors
-    /// As [`Client::new`].
+    /// The errors of [`Client::new`].
     pub fn prepare(&self, config: Config) -> Result<Prepared, Error> {
         let bandwidth = config.upstream_bandwidth;
         let old = self.upstreams.load();
@@ -111,17 +113,18 @@ impl Client {
         })
     }
 
-    /// Applies a new configuration. Running requests finish under the old one, and the new limits
-    /// count them. Addresses in both configurations keep their health. Tokens are dropped.
+    /// Applies a new configuration. Running requests finish under the old configuration, and count
+    /// for the new limits. Addresses that are in both configurations keep their health. Tokens are
+    /// dropped.
     pub fn apply(&self, prepared: Prepared) {
         self.limits.bandwidth.set(prepared.bandwidth);
         self.upstreams.store(Arc::new(prepared.upstreams));
     }
 
-    /// [`prepare`](Self::prepare) and [`apply`](Self::apply).
+    /// Calls [`prepare`](Self::prepare) and then [`apply`](Self::apply).
     ///
     /// # Errors
-    /// As [`Client::new`]; the old configuration stays active.
+    /// The errors of [`Client::new`]. After an error, the old configuration stays active.
     pub fn reload(&self, config: Config) -> Result<(), Error> {
         self.apply(self.prepare(config)?);
         Ok(())
@@ -132,10 +135,10 @@ impl Client {
         Ok(Candidates::new(hosts, self.identity.clone()))
     }
 
-    /// Fetches a manifest or index of at most 4 MiB. With [`Validators`]: a HEAD whose digest is
-    /// compared, then a conditional GET. Without: one GET. Transient failures are retried twice,
-    /// with about half a second of backoff. Each attempt may take all its time limits, so that the
-    /// caller has to bound the total time.
+    /// Fetches a manifest or index of at most 4 MiB. With [`Validators`], sends a HEAD whose digest
+    /// is compared, then a conditional GET. Without them, sends one GET. Transient failures are
+    /// retried twice, with about half a second of backoff. Each attempt may take all its time
+    /// limits, so the caller has to limit the total time.
     ///
     /// # Errors
     /// Any [`Error`]. A 429 is returned at once.
@@ -152,7 +155,7 @@ impl Client {
     /// 16 MiB.
     ///
     /// # Errors
-    /// As [`Client::manifest`].
+    /// The errors of [`Client::manifest`].
     pub async fn tags(
         &self,
         registry: &Registry,
@@ -164,10 +167,10 @@ impl Client {
     }
 
     /// Whether this identity may read the tag list. Requests a list of one tag and reads only the
-    /// headers of the response, so that the length of the list does not matter.
+    /// headers of the response, so the length of the list does not matter.
     ///
     /// # Errors
-    /// The upstream failed or sent a 429: there is no decision.
+    /// The upstream failed or sent a 429, so it made no decision.
     pub async fn may_list(
         &self,
         registry: &Registry,
@@ -177,11 +180,11 @@ impl Client {
         tags::may_list(&candidates, repository).await
     }
 
-    /// Fetches all pages of the referrers index, unfiltered. Uses the tag schema (`<alg>-<hex>`)
-    /// when the upstream lacks the API. The index may be empty.
+    /// Fetches all pages of the referrers index, unfiltered. If the upstream lacks the referrers
+    /// API, uses the tag schema (`<alg>-<hex>`). The index may be empty.
     ///
     /// # Errors
-    /// As [`Client::manifest`].
+    /// The errors of [`Client::manifest`].
     pub async fn referrers(
         &self,
         registry: &Registry,
@@ -193,10 +196,11 @@ impl Client {
         referrers::referrers(&candidates, registry, repository, digest, known).await
     }
 
-    /// The size of a blob in bytes, by HEAD. `None` when the response has no `Content-Length`.
+    /// Requests the size of a blob in bytes, by HEAD. `None` if the response has no
+    /// `Content-Length`.
     ///
     /// # Errors
-    /// As [`Client::manifest`].
+    /// The errors of [`Client::manifest`].
     pub async fn blob_size(
         &self,
         registry: &Registry,
@@ -221,9 +225,9 @@ impl Client {
         blob_stream::open(self.candidates(registry)?, repository, digest, offset).await
     }
 
-    /// Whether an address of the upstream responds to `GET /v2/` with a status below 500, for
+    /// Checks that an address of the upstream responds to `GET /v2/` with a status below 500, for
     /// `/readyz` and `pierhead doctor`. Asks one address after the other until one responds, even
-    /// with an open circuit.
+    /// if its circuit breaker is open.
     ///
     /// # Errors
     /// The failure of the last address: no response, or a status of 500 and above.
@@ -241,8 +245,8 @@ impl Client {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Sends `GET /v2/` to each address of the upstream, with authentication when it is demanded,
-    /// for `pierhead doctor`. Nothing is retried. The caller bounds the total time.
+    /// Sends `GET /v2/` to each address of the upstream, with authentication if the address demands
+    /// it, for `pierhead doctor`. Nothing is retried. The caller limits the total time.
     ///
     /// # Errors
     /// The configuration or the SSRF guard forbids the registry.

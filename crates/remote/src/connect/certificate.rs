@@ -7,27 +7,27 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustls::CertificateError;
 use rustls_pki_types::UnixTime;
 
-/// The party whose fault the refusal of a certificate is.
+/// The machine or party that caused the refusal of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CertificateFault {
-    /// Most likely this machine's clock: by it, the certificate is not valid yet or expired years
-    /// ago.
+    /// Most likely this machine's clock is wrong: by the clock, the certificate is not valid yet,
+    /// or expired years ago.
     Clock,
-    /// This machine: it trusts no authority that issued the certificate.
+    /// This machine trusts no authority that issued the certificate.
     Issuer,
-    /// The server: its certificate is that of an authority.
+    /// The server presents the certificate of an authority as its own.
     Authority,
-    /// The server, or the authorities that this machine trusts.
+    /// The certificate of the server is wrong, or this machine trusts the wrong authorities.
     Certificate,
 }
 
-/// A certificate that expired more than this number of seconds ago points to a wrong clock:
-/// registries renew their certificates every few months.
+/// Age in seconds after which an expired certificate points to a wrong clock: registries renew
+/// their certificates every few months.
 const CLOCK_ERROR_AGE: u64 = 365 * 24 * 3600;
 /// The last second (Unix time) that an HTTP date can express: 9999-12-31T23:59:59Z.
 const MAX_HTTP_DATE: u64 = 253_402_300_799;
 
-/// The fault and a hint for a failed handshake; `None` when the certificate is not the cause.
+/// Returns the cause and a hint for a failed handshake. `None` if the certificate is not the cause.
 pub fn certificate_fault(error: &io::Error) -> Option<(CertificateFault, String)> {
     let cause = error.get_ref()?.downcast_ref::<rustls::Error>()?;
     let rustls::Error::InvalidCertificate(why) = cause else {
@@ -55,7 +55,8 @@ pub fn certificate_fault(error: &io::Error) -> Option<(CertificateFault, String)
             (which, hint)
         }
         CertificateError::UnknownIssuer => (CertificateFault::Issuer, ISSUER.to_owned()),
-        // rustls wraps the error of webpki, which is no dependency here.
+        // rustls wraps this error of webpki, and webpki is no dependency of this crate, so the text
+        // is compared.
         CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => {
             (CertificateFault::Authority, AUTHORITY.to_owned())
         }
@@ -116,7 +117,7 @@ mod tests {
         assert_eq!(certificate_fault(&io::Error::other("cut")), None);
     }
 
-    /// The error of rustls for a self-signed certificate, trusted or not.
+    /// Returns the error of rustls for a self-signed certificate that is trusted or not.
     fn refusal(is_ca: IsCa, trusted: bool) -> rustls::Error {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut about = CertificateParams::new(["a.b".to_owned()]).unwrap();

@@ -1,13 +1,13 @@
-//! The SSRF guard: which addresses and schemes requests may reach. A client chooses the registry's
-//! name, and that name must never lead pierhead to an internal host.
+//! The SSRF guard: decides which addresses and schemes requests may reach. A client chooses the
+//! registry's name, and that name must never lead pierhead to an internal host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::Uri;
 use http::uri::Scheme;
 
-/// IPv4 blocks outside of the public Internet: the IANA special-purpose registry, and a cloud's
-/// metadata address.
+/// IPv4 blocks that are not on the public Internet: those of the IANA special-purpose registry, and
+/// the metadata address of a cloud.
 const NOT_PUBLIC_V4: &[(Ipv4Addr, u32)] = &[
     (Ipv4Addr::new(0, 0, 0, 0), 8),        // this network
     (Ipv4Addr::new(10, 0, 0, 0), 8),       // private
@@ -27,15 +27,15 @@ const NOT_PUBLIC_V4: &[(Ipv4Addr, u32)] = &[
     (Ipv4Addr::new(240, 0, 0, 0), 4),      // reserved, broadcast
 ];
 
-/// IPv6 blocks within 2000::/3 (global unicast) that are outside of the public Internet.
+/// IPv6 blocks within 2000::/3 (global unicast) that are not on the public Internet.
 const NOT_PUBLIC_V6: &[(Ipv6Addr, u32)] = &[
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23), // protocol assignments, Teredo
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32), // documentation
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20), // documentation
 ];
 
-/// Whether an address is on the public Internet. In a translated address, the embedded IPv4 address
-/// counts.
+/// Whether an address is on the public Internet. Of a translated address, the embedded IPv4 address
+/// decides.
 pub(crate) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => is_public_v4(v4),
@@ -56,7 +56,8 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         is_public_v4(Ipv4Addr::new(a, b, c, d))
     };
     match address.segments() {
-        // Mapped, NAT64 (RFC 6052) and 6to4 addresses are public if their IPv4 address is.
+        // Mapped, NAT64 (RFC 6052) and 6to4 addresses are public if their embedded IPv4 address is
+        // public.
         [0, 0, 0, 0, 0, 0xffff, high, low] => embedded(high, low),
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
         [0x2002, high, low, ..] => embedded(high, low),
@@ -72,14 +73,14 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     }
 }
 
-/// A host that the configuration names, so that it may be internal.
+/// A host that the configuration names. It may be internal, because the operator trusts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TrustedHost {
-    /// The host in lower case, without brackets.
+    /// The name or address of the host in lower case, without brackets.
     host: String,
     /// The port; `None`: any port.
     port: Option<u16>,
-    /// Whether plain HTTP is allowed.
+    /// Whether plain HTTP to this host is allowed.
     plain_http: bool,
 }
 
@@ -89,7 +90,7 @@ pub(crate) struct TargetPolicy {
     trusted: Vec<TrustedHost>,
 }
 
-/// The result of [`TargetPolicy::check`].
+/// The addresses to which the guard allows a request: see [`TargetPolicy::check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AllowedAddresses {
     /// Any address.
@@ -99,7 +100,7 @@ pub(crate) enum AllowedAddresses {
 }
 
 impl TargetPolicy {
-    /// Trusts the host and port of a configured upstream.
+    /// Trusts the host and port of a URL that the configuration names.
     pub(crate) fn trust_url(&mut self, url: &Uri) {
         if let (Some(host), Some(port)) = (host_of(url), port_of(url)) {
             let plain_http = url.scheme() == Some(&Scheme::HTTP);
@@ -111,8 +112,8 @@ impl TargetPolicy {
         }
     }
 
-    /// Trusts `host`, `host:port` or either after `http://`, which allows plain HTTP there.
-    /// `None` when `text` has another form.
+    /// Trusts `host` or `host:port`. If the text starts with `http://`, plain HTTP is allowed
+    /// there, too. `None` if `text` has another form.
     #[must_use]
     pub(crate) fn trust_host(&mut self, text: &str) -> Option<()> {
         let plain_http = text.starts_with("http://");
@@ -133,8 +134,8 @@ impl TargetPolicy {
         Some(())
     }
 
-    /// The addresses to which a request for `uri` may go. `Err`: the reason why the request is
-    /// forbidden.
+    /// Returns the addresses to which a request for `uri` may go. `Err`: the reason why the request
+    /// is forbidden.
     pub(crate) fn check(&self, uri: &Uri) -> Result<AllowedAddresses, String> {
         let host = host_of(uri).ok_or("the URL has no host")?;
         let port = port_of(uri).ok_or("only http and https URLs can be fetched")?;
@@ -157,15 +158,16 @@ impl TargetPolicy {
                 return Err(no_public_address(&host));
             }
         } else if is_internal_name(&host) || host.contains([':', '%']) {
-            // The last are addresses with a zone. Names are checked as well, because an HTTPS proxy
-            // resolves names where pierhead does not see the address.
+            // The last pattern matches addresses with a zone. Names are checked as well, because an
+            // HTTPS proxy resolves names where pierhead does not see the address.
             return Err(no_public_address(&host));
         }
         Ok(AllowedAddresses::Public)
     }
 }
 
-/// Whether a name is reserved for internal hosts, or resolvers parse it as an address (`127.1`).
+/// Whether a name is reserved for internal hosts, or is a form that resolvers parse as an address
+/// (`127.1`).
 fn is_internal_name(host: &str) -> bool {
     let last = host
         .trim_end_matches('.')
@@ -176,7 +178,7 @@ fn is_internal_name(host: &str) -> bool {
         || last.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// The error text for an internal address and for a missing name. Both get the same text, since a
+/// The error text for an internal address and for a missing name. Both get the same text, because a
 /// client must not learn which internal names exist.
 pub(crate) fn no_public_address(host: &str) -> String {
     format!(
@@ -185,13 +187,13 @@ pub(crate) fn no_public_address(host: &str) -> String {
     )
 }
 
-/// The host of a URL, lower case and without brackets.
+/// Returns the host of a URL in lower case and without brackets.
 pub(crate) fn host_of(uri: &Uri) -> Option<String> {
     uri.host().filter(|host| !host.is_empty()).map(bare)
 }
 
-/// The port of a URL, or the default port of its scheme. `None` for schemes other than http and
-/// https.
+/// Returns the port of a URL, or the default port of its scheme. `None` for schemes other than http
+/// and https.
 pub(crate) fn port_of(uri: &Uri) -> Option<u16> {
     match uri.scheme_str() {
         Some("https") => Some(uri.port_u16().unwrap_or(443)),

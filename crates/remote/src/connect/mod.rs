@@ -1,4 +1,5 @@
-//! Connects to the host of a URL: SSRF guard, TCP, HTTPS proxy, TLS.
+//! Opens connections to the host of a URL: checks the SSRF guard, then connects by TCP, HTTPS proxy
+//! and TLS.
 
 pub(crate) mod certificate;
 pub(crate) mod guard;
@@ -32,15 +33,15 @@ use crate::connect::certificate::{CertificateFault, certificate_fault};
 use crate::connect::guard::{AllowedAddresses, TargetPolicy};
 use crate::connect::resolve::Resolve;
 
-/// After this time without a connection, the next address is tried in parallel (RFC 8305, section
-/// 5).
+/// If an address has not connected after this time, the next address is tried in parallel (RFC
+/// 8305, section 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Maximum number of addresses of one name that are tried.
 const MAX_ADDRESSES: usize = 8;
 
-/// Time limit of a lookup whose name the HTTPS proxy resolves as well. If the proxy is the only way
-/// out, local name servers may not know the name.
+/// Time limit of a local lookup of a name that the HTTPS proxy resolves as well. If the proxy is
+/// the only way to the Internet, local name servers may not know the name.
 const PROXY_LOOKUP_LIMIT: Duration = Duration::from_millis(500);
 
 /// Connects on behalf of one upstream, within its [`TargetPolicy`].
@@ -57,13 +58,13 @@ struct Shared {
     hides_missing_names: bool,
 }
 
-/// Why a connection failed.
+/// The reason why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
     /// The SSRF guard forbids the target.
     #[error("{0}")]
     Forbidden(String),
-    /// The host of a registry that a client named does not exist.
+    /// A client named the registry, and its host does not exist.
     #[error("{0}")]
     NoSuchHost(String),
     /// DNS, TCP, the proxy or TLS failed.
@@ -112,8 +113,8 @@ impl Connector {
         }))
     }
 
-    /// This connector for unconfigured registries: it hides whether a name exists, because clients
-    /// choose these names.
+    /// Returns this connector for unconfigured registries. It hides whether a name exists, because
+    /// clients choose these names.
     pub(crate) fn hiding_missing_names(mut self) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.0) {
             shared.hides_missing_names = true;
@@ -158,8 +159,8 @@ impl Shared {
 }
 
 impl Shared {
-    /// Maps the error of a missing name to that of an internal address, when the client chose the
-    /// name.
+    /// Turns the error of a missing name into the error of an internal address, if a client chose
+    /// the name.
     fn hide_missing_name(&self, host: &str, error: ConnectError) -> ConnectError {
         match error {
             ConnectError::Failed {
@@ -174,7 +175,7 @@ impl Shared {
     }
 
     /// Refuses a name that resolves to an internal address on this host. The proxy resolves the
-    /// name again, and must refuse internal addresses that it alone sees.
+    /// name again. It must refuse internal addresses that only the proxy sees.
     async fn check_before_proxy(
         &self,
         host: &str,
@@ -202,7 +203,8 @@ fn all_public(host: &str, addresses: &[SocketAddr]) -> Result<(), ConnectError> 
     }
 }
 
-/// The hint for a server that does not respond with TLS: most often it is a registry on plain HTTP.
+/// Returns a hint for a server that does not respond with TLS: most often it is a registry on plain
+/// HTTP.
 fn plain_http_hint(error: &std::io::Error) -> &'static str {
     let cause = error.get_ref().and_then(|e| e.downcast_ref());
     match cause {
@@ -219,8 +221,8 @@ fn host_and_port(uri: &Uri) -> Result<(String, u16), ConnectError> {
         .ok_or_else(|| ConnectError::failed("the URL has no host"))
 }
 
-/// Resolves a name, checks its addresses, and connects to the first one that accepts. It connects
-/// only to addresses that it checked, so that DNS rebinding has no effect.
+/// Resolves a name, checks its addresses, and connects to the first address that accepts. Connects
+/// only to checked addresses, so that DNS rebinding has no effect.
 async fn connect_any(
     resolver: &dyn Resolve,
     host: &str,
@@ -248,7 +250,7 @@ async fn connect_any(
         };
         match done {
             Some((_, Ok(stream))) => {
-                // Each request is one small write, which Nagle's algorithm would delay.
+                // Each request is one small write, and Nagle's algorithm would delay it.
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }
@@ -276,8 +278,8 @@ fn alternate(resolved: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     mixed
 }
 
-/// Connects through the HTTPS proxy, which resolves the name. Its own address may be internal,
-/// since it is configured.
+/// Connects through the HTTPS proxy, which resolves the name. The address of the proxy may be
+/// internal, because the operator configured it.
 async fn tunnel(
     proxy: &Intercept,
     uri: &Uri,

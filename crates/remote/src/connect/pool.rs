@@ -12,8 +12,8 @@ use crate::connect::Connector;
 /// Connections that are kept alive and shared.
 pub(crate) type HttpPool = Client<Connector, Full<Bytes>>;
 
-/// Maximum number of bytes of one read from a socket, and of the headers of a response. Larger
-/// buffers cost memory for each fetch without being faster.
+/// Maximum number of bytes of one read from an upstream's socket, and of the headers of a response.
+/// Larger buffers would cost memory for each fetch without being faster.
 const READ_BUFFER: usize = 128 << 10;
 
 /// Time after which an idle connection is closed. It is shorter than the keep-alive time of common
@@ -21,7 +21,7 @@ const READ_BUFFER: usize = 128 << 10;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 
 /// Creates a pool for HTTP/1.1 only. One TCP connection per blob has a better throughput than
-/// HTTP/2, and the kernel bounds its receive window.
+/// HTTP/2, and the kernel limits the receive window of a connection.
 pub(crate) fn http_pool(connector: Connector) -> HttpPool {
     Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

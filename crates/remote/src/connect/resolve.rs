@@ -1,4 +1,4 @@
-//! The trait of a name resolver.
+//! The interface of a name resolver: turns a host name into addresses.
 
 use std::future::Future;
 use std::io;
@@ -7,8 +7,8 @@ use std::pin::Pin;
 
 /// Turns names into addresses.
 pub trait Resolve: Send + Sync + std::fmt::Debug {
-    /// All addresses of a host with this port, the preferred one first. Called for every new
-    /// connection.
+    /// Returns all addresses of a host with this port, the preferred address first. Called for
+    /// every new connection.
     fn resolve(&self, host: String, port: u16) -> ResolveFuture;
 }
 

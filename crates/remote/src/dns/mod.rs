@@ -1,9 +1,10 @@
-//! DNS lookups that hold no thread: bounded in time and number, with a short cache.
+//! Resolves host names without a thread for each lookup: lookups are limited in time and number,
+//! and answers are cached for a short time.
 //!
 //! 1. A lookup ends within [`LOOKUP_LIMIT`], whatever the name servers do.
-//! 2. One resolver runs at most [`MAX_LOOKUPS`] lookups at once. Configured upstreams have one
-//!    resolver, all other registries another. So names that clients choose never delay lookups of
-//!    configured upstreams.
+//! 2. One resolver runs at most [`MAX_LOOKUPS`] lookups at once. Configured upstreams have a
+//!    resolver of their own; all other registries have another. So names that clients choose never
+//!    delay lookups of configured upstreams.
 //! 3. A cached lookup never waits for a name server. Once per [`CHECK_INTERVAL`] it waits up to
 //!    [`CHECK_LIMIT`] for a check of the system files. The first lookup waits until the files are
 //!    read.
@@ -32,29 +33,31 @@ pub(crate) use name_servers::SystemFiles;
 /// Time limit of one lookup, including the time in the queue.
 const LOOKUP_LIMIT: Duration = Duration::from_millis(2500);
 
-/// Maximum time of a lookup in the queue. The rest of [`LOOKUP_LIMIT`] is enough for a query.
+/// Maximum time that a DNS lookup waits in the queue. The rest of [`LOOKUP_LIMIT`] is enough for a
+/// query.
 const QUEUE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Maximum number of concurrent lookups of one resolver: enough for the waiting requests of eight
-/// clients. With a silent name server, each takes up to eight UDP sockets.
+/// Maximum number of concurrent DNS lookups of one resolver: enough for the waiting requests of
+/// eight clients. If a name server does not answer, each lookup uses up to eight UDP sockets.
 const MAX_LOOKUPS: usize = 512;
 
-/// Maximum number of cached answers of one resolver.
+/// Maximum number of cached DNS answers of one resolver.
 const CACHE_SIZE: u64 = 1024;
 
-/// Minimum and maximum cache time of addresses. Between them, the TTL of the records applies.
+/// Minimum and maximum cache time of DNS answers with addresses. Between the two, the TTL of the
+/// records applies.
 const MIN_TTL: Duration = Duration::from_secs(1);
 const MAX_TTL: Duration = Duration::from_secs(60);
 
-/// How long a negative answer is cached.
+/// How long a negative DNS answer (no such name, or no address) is cached.
 const NEGATIVE_TTL: Duration = Duration::from_secs(5);
 
-/// How long a failure is cached, so that the retries of one request query a silent name server
-/// once.
+/// How long a failed DNS lookup is cached, so that the retries of one request query a silent name
+/// server only once.
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 
-/// Interval between checks of the system files for changes, and how long a lookup waits for a
-/// check.
+/// Interval between checks of whether the system's resolver files changed. The next constant is how
+/// long a lookup waits for a check.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const CHECK_LIMIT: Duration = Duration::from_millis(250);
 
@@ -80,10 +83,10 @@ impl std::fmt::Debug for SystemResolver {
     }
 }
 
-/// Why a lookup found no address.
+/// The reason why a lookup found no address.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum LookupError {
-    /// A name server says that the name does not exist, or has no address.
+    /// A name server states that the name does not exist, or has no address.
     #[error("the name does not exist, or has no address")]
     NotFound,
     /// Each name server failed or refused.
@@ -109,7 +112,7 @@ impl From<LookupError> for io::Error {
     }
 }
 
-/// The addresses that a lookup found, preferred ones first.
+/// The addresses that a lookup found, preferred addresses first.
 type Answer = Result<Arc<[IpAddr]>, LookupError>;
 
 #[derive(Clone)]
@@ -132,7 +135,7 @@ impl Cached {
     }
 }
 
-/// Each answer expires after its own TTL.
+/// The expiry of answers: each answer expires after its own TTL.
 struct ByLifetime;
 
 impl Expiry<String, Cached> for ByLifetime {
@@ -152,7 +155,7 @@ impl Expiry<String, Cached> for ByLifetime {
 }
 
 impl SystemResolver {
-    /// No I/O before the first lookup.
+    /// Creates a resolver. It does no I/O before the first lookup.
     pub(crate) fn new(files: SystemFiles, metrics: DnsMetrics) -> Self {
         Self::bounded(files, metrics, MAX_LOOKUPS)
     }
@@ -187,7 +190,7 @@ impl SystemResolver {
             return cached.answer;
         }
         let started = Instant::now();
-        // The semaphore is never closed.
+        // `acquire` cannot fail, because the semaphore is never closed.
         let Ok(_permit) = timeout(QUEUE_LIMIT, shared.running.acquire()).await else {
             shared.metrics.ended(LookupResult::Busy, started.elapsed());
             return Err(LookupError::Busy);
@@ -205,8 +208,8 @@ impl SystemResolver {
         cached.answer
     }
 
-    /// The current name servers of the system. After the first read, a hanging disk delays only one
-    /// lookup per [`CHECK_INTERVAL`], by [`CHECK_LIMIT`].
+    /// Returns the current name servers of the system. After the first read, a hanging disk delays
+    /// only one lookup per [`CHECK_INTERVAL`], by [`CHECK_LIMIT`].
     async fn name_servers(&self) -> Arc<NameServers> {
         let current = self.0.name_servers.load_full();
         if current.is_none() || self.is_check_due() {
@@ -230,7 +233,7 @@ impl SystemResolver {
         due
     }
 
-    /// Reads the files when they have changed. Blocks.
+    /// Reads the files if they have changed. Blocks.
     fn check_files(&self) {
         let shared = &self.0;
         let stamp = shared.files.stamp();
@@ -244,7 +247,7 @@ impl SystemResolver {
                     tracing::info!(servers = %new, "the name servers have changed");
                 }
                 shared.name_servers.store(Some(Arc::new(new)));
-                // The answers of the old name servers may be wrong.
+                // The answers of the old name servers may be wrong now.
                 shared.cache.invalidate_all();
             }
             Err(error) => tracing::warn!(

@@ -1,4 +1,5 @@
-//! Reads resolv.conf and /etc/hosts, and sends one DNS query to these name servers.
+//! Reads the system's resolver configuration (resolv.conf and /etc/hosts), and sends DNS queries to
+//! its name servers.
 
 use std::fmt;
 use std::fs::File;
@@ -23,17 +24,17 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::{LOOKUP_LIMIT, LookupError};
 use crate::file_stamp::FileStamp;
 
-/// Maximum number of name servers, as in resolv.conf(5).
+/// Maximum number of name servers that are used, as in resolv.conf(5).
 const MAX_SERVERS: usize = 3;
 
-/// Time without an answer after which the next name server is queried too.
+/// Time without an answer after which the next name server is queried, too.
 const SERVER_DELAY: Duration = Duration::from_millis(500);
 
-/// How long a lookup waits for the second address family. Some name servers never answer AAAA
-/// queries.
+/// How long a DNS lookup that has addresses of one family (IPv4 or IPv6) waits for the other
+/// family. Some name servers never answer AAAA queries.
 const FAMILY_DELAY: Duration = Duration::from_millis(50);
 
-/// Maximum number of bytes read from a file.
+/// Maximum number of bytes that are read from resolv.conf or /etc/hosts.
 const MAX_FILE: u64 = 8 << 20;
 
 /// Paths of the system's configuration files.
@@ -56,7 +57,7 @@ impl Default for SystemFiles {
 }
 
 impl SystemFiles {
-    /// A value that differs after each change. Blocks.
+    /// Returns a value that differs after each change of the files. Blocks.
     pub(super) fn stamp(&self) -> [Option<FileStamp>; 2] {
         [&self.resolv_conf, &self.hosts].map(|path| FileStamp::read(path))
     }
@@ -70,7 +71,7 @@ pub(super) struct Found {
 
 /// The name servers and the hosts entries of the system.
 pub(super) struct NameServers {
-    /// In the order of resolv.conf.
+    /// The name servers in the order of resolv.conf.
     servers: Vec<NameServer>,
     search: Vec<Name>,
     /// A name with fewer dots is searched in `search` first.
@@ -94,7 +95,7 @@ impl fmt::Display for NameServers {
 }
 
 impl NameServers {
-    /// Without name servers and hosts entries.
+    /// Creates a value without name servers and hosts entries.
     pub(super) fn empty() -> Self {
         Self {
             servers: Vec::new(),
@@ -110,7 +111,7 @@ impl NameServers {
         let mut text = read(&files.resolv_conf)?;
         let names_server = |line: &[u8]| line.trim_ascii_start().starts_with(b"nameserver");
         if !text.split(|byte| *byte == b'\n').any(names_server) {
-            // The default of resolv.conf(5).
+            // By resolv.conf(5), this is the name server if the file names none.
             text.extend_from_slice(b"\nnameserver 127.0.0.1\n");
         }
         let (config, options) = parse_resolv_conf(text).map_err(io::Error::other)?;
@@ -157,9 +158,9 @@ impl NameServers {
         (!addresses.is_empty()).then_some(addresses)
     }
 
-    /// Queries the servers in order until one returns an address. A negative answer counts only
-    /// when all earlier servers failed or were silent until the deadline: the first server alone
-    /// may know internal names.
+    /// Queries the servers in order until one returns an address. A negative answer counts only if
+    /// all earlier servers failed or did not answer until the deadline, because only the first
+    /// server may know internal names.
     pub(super) async fn lookup(&self, host: &str, deadline: Instant) -> Result<Found, LookupError> {
         let names = self.names(host)?;
         let mut waiting = self.servers.iter().enumerate();
@@ -202,7 +203,7 @@ impl NameServers {
         }
     }
 
-    /// The candidate names of a host, in the order of resolv.conf(5).
+    /// Returns the names to query for a host, in the order of resolv.conf(5).
     fn names(&self, host: &str) -> Result<Vec<Name>, LookupError> {
         let failed = |error: ProtoError| LookupError::Failed(format!("{host}: {error}"));
         let name = Name::from_utf8(host).map_err(failed)?;
@@ -211,7 +212,7 @@ impl NameServers {
         }
         let mut whole = name.clone();
         whole.set_fqdn(true);
-        // A name that is too long with its search domain is invalid.
+        // A search domain that makes the name too long is skipped.
         let searched = self.search.iter();
         let searched = searched.filter_map(|domain| name.clone().append_domain(domain).ok());
         let mut names: Vec<_> = searched.collect();
@@ -222,7 +223,7 @@ impl NameServers {
 }
 
 impl NameServer {
-    /// Queries the names in order until one has an address.
+    /// Queries the names in order until one of them has an address.
     async fn lookup(&self, names: &[Name]) -> Result<Found, LookupError> {
         let mut failed = LookupError::NotFound;
         for name in names {
@@ -235,8 +236,8 @@ impl NameServer {
         Err(failed)
     }
 
-    /// The addresses of both families, or of one family when the other is late or fails. The answer
-    /// is negative only when both families have a negative answer.
+    /// Returns the addresses of both families (IPv4 and IPv6), or of one family if the other is
+    /// late or fails. The answer is negative only if both families have a negative answer.
     async fn addresses(&self, name: &Name) -> Result<Found, LookupError> {
         let families = [RecordType::AAAA, RecordType::A];
         let mut questions: FuturesUnordered<_> = families
@@ -280,7 +281,7 @@ impl NameServer {
 }
 
 impl Found {
-    /// Adds the addresses of the other family. IPv6 addresses come first.
+    /// Adds the addresses of the other family. IPv6 addresses come first in the result.
     fn and(self, other: Option<Self>) -> Self {
         let Some(other) = other else { return self };
         let mut addresses = [&*self.addresses, &*other.addresses].concat();
@@ -302,8 +303,8 @@ fn is_negative_answer(error: &NetError) -> bool {
     )
 }
 
-/// Builds a resolver that sends fully qualified names to one server. It has no cache and reads no
-/// file: the callers do both.
+/// Builds a resolver that sends fully qualified names to one server. The resolver has no cache and
+/// reads no file, because its callers do both.
 fn resolver(address: IpAddr, port: u16, options: &ResolverOpts) -> Result<TokioResolver, NetError> {
     let mut server = NameServerConfig::udp_and_tcp(address);
     for connection in &mut server.connections {
@@ -315,13 +316,13 @@ fn resolver(address: IpAddr, port: u16, options: &ResolverOpts) -> Result<TokioR
     *own = options.clone();
     own.use_hosts_file = ResolveHosts::Never;
     own.cache_size = 0;
-    // hickory resends the query each third of a second until then.
+    // Within its time limit, hickory resends the query each third of a second anyway.
     own.attempts = 0;
     own.timeout = LOOKUP_LIMIT;
     builder.build()
 }
 
-/// The contents of a file, empty when the file is missing.
+/// Returns the contents of a file. A missing file counts as empty.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

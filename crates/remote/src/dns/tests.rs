@@ -10,27 +10,28 @@ use tokio::net::UdpSocket;
 
 use super::*;
 
-/// Time limit of a lookup in these tests. A slower lookup hangs.
+/// Time limit of a lookup in these tests. A lookup that takes longer counts as hanging.
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Number of concurrent lookups of one resolver. Each sends two queries and so has several sockets.
+/// Number of concurrent lookups of one resolver. Each lookup sends two queries and so has several
+/// sockets.
 const LOOKUPS: usize = 32;
 
 /// How the fake server answers a query. Names have no trailing dot.
 enum FakeAnswer {
     Address(u8),
-    /// With this TTL in seconds.
+    /// An answer with this TTL in seconds.
     SharedLimits(u8, u32),
     NoSuchName,
-    /// Answers after this delay.
+    /// An answer after this delay.
     Late(Duration, u8),
     Failure,
     Nothing,
-    /// Different answers to A and AAAA queries.
+    /// One answer to A queries and another to AAAA queries.
     Apart(&'static FakeAnswer, &'static FakeAnswer),
 }
 
-/// A name server on loopback that counts A queries.
+/// A fake name server on a loopback address that counts A queries.
 struct NameServer {
     questions: Arc<AtomicUsize>,
     port: u16,
@@ -106,7 +107,7 @@ impl NameServer {
         Self { questions, port }
     }
 
-    /// Starts on any free port of 127.0.0.1.
+    /// Starts a server on any free port of 127.0.0.1.
     async fn on_loopback(respond: impl Fn(&str) -> FakeAnswer + Send + 'static) -> Self {
         Self::start("127.0.0.1", 0, respond).await
     }
@@ -169,7 +170,7 @@ async fn a_silent_name_server_delays_neither_threads_nor_cached_answers() {
         lookup(&resolver, "known.example").await.unwrap(),
         ["192.0.2.1"]
     );
-    // More lookups than may run at once.
+    // These are more lookups than may run at once.
     let silent: Vec<_> = (0..2 * LOOKUPS)
         .map(|nth| {
             let resolver = resolver.clone();
@@ -252,7 +253,7 @@ fn cache_times_are_bounded() {
     assert_eq!(Cached::new(Err(LookupError::Timeout)).lifetime, FAILURE_TTL);
 }
 
-/// The second server knows other names: the first one may be internal.
+/// The second server knows other names than the first, and the first server may be internal.
 #[tokio::test]
 async fn the_first_name_server_that_answers_decides() {
     let first = NameServer::on_loopback(|name| match name {
@@ -340,7 +341,7 @@ async fn each_family_of_addresses_has_its_own_answer() {
     }
     let refused = lookup(&resolver, "refused.example.").await;
     assert_eq!(refused.unwrap(), ["192.0.2.2"]);
-    // A lookup that waited for the other family would get the answer of the second server.
+    // If the lookup waited for the other family, it would get the answer of the second server.
     let _second = NameServer::start("127.0.0.2", server.port, |_| FakeAnswer::Address(9)).await;
     let conf = "nameserver 127.0.0.1\nnameserver 127.0.0.2\n";
     let system = SystemFolder::new(conf, "", server.port);
@@ -394,7 +395,7 @@ async fn resolv_conf_and_hosts_are_read() {
     let mut loopback = lookup(&bare, "localhost").await.unwrap();
     loopback.sort();
     assert_eq!(loopback, ["127.0.0.1", "::1"]);
-    // Without the files, the name server is 127.0.0.1, by resolv.conf(5).
+    // If both files are missing, the name server is 127.0.0.1, by resolv.conf(5).
     for name in ["resolv.conf", "hosts"] {
         std::fs::remove_file(system.folder.path().join(name)).expect("removed");
     }
@@ -415,7 +416,7 @@ async fn a_change_of_the_files_takes_effect() {
     // Simulates the end of the check interval.
     *resolver.0.checked.lock() = None;
     assert_eq!(lookup(&resolver, "a.example").await.unwrap(), ["192.0.2.2"]);
-    // Malformed files change nothing.
+    // If the files become malformed, the previous name servers stay in use.
     system.write(
         "resolv.conf",
         &format!("nameserver 127.0.0.1\nsearch {}", "x".repeat(100)),

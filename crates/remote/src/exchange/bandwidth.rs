@@ -6,11 +6,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Maximum burst after a pause, as time at the full rate.
+/// Maximum burst of all blob fetches after a pause, as time at the full rate.
 const BURST: Duration = Duration::from_millis(100);
 
-/// The rate limit. Each chunk reserves its time when it arrives. So streams share the rate in the
-/// order of their chunks, and no stream starves another.
+/// The limit of the bytes per second. Each chunk reserves its time when it arrives. So streams
+/// share the rate in the order of their chunks, and no stream starves another.
 pub(crate) struct Bandwidth {
     /// Bytes per second; 0: no limit.
     rate: AtomicU64,
@@ -19,7 +19,7 @@ pub(crate) struct Bandwidth {
 }
 
 impl Bandwidth {
-    /// `rate` is in bytes per second; `None`: no limit.
+    /// Creates a limit. `rate` is in bytes per second; `None`: no limit.
     pub(crate) fn new(rate: Option<u64>) -> Self {
         Self {
             rate: AtomicU64::new(encoded(rate)),
@@ -27,13 +27,14 @@ impl Bandwidth {
         }
     }
 
-    /// Changes the limit, also for running streams. Earlier reservations stay.
+    /// Changes the limit, also for running streams. Reservations that were made before do not
+    /// change.
     pub(crate) fn set(&self, rate: Option<u64>) {
         self.rate.store(encoded(rate), Ordering::Relaxed);
     }
 
     /// Reserves time for a chunk of `len` bytes. Returns the time from which on the caller may pass
-    /// it on.
+    /// the chunk on.
     pub(crate) fn reserve(&self, len: usize) -> Instant {
         let now = Instant::now();
         let rate = self.rate.load(Ordering::Relaxed);
@@ -46,7 +47,7 @@ impl Bandwidth {
             .unwrap_or(u128::MAX)
             .saturating_mul(1_000_000_000)
             / u128::from(rate);
-        // A year is long enough, and cannot overflow.
+        // A year is long enough as a maximum, and cannot overflow.
         let takes = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
             .min(Duration::from_secs(365 * 86_400));
         *free_at = begin + takes;
@@ -54,7 +55,7 @@ impl Bandwidth {
     }
 }
 
-/// Encodes the limit. A configured limit of 0 becomes 1, since 0 means no limit.
+/// Encodes the limit as a number. A configured limit of 0 becomes 1, because 0 means no limit.
 fn encoded(rate: Option<u64>) -> u64 {
     rate.map_or(0, |rate| rate.max(1))
 }

@@ -9,12 +9,12 @@ pub(crate) enum ContentRange {
         last: u64,
         total: Option<u64>,
     },
-    /// `bytes */total`: the requested range is outside of the blob.
+    /// `bytes */total`: the requested range is outside of the blob, whose size is `total`.
     Unsatisfied { total: u64 },
 }
 
 impl ContentRange {
-    /// `None` when the text is invalid.
+    /// Parses the header value. `None` if the text is invalid.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (unit, rest) = text.trim().split_once(' ')?;
         if !unit.eq_ignore_ascii_case("bytes") {
@@ -39,7 +39,7 @@ impl ContentRange {
     }
 }
 
-/// Parses digits only: `str::parse` accepts a sign.
+/// Parses a number of digits only, because `str::parse` accepts a sign.
 fn number(text: &str) -> Option<u64> {
     text.bytes()
         .all(|b| b.is_ascii_digit())

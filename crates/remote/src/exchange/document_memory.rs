@@ -1,7 +1,8 @@
 //! Limits the memory of documents (manifests and lists), which stay in memory until they are
 //! verified.
-//! 1. A document reserves its maximum size before its bytes arrive. Reservations in pieces could
-//!    deadlock: documents would wait for each other.
+//!
+//! 1. A document reserves its maximum size before its bytes arrive. If documents reserved their
+//!    memory in pieces, they could wait for each other in a deadlock.
 //! 2. Small documents reserve nothing, so that slow large documents never delay them.
 
 use std::sync::Arc;
@@ -9,11 +10,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Maximum memory of all documents together, in KiB. The largest list and two of the largest
-/// manifests fit.
+/// Maximum memory of all manifests and lists that are being received, in KiB. It is enough for the
+/// largest list and two of the largest manifests.
 const TOTAL_KIB: usize = 24 << 10;
 
-/// Documents up to this number of bytes need no reservation. Nearly all documents are smaller.
+/// Documents (manifests and lists) up to this number of bytes need no memory reservation. Nearly
+/// all documents are smaller.
 const UNRESERVED: usize = 64 << 10;
 
 /// The memory limit of all documents. Clones share it.
@@ -27,7 +29,7 @@ impl Default for DocumentMemory {
 }
 
 impl DocumentMemory {
-    /// A reservation for a document of at most `most` bytes. It reserves nothing yet.
+    /// Creates a reservation for a document of at most `most` bytes. It reserves no memory yet.
     pub(crate) fn reservation(&self, most: usize) -> DocumentReservation {
         DocumentReservation {
             memory: self.clone(),
@@ -55,7 +57,7 @@ impl DocumentReservation {
         self.most.saturating_sub(self.read)
     }
 
-    /// A reservation for a further page of a list whose maximum size is reserved.
+    /// Returns a reservation for a further page of a list whose maximum size is already reserved.
     pub(crate) fn next_page(&self) -> Self {
         Self {
             memory: self.memory.clone(),
@@ -83,23 +85,23 @@ impl DocumentReservation {
         self.read += more;
     }
 
-    /// Call before `more` bytes arrive. Waits for the memory of the whole document, unless the
-    /// document is small.
+    /// Prepares for `more` bytes; the caller calls this before they arrive. Waits for the memory of
+    /// the whole document, unless the document is small.
     pub(crate) async fn reserve(&mut self, more: usize) {
         if self.is_granted || self.read.saturating_add(more) <= UNRESERVED {
             return;
         }
         let most = u32::try_from(self.most.div_ceil(1 << 10).min(TOTAL_KIB)).unwrap_or(u32::MAX);
         let memory = Arc::clone(&self.memory.0);
-        // The semaphore is never closed.
+        // `acquire_many_owned` cannot fail, because the semaphore is never closed.
         self.permit = memory.acquire_many_owned(most).await.ok();
         self.is_granted = true;
     }
 
-    /// The complete document. Its reservation shrinks to its size and lasts until it is dropped.
+    /// Returns the complete document. Its reservation shrinks to its size and lasts until the bytes
+    /// are dropped.
     pub(crate) fn attach_to(self, bytes: Bytes) -> Bytes {
-        // A small document may stay in memory until shutdown, so that it must not hold a
-        // reservation.
+        // A small document may stay in memory until shutdown, so it must not hold a reservation.
         let Some(mut permit) = self.permit.filter(|_| bytes.len() > UNRESERVED) else {
             return bytes;
         };

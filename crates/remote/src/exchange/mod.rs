@@ -1,4 +1,5 @@
-//! Sends one HTTP request within its time limits, follows redirects, and reads bounded bodies.
+//! Sends one HTTP request to an upstream within its time limits, follows redirects, and reads
+//! bodies up to a maximum size.
 
 pub(crate) mod bandwidth;
 pub(crate) mod content_range;
@@ -31,11 +32,11 @@ pub(crate) struct UpstreamResponse {
     pub(crate) is_cross_origin: bool,
 }
 
-/// Sends a GET or HEAD and follows redirects. The `Authorization` header goes only to its own host,
-/// and the SSRF guard checks every hop.
+/// Sends a GET or HEAD and follows redirects. The `Authorization` header goes only to the host of
+/// the request, and the SSRF guard checks every redirect.
 ///
 /// # Errors
-/// The request failed. Every status except for a redirect is a response.
+/// The request failed. Every status except for a redirect is returned as a response.
 pub(crate) async fn follow(
     session: &Session,
     kind: RequestKind,
@@ -114,7 +115,7 @@ async fn send(
     *request.headers_mut() = headers.clone();
     let agent = HeaderValue::from_static(concat!("pierhead/", env!("CARGO_PKG_VERSION")));
     request.headers_mut().insert(USER_AGENT, agent);
-    // Digests are of uncompressed bytes: no proxy on the way may compress them.
+    // The request forbids content encodings, because digests are of uncompressed bytes.
     request
         .headers_mut()
         .insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -166,10 +167,11 @@ fn failure(session: &Session, uri: &Uri, error: &HttpError) -> Error {
     session.transport(format!("no response of {}: {reason}", authority_of(uri)))
 }
 
-/// The error for a status other than 2xx and 304. A 401 or 403 from another origin (an expired
-/// signed URL, a failing object store) says nothing about the rights of the client, and a new
-/// redirect may succeed. Under the identity of a client it is final: if it counted as a failure of
-/// the upstream, any client without rights could open the circuit for all clients.
+/// Returns the error for a status other than 2xx and 304. A 401 or 403 from another origin (an
+/// expired signed URL, a failing object store) says nothing about the rights of the client, and a
+/// new redirect may succeed. Under the identity of a client, such a refusal is final: if it counted
+/// as a failure of the upstream, any client without rights could open the circuit breaker for all
+/// clients.
 pub(crate) fn refusal(session: &Session, response: &UpstreamResponse) -> Error {
     let upstream = session.name.to_string();
     match response.http.status().as_u16() {
@@ -225,7 +227,7 @@ pub(crate) async fn read(
     read_into(session, response, &mut reservation).await
 }
 
-/// Reads a body within its reservation. A body that arrives in one chunk is not copied.
+/// Reads a body within its memory reservation. A body that arrives in one chunk is not copied.
 pub(crate) async fn read_into(
     session: &Session,
     response: Response<Incoming>,
@@ -240,7 +242,7 @@ pub(crate) async fn read_into(
     }
     let within = session.shared.limits.stall_timeout;
     let whole = async {
-        // A known length is reserved before the body is read.
+        // If the length is known, its memory is reserved before the body is read.
         let length = usize::try_from(body.size_hint().lower()).unwrap_or(limit);
         reservation.reserve(length).await;
         let (mut first, mut rest) = (Bytes::new(), BytesMut::new());
@@ -255,7 +257,8 @@ pub(crate) async fn read_into(
             match (first.is_empty(), rest.is_empty()) {
                 (true, true) => first = bytes,
                 (_, true) => {
-                    // The final size at once: growing the buffer would hold the document twice.
+                    // The buffer gets its final size at once, because growing it would hold the
+                    // document twice.
                     let more = usize::try_from(body.size_hint().lower())
                         .unwrap_or(0)
                         .min(limit);
@@ -286,8 +289,8 @@ pub(crate) async fn read_into(
     }
 }
 
-/// Reads the rest of an unneeded body when it is short and already received, so that its connection
-/// can be reused.
+/// Reads the rest of an unneeded body if the rest is short and already received, so that its
+/// connection can be reused.
 pub(crate) async fn settle(response: Response<Incoming>) {
     let body = Limited::new(response.into_body(), 16 << 10);
     let _ = tokio::time::timeout(Duration::from_millis(100), body.collect()).await;

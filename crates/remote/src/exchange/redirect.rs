@@ -5,13 +5,15 @@ use http::uri::PathAndQuery;
 
 use crate::connect::guard::{host_of, port_of};
 
-/// Maximum number of redirects that one request follows.
+/// Maximum number of HTTP redirects that one request follows.
 pub(crate) const MAX_HOPS: usize = 5;
 
-/// Maximum length of a target in bytes. Signed URLs of object stores have up to about 2 KiB.
+/// Maximum length of a redirect's target in bytes. Signed URLs of object stores have up to about 2
+/// KiB.
 const MAX_LEN: usize = 16 << 10;
 
-/// Resolves a reference against the URL of its response. `None` when the reference is invalid.
+/// Resolves a reference (`Location` or `Link`) against the URL of its response. `None` if the
+/// reference is invalid.
 pub(crate) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
     let reference = reference.trim().split('#').next().unwrap_or_default();
     if reference.is_empty() || reference.len() > MAX_LEN {
@@ -58,8 +60,8 @@ fn has_scheme(reference: &str) -> bool {
     })
 }
 
-/// Whether a request may go to the URL. A user name is refused, since it can make one host look
-/// like another.
+/// Whether a request may go to the URL. A URL with a user name is refused, because a user name can
+/// make one host look like another.
 fn is_fetchable(uri: &Uri) -> bool {
     let plain_authority = uri
         .authority()
@@ -72,7 +74,7 @@ pub(crate) fn same_origin(a: &Uri, b: &Uri) -> bool {
     a.scheme() == b.scheme() && host_of(a) == host_of(b) && port_of(a) == port_of(b)
 }
 
-/// The target of `rel="next"` in a `Link` header's value (RFC 8288).
+/// Returns the target of `rel="next"` in a `Link` header's value (RFC 8288).
 pub(crate) fn next_link(value: &str) -> Option<&str> {
     let mut rest = value.get(..value.len().min(MAX_LEN))?;
     loop {

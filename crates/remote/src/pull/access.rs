@@ -29,12 +29,13 @@ pub enum AccessDecision {
     Granted,
     /// The credentials are wrong, or have no right to read the resource.
     Denied,
-    /// 404 for this client. Many registries send it instead of a 403, so that it grants no access.
+    /// The upstream sends 404 to this client. Many registries send 404 instead of 403, so a 404
+    /// grants no access.
     NotFound,
 }
 
-/// Sends a HEAD. When a redirect led to another origin and its response leaves the decision open,
-/// sends a GET for one byte.
+/// Sends a HEAD. If a redirect led to another origin and the response of that origin leaves the
+/// decision open, sends a GET for one byte.
 pub(crate) async fn authorize(
     candidates: &Candidates,
     repository: &Repository,
@@ -73,7 +74,7 @@ pub(crate) async fn authorize(
             .await?;
             if matches!(resource, Resource::Blob(_)) && is_doubtful(&response) {
                 headers.insert(RANGE, HeaderValue::from_static("bytes=0-0"));
-                // Drops the body unread, which closes the connection when the body is long.
+                // The body is dropped unread. If it is long, that closes the connection.
                 response = request(&session, kind, &Method::GET, uri, headers, repository).await?;
             }
             match response.http.status().as_u16() {
@@ -94,8 +95,8 @@ pub(crate) async fn authorize(
     }
 }
 
-/// Whether GET may get another response than this HEAD. Signed URLs of object stores are often
-/// valid for GET only, and the login page of a gateway may respond to HEAD with any status.
+/// Whether a GET may get another response than this HEAD. Signed URLs of object stores are often
+/// valid only for GET, and the login page of a gateway may respond to HEAD with any status.
 fn is_doubtful(response: &UpstreamResponse) -> bool {
     let untyped = !response.http.headers().contains_key(CONTENT_TYPE);
     response.is_cross_origin
@@ -106,7 +107,7 @@ fn is_doubtful(response: &UpstreamResponse) -> bool {
         }
 }
 
-/// Whether a 200 or 206 contains the requested resource. The page of a login form grants no access.
+/// Whether a 200 or 206 contains the requested resource. A page with a login form grants no access.
 fn is_resource(resource: Resource<'_>, response: &UpstreamResponse) -> bool {
     let headers = response.http.headers();
     let text = |name| {

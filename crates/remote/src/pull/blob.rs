@@ -1,4 +1,5 @@
-//! Requests a blob from an offset on, and handles the different responses of upstreams.
+//! Requests a blob from an upstream from an offset on, and handles the different ways in which
+//! upstreams respond to a range.
 
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
@@ -15,7 +16,7 @@ use crate::upstream::host::RegistryHost;
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
 
-/// A blob and the hosts that may have it.
+/// The request for a blob, and the hosts that may have the blob.
 #[derive(Clone)]
 pub(crate) struct BlobRequest {
     pub(crate) candidates: Candidates,
@@ -29,7 +30,7 @@ pub(crate) struct OpenedBlob {
     /// The host that responded.
     pub(crate) session: Session,
     pub(crate) body: Option<Incoming>,
-    /// Number of bytes to discard, when the upstream began before the offset.
+    /// Number of bytes to discard, because the upstream's response began before the offset.
     pub(crate) skip: u64,
     pub(crate) size: Option<u64>,
 }
@@ -71,8 +72,8 @@ impl BlobRequest {
         .await
     }
 
-    /// Requests all bytes from `offset` on. `known` is the size in an earlier response. `last` is
-    /// the host that has just failed.
+    /// Requests all bytes from `offset` on. `known` is the size that an earlier response stated.
+    /// `last` is the host that has just failed.
     pub(crate) async fn open(
         &self,
         policy: RetryPolicy,
@@ -81,8 +82,8 @@ impl BlobRequest {
         known: Option<u64>,
     ) -> Result<OpenedBlob, Error> {
         let operation = Operation::get(RequestKind::Blob);
-        // Penalties: a digest mismatch counts more than a broken connection, which counts more than
-        // empty bodies.
+        // Hosts with a penalty are asked later: a digest mismatch counts more than a broken
+        // connection, which counts more than empty bodies.
         let penalty = |host: &RegistryHost| {
             let failed = last.is_some_and(|last| std::ptr::eq(last, host));
             let mismatched = host.mismatches.contains(&self.digest);
@@ -153,8 +154,8 @@ impl BlobRequest {
     }
 }
 
-/// Whether a 416 refuses only the open end of the range, as some registries do. A 416 with a size
-/// below the offset is a real refusal.
+/// Whether a 416 refuses only the open end of the range, as some registries do. If the 416 states a
+/// size below the offset, it refuses the offset.
 fn is_refused_part(response: &UpstreamResponse, offset: u64) -> bool {
     let response = &response.http;
     let ends_before = matches!(
@@ -169,7 +170,7 @@ fn content_range(headers: &HeaderMap) -> Option<ContentRange> {
     ContentRange::parse(text)
 }
 
-/// Checks that all responses state the same size, from every host of the upstream.
+/// Checks that the responses of all hosts of the upstream state the same size.
 fn agree(session: &Session, stated: Option<u64>, known: Option<u64>) -> Result<Option<u64>, Error> {
     match (stated, known) {
         (Some(stated), Some(known)) if stated != known => Err(session.protocol(format!(
@@ -183,7 +184,7 @@ fn length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// The size of a blob, by HEAD.
+/// Requests the size of a blob, by HEAD.
 pub(crate) async fn size(
     candidates: Candidates,
     repository: &Repository,
@@ -204,7 +205,8 @@ pub(crate) async fn size(
                     session.budget.succeeded();
                     Ok(length(response.http.headers()))
                 }
-                // Signed URLs of object stores are often valid for GET only.
+                // The size stays unknown, because signed URLs of object stores are often valid only
+                // for GET.
                 400..500 if response.is_cross_origin => Ok(None),
                 405 => Ok(None),
                 _ => Err(refusal(&session, &response)),

@@ -1,4 +1,5 @@
-//! The stream of a blob's bytes. It resumes an interrupted response, within the retry budget.
+//! The stream of a blob's bytes from an upstream. If a response is interrupted, the stream resumes
+//! it, within the retry budget.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,24 +21,24 @@ use crate::upstream::host::{RegistryHost, TimeLimits};
 use crate::upstream::retry::{RetryPolicy, next_wait};
 use crate::upstream::session::Session;
 
-/// Retries without progress before the stream fails. With the header timeout of 4 s, they last as
-/// long as the restart of an upstream.
+/// Number of retries of a blob without progress before the stream fails. With the header timeout of
+/// 4 s, the retries last as long as the restart of an upstream.
 const RESUME_POLICY: RetryPolicy = RetryPolicy {
     attempts: 6,
     max_rate_limit_wait: Duration::from_secs(30),
     max_down_wait: Duration::from_secs(10),
 };
 
-/// Minimum progress per stall timeout in bytes, whatever the minimum rate. Otherwise a trickle of
-/// bytes could hold its download slot for ever.
+/// Minimum progress of a blob per stall timeout in bytes, even if no minimum rate is configured.
+/// Otherwise a blob of which a few bytes arrive now and then could hold its download slot for ever.
 const MIN_PROGRESS: usize = 16 << 10;
 
-/// Divisor of the stall timeout for connections without bytes. After this shorter time, the stream
-/// tries another connection while a retry is left, and ends a connection that has sent no bytes.
-/// The reason: clients have no time limit of their own for a body.
+/// Divisor of the stall timeout for connections that send no bytes. After this shorter time, the
+/// stream tries another connection if a retry is left, and ends a connection that has sent no
+/// bytes. The reason: clients have no time limit of their own for a body.
 const SILENCE_DIVISOR: u32 = 3;
 
-/// Number of received bytes that add one retry to the budget of the upstream.
+/// Number of received bytes after which the retry budget of the upstream grows by one retry.
 const BYTES_PER_RETRY: usize = 256 << 10;
 
 /// Minimum number of bytes within the stall timeout.
@@ -85,15 +86,15 @@ pub(crate) async fn open(
     })
 }
 
-/// The hosts that sent a blob.
+/// The hosts that sent bytes of a blob.
 pub struct BlobSources {
     hosts: Vec<Arc<RegistryHost>>,
     digest: Digest,
 }
 
 impl BlobSources {
-    /// Reports that the blob has another digest. The next fetch asks other hosts first, if there
-    /// are any.
+    /// Reports that the received blob has another digest. The next fetch of the blob asks other
+    /// hosts first, if there are any.
     pub fn report_mismatch(&self) {
         for host in &self.hosts {
             host.mismatches.insert(self.digest);
@@ -105,8 +106,8 @@ type Resuming = Pin<Box<dyn Future<Output = Result<OpenedBlob, Error>> + Send>>;
 
 enum State {
     Reading(Incoming),
-    /// Stored here and not on the stack of `next`, so that `next` is cancel safe. The lock is never
-    /// taken: it only makes the stream `Sync`.
+    /// This future is stored here and not on the stack of `next`, so that `next` is cancel safe.
+    /// The lock is never taken: it only makes the stream `Sync`.
     Resuming(Mutex<Resuming>),
     Ended,
 }
@@ -115,9 +116,9 @@ enum State {
 /// fetch.
 pub struct BlobStream {
     blob: BlobRequest,
-    /// The host that sends now.
+    /// The host that currently sends the bytes.
     session: Session,
-    /// The hosts that sent bytes, each once.
+    /// All hosts that sent bytes, each host once.
     sources: Vec<Arc<RegistryHost>>,
     size: Option<u64>,
     start: u64,
@@ -127,7 +128,7 @@ pub struct BlobStream {
     state: State,
     /// Bytes that the bandwidth limit delays.
     delayed: Option<(Bytes, Instant)>,
-    /// Waiting time and received bytes since the last progress.
+    /// Waiting time, and bytes received in it, since the last progress.
     waited: Duration,
     recent_bytes: usize,
     /// The start of the current wait. The next call of `next` continues it.
@@ -135,21 +136,21 @@ pub struct BlobStream {
     failures: u32,
     /// Number of consecutive stalls.
     stalls: usize,
-    /// Bytes since the last failure.
+    /// Number of bytes since the last failure.
     advanced: usize,
     uncredited: usize,
     _in_flight: FetchInFlight,
 }
 
 impl BlobStream {
-    /// Size of the whole blob in bytes, whatever the offset; `None` when the upstream does not
-    /// state it.
+    /// Size of the whole blob in bytes, whatever the offset. `None` if the upstream does not state
+    /// the size.
     pub fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// The requested offset of the first byte. When the upstream cannot begin there, earlier bytes
-    /// are discarded.
+    /// The requested offset of the first byte. If the upstream cannot begin at this offset, the
+    /// stream discards the earlier bytes.
     pub fn offset(&self) -> u64 {
         self.start
     }
@@ -167,8 +168,8 @@ impl BlobStream {
         }
     }
 
-    /// The next bytes, never empty; `None` at the end and after an error. The bytes are not
-    /// verified against the digest. Their number equals [`size`](Self::size) when it is known.
+    /// Returns the next bytes, never empty. `None` at the end and after an error. The bytes are not
+    /// verified against the digest. If [`size`](Self::size) is known, their number equals it.
     /// Cancel safe.
     pub async fn next(&mut self) -> Option<Result<Bytes, Error>> {
         loop {
@@ -271,7 +272,7 @@ impl BlobStream {
         self.session.transport(why)
     }
 
-    /// Handles a body without bytes, or one slower than the minimum rate.
+    /// Handles a body that sends no bytes, or that is slower than the minimum rate.
     fn stalled(&mut self) -> Result<(), Error> {
         self.stalls += 1;
         let limits = &self.session.shared.limits;
@@ -284,8 +285,8 @@ impl BlobStream {
                 limits.minimum_rate
             ),
         };
-        // A new connection or another host may be faster. After as many stalls as hosts, the stream
-        // fails.
+        // A new connection or another host may be faster. When there were more stalls than hosts,
+        // the stream fails.
         if self.stalls > self.blob.candidates.count() {
             return Err(self.broken(&why));
         }
@@ -300,7 +301,7 @@ impl BlobStream {
         };
         tracing::debug!(upstream = %session.name, at = self.position, %error, "resuming a blob");
         session.metrics.resumes.inc();
-        // An interruption after progress is harmless: resume at once.
+        // An interruption after progress is harmless, so this resumes at once.
         let wait = (self.failures > 0).then_some(wait);
         self.failures += 1;
         self.advanced = 0;

@@ -8,7 +8,7 @@ use pierhead_oci::{Algorithm, Digest, MediaType};
 use crate::error::Error;
 use crate::upstream::session::Session;
 
-/// Maximum length of a stored `ETag` in bytes.
+/// Maximum length in bytes of an `ETag` that is stored with a document.
 const MAX_ETAG: usize = 256;
 
 /// The validators of the caller's copy of a document, for a conditional request (RFC 9110, section
@@ -40,7 +40,7 @@ pub enum DocumentResponse {
 }
 
 impl DocumentResponse {
-    /// `NotModified` when the document equals the caller's copy.
+    /// Returns `NotModified` if the document equals the caller's copy, otherwise the document.
     pub(crate) fn unless(self, known: &Validators) -> Self {
         match self {
             Self::Document { digest, .. } if known.digest == Some(digest) => Self::NotModified,
@@ -48,7 +48,7 @@ impl DocumentResponse {
         }
     }
 
-    /// A document that pierhead merged from several responses.
+    /// Creates the response for a document that pierhead merged from several responses.
     pub(crate) fn of(
         session: &Session,
         bytes: Bytes,
@@ -67,7 +67,7 @@ impl DocumentResponse {
     }
 }
 
-/// The `ETag`, unless it is longer than [`MAX_ETAG`].
+/// Returns the `ETag` of a response, unless it is longer than [`MAX_ETAG`].
 pub(crate) fn etag(headers: &HeaderMap) -> Option<String> {
     let text = headers.get(ETAG)?.to_str().ok()?;
     (text.len() <= MAX_ETAG).then(|| text.to_owned())

@@ -16,7 +16,7 @@ use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
 
-/// The media types in `Accept`: every type that a client may accept, since pierhead serves the
+/// The media types in `Accept`: every type that a client may accept, because pierhead serves the
 /// upstream's manifest unchanged.
 const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json, \
@@ -34,7 +34,7 @@ pub(crate) async fn manifest(
     known: &Validators,
 ) -> Result<DocumentResponse, Error> {
     let (kind, policy) = (RequestKind::Manifest, RetryPolicy::DOCUMENT);
-    // Docker Hub does not count a HEAD as a pull.
+    // A HEAD is sent first, because Docker Hub does not count a HEAD as a pull.
     if let Some(digest) = &known.digest {
         let is_same = try_hosts(
             candidates,
@@ -86,8 +86,8 @@ async fn ask(
     .await
 }
 
-/// Whether HEAD shows that the caller's copy is current. `false` when the digest differs or is
-/// missing.
+/// Sends a HEAD and returns whether the caller's copy is current. `false` if the digest differs or
+/// is missing.
 async fn head(
     session: &Session,
     kind: RequestKind,
@@ -100,7 +100,7 @@ async fn head(
             session.budget.succeeded();
             Ok(claimed_digest(response.http.headers()) == Some(*known))
         }
-        // A GET would have the same result.
+        // A GET would have the same result, so none is sent.
         401 | 403 | 404 | 429 | 500.. => Err(refusal(session, &response)),
         // The upstream does not support HEAD.
         _ => Ok(false),
@@ -113,7 +113,7 @@ pub(crate) async fn get(
     reference: &Reference,
     known: &Validators,
 ) -> Result<DocumentResponse, Error> {
-    // A request is conditional on an `ETag` only.
+    // The request is conditional only if the caller's copy has an `ETag`.
     let response = ask(
         session,
         kind,
@@ -153,7 +153,8 @@ pub(crate) async fn get(
     })
 }
 
-/// Verifies the requested digest, else the digest in the header, else computes SHA-256.
+/// Verifies the bytes against the requested digest, else against the digest in the header. If there
+/// is neither, computes SHA-256.
 fn verify(
     session: &Session,
     bytes: &Bytes,
@@ -175,7 +176,7 @@ fn verify(
     if let Some(digest) = asked.or(claimed) {
         return Ok(digest);
     }
-    // Without a digest to verify, this may be the login page of a captive portal.
+    // Without a digest to verify, the document may be the login page of a captive portal.
     if !is_json_object(bytes) {
         return Err(session.protocol("its manifest is not a JSON object"));
     }
@@ -196,7 +197,7 @@ pub(crate) fn claimed_digest(headers: &HeaderMap) -> Option<Digest> {
         .ok()
 }
 
-/// The media type in the document, for upstreams that send no `Content-Type`.
+/// Returns the media type in the document, for upstreams that send no `Content-Type`.
 fn stated_type(bytes: &[u8]) -> Option<MediaType> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

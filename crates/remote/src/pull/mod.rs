@@ -1,4 +1,5 @@
-//! The read operations: manifests, blobs, tags, referrers, access checks and probes.
+//! The read operations of the registry client: manifests, blobs, tags, referrers, access checks and
+//! probes.
 
 pub(crate) mod access;
 pub(crate) mod blob;

@@ -1,4 +1,5 @@
-//! Reads all pages of a list, with a maximum of bytes, pages and time.
+//! Reads all pages of a tag list or referrers list from an upstream, up to a maximum of bytes,
+//! pages and time.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -18,13 +19,14 @@ use crate::pull::document::{Validators, etag};
 use crate::upstream::retry::{RetryPolicy, retrying};
 use crate::upstream::session::Session;
 
-/// Maximum number of pages of one list. It bounds lists with one tag per page.
+/// Maximum number of pages of one tag or referrers list. It limits lists with one entry per page.
 const MAX_PAGES: usize = 10_000;
 
 /// A complete list.
 pub(crate) enum Pages {
     NotModified,
-    /// `etag` is present only for a single page, since it does not cover further pages.
+    /// The pages of the list. `etag` is present only if there is a single page, because it does not
+    /// cover further pages.
     All {
         pages: Vec<Bytes>,
         reservation: DocumentReservation,
@@ -34,11 +36,12 @@ pub(crate) enum Pages {
     },
 }
 
-/// Time limit of a list, which holds a large part of the memory for documents.
+/// Time limit for fetching one tag or referrers list, because it holds a large part of the memory
+/// for documents.
 const MAX_LIST_TIME: Duration = Duration::from_secs(60);
 
-/// Reads the list that begins at `path`. `limits` are the accepted media type and the maximum bytes
-/// of all pages.
+/// Reads the list that begins at `path`. `limits` is the accepted media type, and the maximum bytes
+/// of all pages together.
 pub(crate) async fn pages(
     session: &Session,
     kind: RequestKind,

@@ -30,18 +30,20 @@ pub struct HostProbe {
 /// The response to `GET /v2/`.
 #[derive(Clone, Debug)]
 pub struct ProbeResponse {
-    /// The status code, after authentication if the host demanded it.
+    /// The status code, after authentication if the host demanded authentication.
     pub status: u16,
-    /// Whether the host demanded authentication. A registry may demand it only for its
+    /// Whether the host demanded authentication for `/v2/`. A registry may demand it only for its
     /// repositories.
     pub demands_authentication: bool,
     /// The `Date` header.
     pub date: Option<SystemTime>,
 }
 
-/// Probes all hosts in parallel, even with an open circuit. The results change no circuit.
+/// Probes all hosts in parallel, even those whose circuit breaker is open. The results change no
+/// circuit breaker.
 pub(crate) async fn all(candidates: &Candidates) -> Vec<HostProbe> {
-    // The right to pull one repository is the smallest right that a token server grants.
+    // The probe requests the right to pull one repository, which is the smallest right that a token
+    // server grants.
     let Ok(repository) = "library/hello-world".parse::<Repository>() else {
         return Vec::new();
     };

@@ -1,4 +1,5 @@
-//! Fetches all pages of a referrers list as one index, with the tag schema as the fallback.
+//! Fetches all pages of a referrers list as one index. For registries without the referrers API,
+//! uses the referrers tag.
 
 use bytes::Bytes;
 use pierhead_oci::{Digest, Manifest, MediaType, Reference, Registry, Repository, Target};
@@ -14,14 +15,14 @@ use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
 use crate::upstream::retry::{RetryPolicy, retrying};
 use crate::upstream::session::Session;
 
-/// Maximum number of bytes of all pages together, the same as for a manifest. The parsed form takes
-/// ten times as much memory.
+/// Maximum number of bytes of all pages of a referrers list together, the same as for a manifest.
+/// The parsed form uses ten times as much memory.
 const MAX_REFERRERS_BYTES: usize = Manifest::MAX_SIZE;
 
 const EMPTY_INDEX: &[u8] =
     br#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#;
 
-/// All referrers of a digest as one index, which may be empty.
+/// Fetches all referrers of a digest as one index, which may be empty.
 pub(crate) async fn referrers(
     candidates: &Candidates,
     registry: &Registry,
@@ -38,7 +39,8 @@ pub(crate) async fn referrers(
         |session| async move { referrers_at(&session, registry, repository, digest, known).await },
     );
     match found.await {
-        // An empty index only when no host has referrers: a mirror may lack those of the registry.
+        // An empty index is returned only if no host has referrers, because a mirror may lack the
+        // referrers of the registry.
         Err(Error::NotFound { .. }) => {
             let none = DocumentResponse::of(
                 &candidates.first()?,
@@ -52,7 +54,7 @@ pub(crate) async fn referrers(
     }
 }
 
-/// `NotFound` when neither the API nor the tag has referrers.
+/// Fetches the referrers from one host. `NotFound` if neither the API nor the tag has referrers.
 async fn referrers_at(
     session: &Session,
     registry: &Registry,
@@ -110,7 +112,7 @@ async fn referrers_at(
             if let DocumentResponse::Document { bytes, .. } = &fetched
                 && !is_index(bytes)
             {
-                // An image with a tag of this form is not a list of referrers.
+                // An image that has a tag of this form by chance is not a list of referrers.
                 return Err(Error::NotFound {
                     upstream: session.name.to_string(),
                 });
@@ -135,8 +137,8 @@ fn is_index(bytes: &[u8]) -> bool {
         .is_ok_and(|index| index.config.is_none() && index.layers.is_none())
 }
 
-/// The referrers tag for upstreams without the API: `<alg>-<hex>`, each part truncated as specified
-/// (Distribution v1.1, "Referrers Tag Schema").
+/// Returns the referrers tag for upstreams without the API: `<alg>-<hex>`, each part truncated as
+/// the specification says (Distribution v1.1, "Referrers Tag Schema").
 fn fallback_tag(digest: &Digest) -> String {
     let mut tag = format!("{}-{}", digest.algorithm().as_str(), digest.hex());
     tag.truncate(digest.algorithm().as_str().len().min(32) + 1 + 64);

@@ -19,14 +19,14 @@ use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
 
-/// Maximum number of bytes of all pages of a tag list.
+/// Maximum number of bytes of all pages of a tag list together.
 const MAX_TAGS_BYTES: usize = 16 << 20;
 
-/// Maximum number of tags of one list, which are sorted in memory.
+/// Maximum number of tags of one tag list, which is sorted in memory.
 const MAX_TAGS: usize = 1 << 20;
 
-/// A tag that borrows from its page if possible. The attribute is needed, since serde never borrows
-/// a bare `Cow` in a list.
+/// A tag that borrows its text from its page if possible. The attribute is needed, because serde
+/// never borrows a bare `Cow` in a list.
 #[derive(Serialize, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(transparent)]
 struct TagText<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -40,13 +40,13 @@ struct Tags<'a> {
     tags: Option<Vec<TagText<'a>>>,
 }
 
-/// All tags, sorted by their bytes, each once.
+/// Fetches all tags, sorted by their bytes, each tag once.
 pub(crate) async fn tags(
     candidates: &Candidates,
     repository: &Repository,
     known: &Validators,
 ) -> Result<DocumentResponse, Error> {
-    // Each page is retried by itself.
+    // Each page is retried by itself, so the whole list is not retried.
     let (operation, policy) = (Operation::get(RequestKind::Tags), RetryPolicy::ONCE);
     try_hosts(
         candidates,
@@ -58,7 +58,7 @@ pub(crate) async fn tags(
     .await
 }
 
-/// Sends a GET, since few registries accept a HEAD for a list. Does not read the body.
+/// Sends a GET, because few registries accept a HEAD for a list. Does not read the body.
 pub(crate) async fn may_list(
     candidates: &Candidates,
     repository: &Repository,
@@ -86,7 +86,7 @@ pub(crate) async fn may_list(
             if response.http.status() != StatusCode::OK {
                 return Err(refusal(&session, &response));
             }
-            // A login page grants no access.
+            // An HTML login page grants no access, so the content type is checked.
             let kind = response.http.headers().get(CONTENT_TYPE);
             if kind.is_some_and(|kind| kind.to_str().is_ok_and(|text| text.contains("text/html"))) {
                 return Err(session.protocol("its tag list is invalid"));
@@ -107,7 +107,7 @@ async fn tags_at(
     repository: &Repository,
     known: &Validators,
 ) -> Result<DocumentResponse, Error> {
-    // Without `n`, some registries send pages of 50 tags.
+    // Without the parameter `n`, some registries send pages of 50 tags.
     let path = format!("/v2/{repository}/tags/list?n=1000");
     let (pages, reservation, etag) = match pages(
         session,

@@ -1,4 +1,4 @@
-//! Finds the upstream for a registry name: a configured one, or any registry on the public
+//! Finds the upstream for a registry name: a configured upstream, or any registry on the public
 //! Internet.
 
 use std::collections::HashMap;
@@ -35,8 +35,8 @@ use crate::upstream::retry::RetryBudget;
 /// The API of Docker Hub.
 const DOCKER_HUB_URL: &str = "https://registry-1.docker.io";
 
-/// The URL of a registry that the configuration does not name: `https://` and its name, except for
-/// Docker Hub.
+/// Returns the URL of a registry that the configuration does not name: `https://` and its name,
+/// except for Docker Hub.
 pub fn default_url(name: &Registry) -> String {
     if name.is_docker_hub() {
         DOCKER_HUB_URL.to_owned()
@@ -52,7 +52,7 @@ pub(crate) struct Upstreams {
     /// The connections of all unconfigured registries, which may reach the same addresses.
     public: HttpPool,
     /// The connections of Docker Hub. They have a resolver of their own, so that names that clients
-    /// invent never delay its lookups.
+    /// invent never delay lookups of Docker Hub.
     hub: HttpPool,
     credentials: HashMap<Registry, Credentials>,
     metrics: Metrics,
@@ -66,7 +66,8 @@ struct ConnectorFactory<'a> {
 }
 
 impl Upstreams {
-    /// Takes the health of addresses over from `old`, the directory that this one replaces.
+    /// Creates the directory of a configuration. The health of addresses is taken from `old`, the
+    /// directory that this one replaces.
     pub(crate) fn new(
         config: Config,
         metrics: &Metrics,
@@ -149,15 +150,15 @@ impl Upstreams {
         })
     }
 
-    /// The health of an address in this configuration.
+    /// Returns the health of an address in this configuration.
     fn health(&self, name: &Registry, base: &str) -> Option<Arc<Health>> {
         let mut hosts = self.configured.get(name)?.iter();
         let host = hosts.find(|host| host.base == base)?;
         Some(Arc::clone(&host.health))
     }
 
-    /// The hint for a name with a port, when an `[upstreams]` table has the same name without a
-    /// port.
+    /// Returns the hint for a name with a port, if an `[upstreams]` table has the same name without
+    /// a port.
     fn port_hint(&self, name: &Registry) -> Option<String> {
         name.port()?;
         let without: Registry = name.host().parse().ok()?;
@@ -166,7 +167,7 @@ impl Upstreams {
             .then(|| format!("there is a table `{without}`: leave the port out"))
     }
 
-    /// The hosts of a registry, in the order of preference.
+    /// Returns the hosts of a registry, in the order of preference.
     pub(crate) fn hosts(&self, name: &Registry) -> Result<RegistryHosts, Error> {
         if let Some(hosts) = self.configured.get(name) {
             return Ok(Arc::clone(hosts));
@@ -177,7 +178,8 @@ impl Upstreams {
         } else {
             "other"
         };
-        // A refused name leaves no state. Each connection is checked again.
+        // A refused name leaves no state in memory. For an allowed name, each connection is checked
+        // again.
         let what = match base.parse() {
             Ok(url) => TargetPolicy::default().check(&url).err(),
             Err(_) => Some("its name is not valid in a URL".to_owned()),
@@ -193,7 +195,7 @@ impl Upstreams {
         Ok(self.unconfigured.get_with_by_ref(name, make))
     }
 
-    /// The only host of a registry that the configuration does not name.
+    /// Creates the only host of a registry that the configuration does not name.
     fn unconfigured_host(
         &self,
         name: &Registry,
@@ -232,7 +234,7 @@ fn address_of(base: &str) -> &str {
     base.split_once("://").map_or(base, |(_, rest)| rest)
 }
 
-/// The base URL of a configured address, and the policy for its targets.
+/// Returns the base URL of a configured address, and the policy for the targets of its requests.
 fn base_of(
     name: &Registry,
     upstream: &Upstream,
@@ -272,7 +274,7 @@ fn proxy(config: &Config) -> Result<Option<Arc<Matcher>>, Error> {
     else {
         return Ok(None);
     };
-    // The address may contain a password, so that the message does not repeat it.
+    // The message does not repeat the address, because the address may contain a password.
     let wrong = || Error::Config {
         what: "the HTTPS proxy is not http://[user:password@]host:port".to_owned(),
     };
@@ -331,7 +333,7 @@ impl ConnectorFactory<'_> {
     }
 }
 
-/// Maximum number of unconfigured registries with cached state, some KiB each.
+/// Maximum number of unconfigured registries with cached state. The state of each takes some KiB.
 const MAX_UNCONFIGURED: u64 = 256;
 
 /// The hosts of unconfigured registries. The least recently used registry is evicted first.

@@ -1,5 +1,5 @@
 //! Sends one request to the hosts of an upstream in turn: to the first healthy host, to the next
-//! host when it fails, and to both when the first one is silent.
+//! host if that fails, and to both if the first host does not respond in time.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -19,12 +19,13 @@ use crate::upstream::host::{RegistryHost, RegistryHosts};
 use crate::upstream::retry::{RetryPolicy, next_wait};
 use crate::upstream::session::Session;
 
-/// After this time without a response, the next host is asked in parallel. Three hosts are asked
-/// within two seconds, which leaves time for the maximum of five seconds to respond to a client.
+/// Time without a response after which the next host is asked in parallel. With it, three hosts are
+/// asked within two seconds, so that pierhead can respond to a client within its maximum of five
+/// seconds.
 const HEDGE_DELAY: Duration = Duration::from_secs(1);
 
 /// The hosts of one upstream in the order of preference (never empty), and the identity of the
-/// requests.
+/// requests to them.
 #[derive(Clone)]
 pub(crate) struct Candidates {
     hosts: RegistryHosts,
@@ -39,8 +40,8 @@ impl Candidates {
         }
     }
 
-    /// A session with each host that this identity may ask. The credentials of a client never go to
-    /// a mirror.
+    /// Returns a session with each host that this identity may ask. The credentials of a client
+    /// never go to a mirror.
     pub(crate) fn sessions(&self) -> impl Iterator<Item = Session> {
         let hosts = self.hosts.iter();
         let hosts = hosts.filter(|host| self.client_identity.is_none() || !host.is_mirror);
@@ -57,7 +58,7 @@ impl Candidates {
         all
     }
 
-    /// The host that errors and metrics name when no host was asked.
+    /// Returns the host that errors and metrics name if no host was asked.
     pub(crate) fn first(&self) -> Result<Session, Error> {
         let first = self.sessions().next();
         first.ok_or_else(|| Error::Config {
@@ -81,7 +82,7 @@ impl Candidates {
             .all(|session| session.mismatches.contains(digest))
     }
 
-    /// All sessions whatever their health, each with a request whose result must be reported.
+    /// Returns all sessions whatever their health. The result of each request must be reported.
     pub(crate) fn admit_always(&self) -> impl Iterator<Item = (Session, TrackedRequest)> {
         self.sessions().map(|session| {
             let tracked = session.health.admit_always();
@@ -95,10 +96,10 @@ pub(crate) fn no_penalty(_: &RegistryHost) -> u8 {
     0
 }
 
-/// Runs `attempt` at the hosts until one succeeds, all fail permanently, or the policy or the retry
-/// budget ends. `image` is for the log. `penalty` moves a host behind the others. Cancel safe when
-/// `attempt` is. A 404, 401 or 403 of one host is not final while another host may have the
-/// resource: see [`HostFailures::most_informative`].
+/// Runs `attempt` at the hosts until it succeeds at one of them, all hosts fail permanently, or the
+/// policy or the retry budget ends. `image` is for the log. A host with a higher `penalty` is asked
+/// later. Cancel safe if `attempt` is. A 404, 401 or 403 of one host is not final while another
+/// host may have the resource: see [`HostFailures::most_informative`].
 pub(crate) async fn try_hosts<T, F>(
     candidates: &Candidates,
     (operation, image): (Operation, &(impl Display + Sync)),
@@ -111,8 +112,8 @@ where
 {
     let first = candidates.first()?;
     let order = candidates.ordered(penalty);
-    // Upstreams limit the rate per account: a limit on one client says nothing about other
-    // accounts.
+    // Upstreams limit the rate per account, so a limit on one client's account says nothing about
+    // other accounts.
     let operation = candidates.client_identity.is_none().then_some(operation);
     let mut failures = 0;
     let mut previous: Option<Error> = None;
@@ -124,7 +125,8 @@ where
         let Some((session, error)) = round.most_informative() else {
             return Err(first.transport("no request was sent to any of its addresses"));
         };
-        // The failure that opened a circuit is more informative than the open circuit.
+        // The failure that opened a circuit breaker is more informative than the error that the
+        // breaker is open.
         if let (Error::Down { .. }, Some(previous)) = (&error, &previous) {
             return Err(previous.clone());
         }
@@ -182,7 +184,8 @@ where
                 return Ok(value);
             }
             Some((index, Err(error))) => {
-                // An open circuit is logged elsewhere, and a mirror may lack an image.
+                // These errors are not logged here: an open circuit breaker is logged elsewhere,
+                // and a mirror may lack an image.
                 if error.fault() == Fault::Upstream && !matches!(error, Error::RateLimited { .. }) {
                     failed = Some((index, error.to_string()));
                 }
@@ -194,7 +197,7 @@ where
     }
 }
 
-/// The hosts to which the request was not sent yet.
+/// The hosts that have not got the request yet.
 struct HostQueue<'a> {
     order: &'a [Session],
     next: usize,
@@ -203,8 +206,8 @@ struct HostQueue<'a> {
 }
 
 impl HostQueue<'_> {
-    /// The next healthy host. When all circuits are open: the next host whose shorter ejection as
-    /// the only host is over.
+    /// Returns the next healthy host. If all circuit breakers are open, returns the next host that
+    /// would be allowed again if it were the only host.
     fn next(&mut self, failures: &mut HostFailures) -> Option<(usize, TrackedRequest)> {
         while let Some(session) = self.order.get(self.next) {
             let index = self.next;
@@ -245,9 +248,9 @@ impl HostQueue<'_> {
 struct HostFailures(Vec<(Session, Error)>);
 
 impl HostFailures {
-    /// The error that represents all failures. A 404 or refusal of the registry itself outweighs
-    /// every failure of a mirror. Any failure of the registry outweighs the 404 of a mirror, since
-    /// the registry may have the resource.
+    /// Returns the error that represents all failures. A 404 or refusal of the registry itself
+    /// outweighs every failure of a mirror. Any failure of the registry outweighs the 404 of a
+    /// mirror, because the registry may have the resource.
     fn most_informative(self) -> Option<(Session, Error)> {
         let weight = |(session, error): &(Session, Error)| match (error, error.fault()) {
             (_, Fault::Request) if !session.is_mirror => 7,
@@ -258,7 +261,8 @@ impl HostFailures {
             (_, Fault::Request) => 2,
             _ => 1,
         };
-        // The last of equal weights counts: the registry itself comes after its mirrors.
+        // Among failures of equal weight, the last one counts, because the registry itself comes
+        // after its mirrors.
         self.0.into_iter().max_by_key(weight)
     }
 }

@@ -1,4 +1,5 @@
-//! The circuit breaker of one host. It learns from the results of regular requests.
+//! The circuit breaker of one upstream host. It learns from the results of regular requests whether
+//! the host works.
 //!
 //! ```text
 //! closed --MAX_FAILURES in a row--> open --ejection over, or all are open--> half-open (one request)
@@ -15,27 +16,31 @@ use tokio::time::Instant;
 use crate::error::Error;
 use crate::metrics::{BreakerGauge, BreakerState, Operation};
 
-/// Number of consecutive failures, over all kinds of requests, that open the circuit. One operation
-/// makes at most four attempts, so that at least two operations have to fail.
+/// Number of consecutive failures of all kinds of requests that open the circuit breaker of an
+/// upstream. One operation makes at most four attempts, so at least two operations have to fail.
 const MAX_FAILURES: u32 = 5;
 
-/// The first ejection time. It doubles with each failed probe.
+/// First time for which an open circuit breaker blocks requests. The time doubles with each failed
+/// probe.
 const MIN_EJECTION: Duration = Duration::from_secs(1);
 
-/// Maximum ejection time while another host can be asked.
+/// Maximum time for which an open circuit breaker blocks requests while another host can be asked.
 const MAX_EJECTION: Duration = Duration::from_secs(30);
 
-/// Maximum ejection time, and maximum wait for a rate limit, when no other host can be asked.
+/// Maximum time for which an open circuit breaker or a rate limit blocks requests if no other host
+/// can be asked.
 const MAX_EJECTION_OF_ONLY_HOST: Duration = Duration::from_secs(5);
 
-/// Number of consecutive empty bodies that move a host behind the others, for [`MAX_EJECTION`].
+/// Number of consecutive empty bodies after which a host is asked after all other hosts, for
+/// [`MAX_EJECTION`].
 const MAX_EMPTY_BODIES: u32 = 2;
 
-/// A cancelled request without a response counts as a failure after this time.
+/// If a request has no response after this time and is then cancelled, it counts as a failure of
+/// the host.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Maximum wait for a `Retry-After` while another host can be asked. Some upstreams demand hours
-/// and accept requests earlier.
+/// Maximum wait for a `Retry-After` of a host while another host can be asked. Some upstreams
+/// demand hours and accept requests earlier.
 const MAX_RATE_LIMIT: Duration = Duration::from_secs(60);
 
 /// The wait after a 429 without `Retry-After`, while another host can be asked.
@@ -43,7 +48,7 @@ const DEFAULT_RATE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The health of one host.
 pub(crate) struct Health {
-    /// The registry, for the log. `address` is the address of this host.
+    /// The name of the registry, for the log. `address` is the address of this host.
     upstream: String,
     address: String,
     gauge: BreakerGauge,
@@ -53,13 +58,14 @@ pub(crate) struct Health {
 #[derive(Default)]
 struct State {
     failures_in_row: u32,
-    /// The open circuit; `None`: closed.
+    /// The state of the open circuit breaker. `None`: the circuit breaker is closed.
     open: Option<OpenCircuit>,
     /// The rate limit of the host for each operation. Docker Hub limits GETs of manifests, but
     /// neither their HEADs nor blobs.
     rate_limits: [Option<RateLimit>; Operation::COUNT],
     /// Number of consecutive bodies that failed before their first byte, and the time of the last
-    /// one. Such a host responds to every request, so that its circuit stays closed.
+    /// of them. A host that sends empty bodies responds to every request, so its circuit breaker
+    /// stays closed.
     empty_bodies: u32,
     empty_body_at: Option<Instant>,
 }
@@ -68,24 +74,24 @@ struct State {
 struct RateLimit {
     since: Instant,
     until: Instant,
-    /// Whether the host stated the time.
+    /// Whether the host stated the time in `Retry-After`.
     is_stated: bool,
 }
 
 struct OpenCircuit {
     since: Instant,
     failed_at: Instant,
-    /// The wait after the last failure.
+    /// The time for which requests are blocked after the last failure.
     ejection: Duration,
     is_probing: bool,
     reason: String,
 }
 
-/// The decision of [`Health::admit`].
+/// The decision of [`Health::admit`] about one request.
 pub(crate) enum BreakerDecision {
     /// Send the request and report its result.
     Send(TrackedRequest),
-    /// The circuit is open: send no request.
+    /// The circuit breaker is open, so no request may be sent.
     Open(Error),
     /// The host limits the rate of this operation.
     RateLimited(Error),
@@ -107,9 +113,9 @@ impl Health {
         &self.address
     }
 
-    /// Whether a request may be sent now. `operation` selects the rate limit. It is `None` under
-    /// the identity of a client, which the upstream limits separately. `is_only_host`: no other
-    /// host can be asked.
+    /// Decides whether a request may be sent now. `operation` selects the rate limit; it is `None`
+    /// under the identity of a client, because the upstream limits each client separately.
+    /// `is_only_host` means that no other host can be asked.
     pub(crate) fn admit(
         self: &Arc<Self>,
         operation: impl Into<Option<Operation>>,
@@ -167,7 +173,7 @@ impl Health {
         }
     }
 
-    /// Records a 429: the host gets no request for this operation until the time is over.
+    /// Records a 429: the host gets no request for this operation until the wait is over.
     fn rate_limited(&self, operation: Operation, retry_after: Option<Duration>) {
         let wait = retry_after
             .unwrap_or(DEFAULT_RATE_LIMIT)
@@ -203,8 +209,8 @@ impl Health {
         let failures = state.failures_in_row;
         match &mut state.open {
             Some(open) => {
-                // Failures of requests that were in flight when the circuit opened, or bypass it,
-                // do not count.
+                // These failures do not count: the requests were in flight when the circuit breaker
+                // opened, or they bypass it.
                 if is_probe && open.is_probing {
                     open.ejection = jittered((open.ejection * 2).min(MAX_EJECTION));
                     (open.failed_at, open.is_probing) = (now, false);
@@ -235,7 +241,7 @@ impl Health {
         }
     }
 
-    /// Records a probe without a result: the next request may be the probe.
+    /// Records that a probe ended without a result, so the next request may be the probe.
     fn undecided(&self) {
         if let Some(open) = &mut self.state.lock().open {
             open.is_probing = false;
@@ -243,7 +249,7 @@ impl Health {
         }
     }
 
-    /// Records the end of a body, and whether it had a useful number of bytes.
+    /// Records the end of a body, and whether the body had a useful number of bytes.
     pub(crate) fn body_ended(&self, is_useful: bool) {
         let mut state = self.state.lock();
         match is_useful {
@@ -284,8 +290,8 @@ pub(crate) struct TrackedRequest {
 }
 
 impl TrackedRequest {
-    /// Reports the result. Any response, even a refusal, shows that the host works. `operation`: as
-    /// for [`Health::admit`].
+    /// Reports the result of the request. Any response, even a refusal, shows that the host works.
+    /// `operation` is the same as for [`Health::admit`].
     pub(crate) fn ended<T>(
         mut self,
         operation: impl Into<Option<Operation>>,
@@ -305,7 +311,7 @@ impl TrackedRequest {
             Err(error @ Error::Status { status, .. }) if *status >= 500 || *status == 408 => {
                 self.health.failed(&error.to_string(), self.is_probe);
             }
-            // The SSRF guard ended the request, which says nothing about the host.
+            // The SSRF guard refused the request, which says nothing about the health of the host.
             Err(
                 Error::Forbidden { .. }
                 | Error::NoSuchHost { .. }
@@ -363,7 +369,7 @@ mod tests {
     }
 
     fn is_open(health: &Arc<Health>, is_only_host: bool) -> bool {
-        // Dropping a request at once reports no result.
+        // A request that is dropped at once reports no result.
         !matches!(health.admit(BLOB, is_only_host), BreakerDecision::Send(_))
     }
 
@@ -429,7 +435,7 @@ mod tests {
         tokio::time::advance(MIN_EJECTION * 4).await;
         assert!(is_open(&health, false), "one probe at a time");
         probe.ended(BLOB, &down());
-        // The ejection would be longer if the other two failures had counted.
+        // If the other two failures had counted, the circuit breaker would block requests longer.
         tokio::time::advance(MIN_EJECTION * 13 / 4).await;
         assert!(!is_open(&health, false));
     }

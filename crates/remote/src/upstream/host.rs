@@ -34,21 +34,21 @@ pub(crate) struct TimeLimits {
 pub(crate) struct SharedState {
     pub(crate) limits: TimeLimits,
     pub(crate) tokens: Tokens,
-    /// Tokens of clients, in a cache of their own: a large number of clients must not evict the
-    /// tokens of the configured credentials.
+    /// The tokens of clients. They have a cache of their own, so that a large number of clients
+    /// cannot evict the tokens of the configured credentials.
     pub(crate) pass_through_tokens: Tokens,
     pub(crate) helper_folders: Vec<PathBuf>,
     pub(crate) documents: DocumentMemory,
     pub(crate) bandwidth: Arc<Bandwidth>,
 }
 
-/// All hosts of one registry, in the order of preference; never empty.
+/// All hosts of one registry, in the order of preference. The list is never empty.
 pub(crate) type RegistryHosts = Arc<[Arc<RegistryHost>]>;
 
 /// One host that serves a registry: the registry itself or a mirror.
 pub(crate) struct RegistryHost {
     pub(crate) name: Registry,
-    /// Scheme, host, port and path prefix, without a slash at the end.
+    /// The base URL: scheme, host, port and path prefix, without a slash at the end.
     pub(crate) base: String,
     pub(crate) http: HttpPool,
     pub(crate) credentials: Option<Credentials>,
@@ -60,14 +60,14 @@ pub(crate) struct RegistryHost {
     /// Whether another party runs this host: it receives no credentials of a client, and its 404 is
     /// not final.
     pub(crate) is_mirror: bool,
-    /// Error text that replaces the reason of a refusal, for a missing name and for an internal
-    /// one.
+    /// Error text that replaces the reason of a refusal, so that a missing name and an internal
+    /// name get the same text.
     pub(crate) refusal: Option<String>,
     pub(crate) shared: Arc<SharedState>,
 }
 
 impl RegistryHost {
-    /// The URL of a path that begins with `/v2/`.
+    /// Returns the URL of a path that begins with `/v2/`.
     pub(crate) fn url(&self, path: &str) -> Result<Uri, Error> {
         let text = format!("{}{path}", self.base);
         text.parse()

@@ -1,5 +1,5 @@
-//! Limits that survive a reload: they apply to the streams of the old and the new configuration
-//! together.
+//! Limits of the registry client (document memory, bandwidth, lookups) that survive a reload. They
+//! apply to the streams of the old and the new configuration together.
 
 use std::sync::Arc;
 

@@ -1,16 +1,16 @@
-//! Remembers the digests for which a host sent wrong bytes. For 60 s, that host is asked last for
-//! these blobs.
+//! Remembers the digests for which an upstream host sent wrong bytes. For 60 s, pierhead asks that
+//! host last for these blobs.
 
 use std::time::Duration;
 
 use moka::sync::Cache;
 use pierhead_oci::Digest;
 
-/// How long a mismatch is remembered: longer than the retry delay of clients, and short enough that
-/// a repaired mirror is soon used again.
+/// How long a digest mismatch of a host is remembered: longer than the retry delay of clients, and
+/// short enough that a repaired mirror is soon used again.
 const MISMATCH_TTL: Duration = Duration::from_secs(60);
 
-/// Maximum number of digests per host, some 100 bytes each.
+/// Maximum number of digest mismatches per host that are remembered, some 100 bytes each.
 const MAX_MISMATCHES: u64 = 256;
 
 /// Recent digest mismatches of one host. They are hints only: a lost entry costs one more attempt.

@@ -1,5 +1,5 @@
-//! Retries of requests: backoff with jitter, and a budget that bounds the retries to a failing
-//! upstream.
+//! Retries of requests to upstreams: backoff with jitter, and a budget that limits the number of
+//! retries to a failing upstream.
 
 use std::future::Future;
 use std::time::Duration;
@@ -19,10 +19,10 @@ const REFILL_PER_SECOND: f64 = 0.5;
 /// Retries that a success adds: one retry per five successes, so at most 20 % more load.
 const REFILL_PER_SUCCESS: f64 = 0.2;
 
-/// Maximum wait before the first retry. It doubles with each failure.
+/// Maximum wait before the first retry of an upstream request. The wait doubles with each failure.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Maximum wait before a retry.
+/// Maximum wait before any retry of an upstream request.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 /// The token bucket of retries for one host. A metric counts the retries that it grants.
@@ -37,7 +37,7 @@ struct Bucket {
 }
 
 impl RetryBudget {
-    /// A full budget.
+    /// Creates a full budget.
     pub(crate) fn new(retries: Counter) -> Self {
         let bucket = Bucket {
             tokens: CAPACITY,
@@ -49,7 +49,7 @@ impl RetryBudget {
         }
     }
 
-    /// Takes one retry from the budget; `false` when it is empty.
+    /// Takes one retry from the budget. `false` if the budget is empty.
     fn withdraw(&self) -> bool {
         let mut bucket = self.bucket.lock();
         let now = Instant::now();
@@ -69,7 +69,7 @@ impl RetryBudget {
         self.deposit(REFILL_PER_SUCCESS);
     }
 
-    /// Adds one retry for the progress of a body.
+    /// Adds one retry to the budget, because a body made progress.
     pub(crate) fn progressed(&self) {
         self.deposit(1.0);
     }
@@ -80,8 +80,8 @@ impl RetryBudget {
     }
 }
 
-/// The wait before retry `n` (from 0): a random time between half and all of an exponentially
-/// growing time. The jitter spreads the retries of requests that failed together.
+/// Returns the wait before retry `n` (from 0): a random time between half and all of an
+/// exponentially growing time. The jitter spreads the retries of requests that failed together.
 pub(crate) fn backoff(n: u32) -> Duration {
     let longest = INITIAL_BACKOFF
         .saturating_mul(1 << n.min(16))
@@ -94,28 +94,28 @@ pub(crate) fn backoff(n: u32) -> Duration {
 pub(crate) struct RetryPolicy {
     /// Maximum number of attempts, including the first.
     pub(crate) attempts: u32,
-    /// Maximum `Retry-After` of a 429. A longer one ends the request.
+    /// Maximum `Retry-After` of a 429 for which the request waits. A longer one ends the request.
     pub(crate) max_rate_limit_wait: Duration,
     /// Maximum time until an open circuit allows a request. A longer time ends the request.
     pub(crate) max_down_wait: Duration,
 }
 
 impl RetryPolicy {
-    /// For documents: a client waits for the response, and may get a stale copy instead.
+    /// The policy for documents: a client waits for the response, and may get a stale copy instead.
     pub(crate) const DOCUMENT: Self = Self {
         attempts: 3,
         max_rate_limit_wait: Duration::ZERO,
         max_down_wait: Duration::ZERO,
     };
 
-    /// Every host once, for callers with their own retries.
+    /// The policy for callers that retry by themselves: every host gets the request once.
     pub(crate) const ONCE: Self = Self {
         attempts: 1,
         max_rate_limit_wait: Duration::ZERO,
         max_down_wait: Duration::ZERO,
     };
 
-    /// For a blob before its first byte.
+    /// The policy for a blob before its first byte.
     pub(crate) const BLOB: Self = Self {
         attempts: 4,
         max_rate_limit_wait: Duration::from_secs(2),
@@ -123,7 +123,8 @@ impl RetryPolicy {
     };
 }
 
-/// Whether the same request may succeed soon. A protocol violation is permanent.
+/// Whether the same request may succeed soon. A protocol violation is permanent, so it is not
+/// retried.
 fn is_transient(error: &Error) -> bool {
     match error {
         Error::Transport { .. } => true,
@@ -132,8 +133,8 @@ fn is_transient(error: &Error) -> bool {
     }
 }
 
-/// The wait before another attempt after `error`, the `n`th failure (from 0); `None`: no further
-/// attempt. Takes the retry from the budget.
+/// Returns the wait before another attempt after `error`, which is failure number `n` (from 0).
+/// `None`: no further attempt. Takes the retry from the budget.
 pub(crate) fn next_wait(
     error: &Error,
     n: u32,
@@ -158,7 +159,7 @@ pub(crate) fn next_wait(
 }
 
 /// Runs `attempt` at one host until it succeeds, fails permanently, or the policy or the budget
-/// ends.
+/// allows no further attempt.
 pub(crate) async fn retrying<T, F>(
     budget: &RetryBudget,
     policy: RetryPolicy,
@@ -265,7 +266,7 @@ mod tests {
             Err(Error::Status { status, .. }) => status,
             other => panic!("{other:?}"),
         };
-        // 501 is a permanent failure.
+        // A 501 is a permanent failure, so there is one attempt.
         assert_eq!((attempts, status), (1, 501));
     }
 }

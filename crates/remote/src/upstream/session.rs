@@ -12,7 +12,8 @@ use crate::upstream::host::RegistryHost;
 #[derive(Clone)]
 pub(crate) struct Session {
     pub(crate) host: Arc<RegistryHost>,
-    /// `None`: the configured credentials.
+    /// The client for which the requests are sent. `None`: the requests use the configured
+    /// credentials.
     pub(crate) client_identity: Option<Arc<ClientIdentity>>,
 }
 
@@ -25,7 +26,7 @@ impl Deref for Session {
 }
 
 impl Session {
-    /// The credentials of this session's identity.
+    /// Returns the configured credentials that this session may use.
     pub(crate) fn credentials(&self) -> Option<&Credentials> {
         match &self.client_identity {
             Some(identity) => identity.credentials.as_ref(),
@@ -33,7 +34,7 @@ impl Session {
         }
     }
 
-    /// The cache with the tokens of this identity.
+    /// Returns the cache with the tokens of this identity.
     pub(crate) fn tokens(&self) -> &Tokens {
         match self.client_identity {
             Some(_) => &self.shared.pass_through_tokens,

@@ -4,7 +4,7 @@ use pierhead_testkit::registry::{Auth, Role, TokenAuth};
 
 use super::*;
 
-/// Number of requests to the token server.
+/// Returns the number of requests to the token server.
 fn token_requests(pair: &Pair) -> usize {
     pair.upstream.count(|request| request.role == Role::Tokens)
 }
@@ -90,7 +90,7 @@ async fn unusual_but_valid_token_responses_are_accepted() {
     pair.manifest().await.expect("a manifest");
 }
 
-/// The token server issues expired tokens only: the client must not fetch tokens in a loop.
+/// The token server issues only expired tokens. The client must not fetch tokens in a loop.
 #[tokio::test]
 async fn a_token_that_is_issued_expired_ends_in_a_refusal() {
     let auth = TokenAuth {

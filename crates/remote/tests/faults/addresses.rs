@@ -39,8 +39,8 @@ impl TwoAddresses {
         change(&mut upstream, &mirror, &registry);
         let config = Config {
             upstreams: [(name(), upstream)].into(),
-            // Longer than the test timeout: when one address is silent, only the next one
-            // can respond in time.
+            // The timeout is longer than the timeout of the test. If one address does not respond,
+            // only the next address can respond in time.
             header_timeout: Duration::from_secs(60),
             upstream_timeout: Duration::from_millis(700),
             ..Config::default()
@@ -206,7 +206,8 @@ async fn an_unreachable_or_unknown_address_is_skipped() {
     }
 }
 
-/// The registry may have what the mirror lacks. A resource that no address has is `NotFound`.
+/// The registry may have a resource that the mirror lacks. A resource that no address has is
+/// `NotFound`.
 #[tokio::test]
 async fn a_404_is_final_only_when_every_address_sends_it() {
     let setup = TwoAddresses::start().await;
@@ -220,7 +221,7 @@ async fn a_404_is_final_only_when_every_address_sends_it() {
         matches!(fetched, Err(Error::NotFound { .. })),
         "{fetched:?}"
     );
-    // The registry is down, so that the 404 of the mirror is not final.
+    // The registry is down, so the 404 of the mirror is not final.
     setup.registry.stop().await;
     let fetched = setup.manifest().await;
     assert!(fetched.is_err_and(|error| error.is_retryable()));
@@ -269,7 +270,7 @@ async fn an_interrupted_blob_resumes_at_the_next_address() {
     }
 }
 
-/// After two empty bodies, the address is asked last.
+/// After two empty bodies from an address, that address is asked last.
 #[tokio::test]
 async fn an_address_with_empty_bodies_is_asked_last() {
     let setup = TwoAddresses::start().await;
@@ -313,7 +314,7 @@ async fn an_address_with_a_digest_mismatch_is_asked_last() {
     assert!(setup.mirror.count(|it| it.path.contains("/manifests/")) > 0);
 }
 
-/// The next address lacks the blob, so that it resumes at the first address.
+/// The next address lacks the blob, so the blob resumes at the first address.
 #[tokio::test]
 async fn an_interrupted_blob_resumes_at_the_only_address_that_has_it() {
     let setup = TwoAddresses::start().await;
@@ -325,8 +326,8 @@ async fn an_interrupted_blob_resumes_at_the_only_address_that_has_it() {
     assert_eq!(setup.mirror.gets_of(&setup.layer()), 3);
 }
 
-/// Both addresses are asked when the first one is silent. The response of the first one is accepted
-/// as well.
+/// Both addresses are asked if the first one does not respond in time. A late response of the first
+/// address is accepted, too.
 #[tokio::test]
 async fn a_late_response_of_the_first_address_is_accepted() {
     let setup = TwoAddresses::start().await;
@@ -401,7 +402,8 @@ async fn requests_fail_fast_while_all_circuits_are_open() {
     assert!(!setup.client.is_failing(&name()));
 }
 
-/// After a 429 for manifests, no manifest is requested, but blobs are.
+/// After a 429 for manifests, the client requests no manifest from that address, but it requests
+/// blobs.
 #[tokio::test]
 async fn a_rate_limit_applies_to_its_operation_only() {
     let pair = Pair::start().await;

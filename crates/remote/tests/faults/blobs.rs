@@ -45,7 +45,7 @@ async fn an_interrupted_blob_resumes_at_its_position() {
         );
     }
     let pair = Pair::start().await;
-    // A reset discards received bytes in the kernel, so that the resume position varies.
+    // A reset discards received bytes in the kernel, so the offset of the resumption varies.
     pair.upstream
         .inject(Fault::ResetBody(70_000).on_blobs().times(1));
     pair.assert_pull_in(2).await;
@@ -82,7 +82,7 @@ async fn a_blob_without_progress_fails() {
     .await;
 }
 
-/// A stalled blob fails after one retry, since its clients have no time limit of their own.
+/// A stalled blob fails after one retry, because clients have no time limit of their own.
 #[tokio::test]
 async fn a_stalled_blob_is_retried_once() {
     for hang in [0, 100] {
@@ -103,7 +103,8 @@ async fn a_silent_connection_is_replaced_early_while_a_retry_is_left() {
     pair.assert_pull_in(2).await;
 }
 
-/// A trickle of bytes counts as a stall: otherwise it could hold its download slot for ever.
+/// If only a few bytes arrive now and then, that counts as a stall. Otherwise the blob could hold
+/// its download slot for ever.
 #[tokio::test]
 async fn a_trickle_of_bytes_is_a_stall() {
     let drip = |config: &mut Config, _: &mut Upstream| {
@@ -150,7 +151,7 @@ async fn a_body_shorter_than_its_content_length_is_an_error() {
 /// A resumed range must not land at the wrong offset, however the upstream treats a `Range`.
 #[tokio::test]
 async fn the_offset_of_a_resumed_range_is_verified() {
-    // A range of the right length, one byte off.
+    // The range has the right length, but is one byte off.
     let shifted = "bytes 69999-299998/300000".to_owned();
     for (fault, passes) in [
         (Fault::Header("content-range", shifted), false),
@@ -221,7 +222,7 @@ async fn a_missing_blob_is_requested_once() {
     assert_eq!(pair.upstream.gets_of(&pair.layer()), 1);
 }
 
-/// Checks the maximum rate only, so that a slow machine does not fail the test.
+/// The test checks only the maximum rate, so that a slow machine does not fail it.
 #[tokio::test]
 async fn the_bandwidth_of_all_fetches_is_limited() {
     let pair = Pair::with(FakeRegistry::builder(), |config, _| {
@@ -231,7 +232,7 @@ async fn the_bandwidth_of_all_fetches_is_limited() {
     let began = std::time::Instant::now();
     let pull = async || pair.pull(0).await.1.expect("the layer");
     tokio::join!(pull(), pull(), pull());
-    // 0.9 s at this rate, of which up to a third may arrive as a burst.
+    // The blob takes 0.9 s at this rate, of which up to a third may arrive as a burst.
     assert!(
         began.elapsed() > Duration::from_millis(600),
         "{:?}",

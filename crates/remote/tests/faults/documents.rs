@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// The bytes, type, digest and ETag of a fetched document.
+/// Returns the bytes, type, digest and ETag of a fetched document.
 fn document(fetched: Result<DocumentResponse, Error>) -> (Vec<u8>, String, Digest, Option<String>) {
     match fetched {
         Ok(DocumentResponse::Document {
@@ -155,7 +155,7 @@ async fn an_endless_body_ends_at_the_size_limit() {
     pair.upstream.inject(Fault::Pad(1 << 40).on_manifests());
     pair.upstream.inject(Fault::Chunked.on_manifests());
     assert!(pair.manifest().await.is_err());
-    // Bytes in socket buffers are added to the limit.
+    // The bytes in socket buffers are sent in addition to the limit.
     assert!(
         pair.upstream
             .requests()
@@ -250,7 +250,7 @@ async fn the_tags_of_all_pages_are_returned() {
     pair.upstream.clear_requests();
     pair.upstream
         .inject(Fault::Header("link", again).on("*/tags/list"));
-    // The pages form a loop: the request must end, with an error or with the tags.
+    // The pages form a loop. The request must end, with an error or with the tags.
     let _ = tags().await;
     assert!(pair.upstream.requests().len() < 1000);
 }

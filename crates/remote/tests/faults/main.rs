@@ -22,11 +22,11 @@ use pierhead_testkit::registry::{Builder, FakeRegistry, Fault};
 const REPOSITORY: &str = "library/thing";
 const SIZE: usize = 300_000;
 
-/// Time limit of one operation. A slower operation hangs.
+/// Time limit of one operation. An operation that takes longer counts as hanging.
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A registry with one image of one layer of [`SIZE`] bytes, and a client that calls it
-/// `up.example`.
+/// A fake registry with one image of one layer of [`SIZE`] bytes, and a client that knows the
+/// registry as `up.example`.
 struct Pair {
     upstream: FakeRegistry,
     client: Client,
@@ -50,7 +50,7 @@ impl Pair {
         };
         let mut entry = Upstream {
             url: upstream.url(),
-            // The token server and the CDN are other ports.
+            // The token server and the CDN have other ports.
             trusted_hosts: vec!["http://127.0.0.1".to_owned()],
             ..Upstream::default()
         };
@@ -128,7 +128,7 @@ async fn within_timeout<T>(operation: impl Future<Output = T>) -> T {
         .expect("a result within the test timeout")
 }
 
-/// Runs `test` for all faults in parallel, since most of them wait for time limits.
+/// Runs `test` for all faults in parallel, because most tests wait for time limits.
 async fn for_each_fault<const N: usize>(faults: [Fault; N], test: impl AsyncFn(Fault)) {
     futures_util::future::join_all(faults.map(|fault| test(fault))).await;
 }
@@ -141,7 +141,7 @@ fn repository() -> Repository {
     REPOSITORY.parse().expect("a repository")
 }
 
-/// `:tag` or `@digest` of the repository.
+/// Returns a reference in the repository. `target` is `:tag` or `@digest`.
 fn reference(target: &str) -> Reference {
     format!("up.example/{REPOSITORY}{target}")
         .parse()

@@ -8,15 +8,16 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 
-/// A proxy that accepts `CONNECT`, connects every tunnel to one address, and records the request
-/// heads.
+/// A fake HTTPS proxy that accepts `CONNECT`, connects every tunnel to one address, and records the
+/// request heads.
 struct Proxy {
     url: String,
     heads: Arc<Mutex<Vec<String>>>,
 }
 
 impl Proxy {
-    /// `response` is the status line and the headers. The tunnel opens when the status is 200.
+    /// Starts the proxy. `response` is the status line and the headers. The tunnel opens if the
+    /// status is 200.
     async fn start(target: std::net::SocketAddr, response: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!(
@@ -95,7 +96,7 @@ async fn https_goes_through_the_proxy_with_its_password() {
         heads[0].starts_with("CONNECT registry.invalid:8443 HTTP/1.1\r\n"),
         "{heads:?}"
     );
-    // "ann:s3cret" in base64.
+    // The header is "ann:s3cret" in base64.
     assert!(heads[0].contains("Basic YW5uOnMzY3JldA=="), "{heads:?}");
 }
 
@@ -227,7 +228,7 @@ impl pierhead_remote::Resolve for FakeResolver {
     }
 }
 
-/// A listener that shows whether a client connected.
+/// A listener that records whether a client connected.
 async fn canary() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").await.expect("a port")
 }
@@ -237,8 +238,8 @@ fn is_untouched(canary: &TcpListener) -> bool {
     canary.accept().now_or_never().is_none()
 }
 
-/// DNS rebinding: the address of the connection counts, not an earlier or additional address of the
-/// name.
+/// DNS rebinding: the check applies to the address of the connection, not to an earlier or
+/// additional address of the name.
 #[tokio::test]
 async fn a_name_that_changes_to_an_internal_address_is_refused() {
     let canary = canary().await;

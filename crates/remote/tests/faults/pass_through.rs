@@ -39,7 +39,7 @@ async fn the_upstream_decides_for_each_client_separately() {
     let pair = private().await;
     let (layer, tag) = (pair.layer(), reference(":latest").target);
     let wrong = ClientCredentials::basic("bob", "guess");
-    // The valid credentials of pierhead must not be used.
+    // Even though the configured credentials of pierhead are valid, they must not be used.
     pair.manifest().await.expect("a manifest");
     for resource in [Resource::Manifest(&tag), Resource::Blob(&layer)] {
         for (who, expected) in [
@@ -177,7 +177,7 @@ async fn the_rate_limit_of_one_client_does_not_limit_others() {
     fetch(&bob()).await.expect("bob has a rate of his own");
 }
 
-/// The rate limit of the configured credentials says nothing about clients.
+/// A rate limit on the configured credentials says nothing about clients.
 #[tokio::test]
 async fn the_rate_limit_of_pierhead_does_not_limit_clients() {
     let pair = private().await;
@@ -194,7 +194,7 @@ async fn the_rate_limit_of_pierhead_does_not_limit_clients() {
     fetched.expect("bob has a rate of his own");
 }
 
-/// The paths of the CDN, and of no other server.
+/// Requests with these paths go to the CDN, and to no other server.
 const CDN: &str = "/blobs/*";
 
 async fn redirected() -> Pair {
@@ -230,7 +230,7 @@ async fn a_refusal_of_another_origin_grants_no_access() {
             AccessDecision::Granted
         );
     }
-    // The other origin refuses HEAD, and its GET returns an HTML page.
+    // The other origin refuses HEAD, and its response to GET is an HTML page.
     pair.upstream
         .inject(Fault::Status(405).on(CDN).method("HEAD"));
     pair.upstream.inject(Fault::IgnoreRange.on(CDN));

@@ -68,7 +68,8 @@ async fn each_result_of_a_lookup_has_a_series_before_its_first_event() {
     }
 }
 
-/// A 429 for a manifest is returned at once, so that the proxy can serve a stale copy.
+/// A 429 for a manifest is returned at once, so that the proxy can serve a stale copy of the
+/// manifest.
 #[tokio::test]
 async fn a_429_for_a_manifest_returns_at_once_and_a_429_for_a_blob_waits() {
     let pair = Pair::start().await;
@@ -91,7 +92,7 @@ async fn a_429_for_a_manifest_returns_at_once_and_a_429_for_a_blob_waits() {
     assert_eq!(injected.hits(), 1);
 }
 
-/// `next` is cancelled many times, also during a resume. No byte is lost or repeated.
+/// The caller cancels `next` many times, also during a resume. No byte is lost or repeated.
 #[tokio::test]
 async fn cancelling_next_loses_no_bytes() {
     // With a bandwidth limit, `next` also waits for its reservation.
@@ -107,7 +108,7 @@ async fn cancelling_next_loses_no_bytes() {
     let mut received = Vec::new();
     let pulled = within_timeout(async {
         loop {
-            // Polled once, then dropped.
+            // The future is polled once, then dropped.
             let step = tokio::select! {
                 biased;
                 step = stream.next() => step,
@@ -210,7 +211,8 @@ async fn a_helper_runs_again_when_its_credentials_are_refused() {
     let builder = FakeRegistry::builder().with(|settings| settings.auth = auth);
     let pair = Pair::with(builder, |config, _| {
         config.helper_folders = vec![folder.path().to_owned()];
-        // As from a Docker `config.json`, and not from the upstream's own configuration.
+        // The helper comes from a Docker `config.json`, and not from the upstream's own
+        // configuration.
         let helper = Credentials::Helper("test".to_owned());
         config.credentials.insert(name(), helper);
     })
