@@ -1,4 +1,5 @@
-//! Opens the fast tier: maps its file, checks the kind of the medium, and opens the log in it.
+//! Opens the fast tier of the cache: maps the file of the tier, checks the kind of the medium, and
+//! opens the log in the file.
 
 use std::fmt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The command line: commands, flags and their help.
+//! The command line of `pierhead`: all commands, with their flags and help texts.
 
 mod admin_url;
 pub(crate) mod cache;

@@ -1,4 +1,4 @@
-//! The defaults of all keys.
+//! The default values of all configuration keys.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -132,9 +132,9 @@ fn load_with(
 }
 
 /// Parses the configuration that a running pierhead prints ([`show()`](super::show())). `text` is
-/// untrusted, since any process may have the port. So an upstream gets the credentials of `file`
-/// only if `text` and `file` describe the upstream equally. Also returns the upstreams that stay
-/// without credentials.
+/// untrusted, since any process may listen on the admin port. So an upstream gets the credentials
+/// of `file` only if `text` and `file` describe the upstream equally. Also returns the upstreams
+/// that stay without credentials.
 pub(crate) fn load_shown(
     text: &str,
     file: &Config,

@@ -1,4 +1,4 @@
-//! The size of the cache: bytes, or a share of the file system.
+//! The type of `cache.size`: bytes, or a share of the file system.
 
 use std::fmt;
 use std::str::FromStr;

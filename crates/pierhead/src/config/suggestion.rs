@@ -1,4 +1,4 @@
-//! "Did you mean …?": finds the known name that is closest to a misspelt one.
+//! "Did you mean …?": finds the known name that is closest to a misspelt name.
 
 /// The known key or name that is closest to `path`: an abbreviation, a similar spelling, or the same name in another
 /// table.

@@ -1,4 +1,4 @@
-//! Errors of the data folder: gives each its exit code and its fix.
+//! Errors of the data folder: gives each error an exit code and a message with the fix.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;

@@ -1,4 +1,5 @@
-//! Makes the values of a profile, and of a memory budget, the defaults of keys.
+//! Applies a profile and a memory budget to the configuration: the values of both become the
+//! defaults of keys.
 
 use pierhead_bundle_server::{RECENT_MEMORY, WORKER_MEMORY};
 use pierhead_host::cgroup::Version;
