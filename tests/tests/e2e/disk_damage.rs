@@ -39,8 +39,8 @@ fn a_flipped_bit_is_detected_and_the_blob_is_refetched() -> Result<()> {
         if restart {
             pierhead.restart()?;
         }
-        // When the damage is found after the response head, the first response is aborted. It never
-        // ends as complete.
+        // If pierhead finds the damage after it has sent the response head, it aborts this
+        // response. The response never ends as complete.
         let first = get(pierhead.address(), &path)?;
         if first.status == 200 && first.end == End::Clean {
             assert_eq!(first.body, bytes, "the corrupt byte at {at} was served");
@@ -58,7 +58,7 @@ fn a_flipped_bit_is_detected_and_the_blob_is_refetched() -> Result<()> {
     Ok(())
 }
 
-/// Anything but a regular file in place of a blob is removed, and the blob is fetched again.
+/// pierhead removes anything but a regular file in place of a blob, and fetches the blob again.
 #[test]
 fn a_blob_path_without_a_regular_file_is_refetched() -> Result<()> {
     let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
@@ -94,7 +94,7 @@ fn a_blob_path_without_a_regular_file_is_refetched() -> Result<()> {
     Ok(())
 }
 
-/// A damaged database is rebuilt from the files.
+/// pierhead rebuilds a damaged database from the files on disk.
 #[test]
 fn a_damaged_database_is_rebuilt() -> Result<()> {
     let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
@@ -164,7 +164,7 @@ fn a_data_folder_in_use_is_refused() -> Result<()> {
         "{output}"
     );
     assert_eq!(get(first.address(), "/v2/")?.status, 200);
-    // A crash releases the lock.
+    // The lock of the first daemon is released when the daemon crashes.
     first.kill()?;
     Pierhead::start(Options::new().data(folder.path())).map(drop)
 }
@@ -209,8 +209,8 @@ impl Drop for Tmpfs {
     }
 }
 
-/// Another program fills the disk during a pull. The pull succeeds, and blobs are stored again once
-/// there is space.
+/// Another program fills the disk during a pull. The pull succeeds. pierhead stores blobs again
+/// once the disk has free space.
 #[test]
 fn a_pull_succeeds_when_the_disk_fills_up() -> Result<()> {
     if or_skip(tool::root()).is_none() {
@@ -255,7 +255,8 @@ fn a_pull_succeeds_when_the_disk_fills_up() -> Result<()> {
         assert_eq!(response.body, bytes);
         Ok(filler)
     })?;
-    // While the disk is full, cached blobs are served, and others pass through.
+    // While the disk is full, pierhead serves cached blobs from disk, and streams other blobs
+    // without storing them.
     assert_eq!(
         get(
             pierhead.address(),
@@ -270,7 +271,7 @@ fn a_pull_succeeds_when_the_disk_fills_up() -> Result<()> {
     assert!(!pierhead.blob(&digest.to_string()).exists());
 
     fs::remove_file(filler)?;
-    // The other blob is streamed without being stored for a while.
+    // pierhead streams the next blob for a while without storing it.
     let later = random_bytes(10, 8 << 20);
     let digest = hub.put_blob("library/app", later.clone());
     let path = format!("/v2/library/app/blobs/{digest}");
@@ -280,7 +281,8 @@ fn a_pull_succeeds_when_the_disk_fills_up() -> Result<()> {
 }
 
 pub(crate) fn flip(file: &Path, at: u64) -> Result<()> {
-    // The file of a blob is read-only. Corruption ignores modes.
+    // Makes the read-only file of the blob writable, because the test simulates corruption of the
+    // disk.
     let mut permissions = fs::metadata(file)?.permissions();
     #[allow(clippy::permissions_set_readonly_false, reason = "a temporary file")]
     permissions.set_readonly(false);

@@ -21,8 +21,8 @@ use tempfile::TempDir;
 
 use crate::requests::{ask, get};
 
-/// Starts a hub with the images of the tests, and a pierhead that trusts its authority. `keys` are
-/// additional keys of the upstream's table.
+/// Starts a fake Docker Hub with the test images, and a pierhead that trusts its CA. `keys` are
+/// additional keys in the upstream's section of the configuration.
 fn hub(builder: Builder, keys: &str) -> Result<(Background, Pierhead, TempDir)> {
     let images = images()?;
     let hub = builder.tls().start_in_background();
@@ -53,7 +53,8 @@ fn pull_twice(client: &dyn Client, hub: &Background) -> Result<()> {
             assert_eq!(client.pull(&image.name())?, expected);
             assert_eq!(client.run(&image.name(), &[])?.as_deref(), Some(GREETING));
             for blob in here.blobs() {
-                // One GET with a redirect as the response, and one GET of the CDN.
+                // Each blob takes one GET of the registry, whose response is a redirect, and one
+                // GET of the CDN.
                 assert_eq!(
                     hub.count(|it| it.method == "GET"
                         && it.path.ends_with(&blob)
@@ -113,7 +114,8 @@ fn podman_pulls_twice() -> Result<()> {
     pull_twice(&Podman::with_mirror("docker.io", pierhead.address())?, &hub)
 }
 
-/// Tokens are cached while they are valid: one per repository, not one per request.
+/// pierhead caches tokens while they are valid: it requests one token per repository, not one per
+/// request.
 #[test]
 fn tokens_are_reused() -> Result<()> {
     let (hub, pierhead, _folder) = hub(FakeRegistry::builder().token_auth(), "")?;
@@ -169,7 +171,7 @@ fn configured_credentials_are_used() -> Result<()> {
     Ok(())
 }
 
-/// After a 429 of the upstream, clients get the stale copy, or an error other than 429.
+/// After a 429 of the upstream, pierhead serves the stale copy, or an error other than 429.
 #[test]
 fn a_rate_limit_is_not_relayed() -> Result<()> {
     let limit = RateLimit {
@@ -217,7 +219,7 @@ fn a_registry_with_tls_and_basic_authentication_works() -> Result<()> {
     fs::write(path("cert.pem"), certificate)?;
     fs::write(path("key.pem"), key)?;
     fs::write(path("password"), "behind the pier\n")?;
-    // bcrypt of that password, with the lowest cost.
+    // The bcrypt hash of the password above, with the minimum cost.
     fs::write(path("htpasswd"), format!("pier:{BCRYPT}\n"))?;
     let image = images()?.small;
     let mut registry = Registry::with(
@@ -244,7 +246,7 @@ fn a_registry_with_tls_and_basic_authentication_works() -> Result<()> {
     for (blob, count) in registry.blob_gets_of(&image.here()?.blobs())? {
         assert_eq!(count, 1, "{blob}");
     }
-    // The credentials of a client are not sent to this upstream.
+    // pierhead does not send the credentials of a client to this upstream.
     let response = ask(
         pierhead.address(),
         &Request::get("/v2/library/pierhead-small/manifests/1")

@@ -34,7 +34,7 @@ pub(crate) fn doctor(words: &[&str]) -> Result<(i32, Vec<Value>)> {
     Ok((output.status.code().context("a signal")?, findings.clone()))
 }
 
-/// The findings about a subject.
+/// The findings about a subject, such as a disk or an upstream.
 fn about<'a>(findings: &'a [Value], about: &str) -> Vec<(&'a str, &'a str)> {
     findings
         .iter()
@@ -86,7 +86,7 @@ fn a_healthy_daemon_has_no_failures() -> Result<()> {
         !format!("{findings:?}").contains("hunter2"),
         "the output contains a secret"
     );
-    // The findings about the machine vary, but they must exist.
+    // The texts of the findings about the machine vary, but the findings must exist.
     ensure!(!about(&findings, "disk").is_empty() && !about(&findings, "memory").is_empty());
     let failed: Vec<_> = findings
         .iter()
@@ -105,7 +105,7 @@ fn a_healthy_daemon_has_no_failures() -> Result<()> {
     Ok(())
 }
 
-/// doctor without a daemon, and with one upstream for each kind of failure.
+/// Runs doctor without a daemon, with one upstream for each kind of failure.
 #[test]
 fn each_upstream_failure_has_its_finding() -> Result<()> {
     let locked = FakeRegistry::builder()
@@ -151,7 +151,7 @@ fn each_upstream_failure_has_its_finding() -> Result<()> {
         level == "ok" && !what.contains("needs credentials"),
         "no token: {what}"
     );
-    // One of two addresses is down: pulls work.
+    // One of the two addresses of this upstream is down, but pulls work.
     let two = about(&findings, "upstream two.lab");
     let levels: Vec<_> = two.iter().map(|(level, _)| *level).collect();
     ensure!(
@@ -224,7 +224,7 @@ fn local_faults_are_found() -> Result<()> {
     Ok(())
 }
 
-/// doctor asks dockerd for its active settings through its socket.
+/// doctor reads the active settings of dockerd through its socket.
 #[test]
 fn a_dockerd_with_unread_settings_is_found() -> Result<()> {
     if or_skip(Docker::find()).is_none() {

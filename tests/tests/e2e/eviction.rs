@@ -18,7 +18,8 @@ fn stat(pierhead: &Pierhead) -> Result<Value> {
     Ok(serde_json::from_str(&pierhead.cache(&["stat", "--json"])?)?)
 }
 
-/// The configuration selects the policy. SIGHUP changes it without losing cached blobs.
+/// The configuration selects the eviction policy. SIGHUP changes the policy, and all cached blobs
+/// stay.
 #[test]
 fn sighup_changes_the_eviction_policy() -> Result<()> {
     let options = Options::new().config("[eviction]\npolicy = \"lru\"\nadmission = \"always\"");
@@ -46,7 +47,7 @@ fn sighup_changes_the_eviction_policy() -> Result<()> {
     let info = "pierhead_cache_eviction_info{policy=\"gdsf\",admission=\"second-hit\"} 1";
     assert!(metrics.contains(info), "{metrics}");
 
-    // An unknown policy changes nothing, and the log suggests the right name.
+    // A reload with an unknown policy changes nothing, and the log suggests the right name.
     pierhead.reload("[eviction]\npolicy = \"gdfs\"")?;
     let log = |log: &str| Ok(log.contains("did you mean \"gdsf\"?").then_some(()));
     pierhead.daemon().until("the mend", log)?;
@@ -57,7 +58,8 @@ fn sighup_changes_the_eviction_policy() -> Result<()> {
     Ok(())
 }
 
-/// `pierhead-replay` reads the request log of `serve`. The log contains no client and no digest.
+/// `pierhead-replay` reads the request log of `serve`. The request log contains no client addresses
+/// and no digests.
 #[test]
 fn a_recorded_request_log_is_replayed() -> Result<()> {
     let folder = paths::scratch("trace")?;
@@ -93,7 +95,7 @@ fn a_recorded_request_log_is_replayed() -> Result<()> {
         Some(lines().count() as u64),
         "{output}\n{trace}"
     );
-    // A manifest, a config and two layers: one miss and one hit each.
+    // An image has a manifest, a config and two layers. Each has one miss and one hit.
     let fetched = lines().filter(|line| line.ends_with(" miss")).count();
     assert_eq!(fetched, image.digests().count(), "{trace}");
     let missed = row["object_miss_ratio"].as_f64().context("a ratio")?;

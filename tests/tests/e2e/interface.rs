@@ -40,7 +40,8 @@ fn on(network: &Network, interface: &str) -> Options {
         .argument("0.0.0.0:5000")
 }
 
-/// pierhead runs without capabilities. Connections to addresses of other interfaces are refused.
+/// pierhead runs without capabilities, and listens on one interface. The kernel refuses connections
+/// to addresses of other interfaces.
 #[test]
 fn only_the_addresses_of_the_interface_are_served() -> Result<()> {
     if or_skip(namespace::available()).is_none() {
@@ -56,7 +57,7 @@ fn only_the_addresses_of_the_interface_are_served() -> Result<()> {
         let url = format!("http://{address}:5000/v2/");
         assert_eq!(network.get(&url)?, status, "{url}\n{}", pierhead.log());
     }
-    // A later address of the interface is served, too.
+    // pierhead also serves an address that the interface gets later.
     network.ip("address add 203.0.113.1/24 dev p0")?;
     network.ip("address add 203.0.113.9/24 dev p1")?;
     pierhead.daemon().until("the new address", |log| {
@@ -66,7 +67,7 @@ fn only_the_addresses_of_the_interface_are_served() -> Result<()> {
     })?;
     assert_eq!(network.get("http://203.0.113.1:5000/v2/")?, Some(200));
     assert_eq!(network.get("http://203.0.113.9:5000/v2/")?, None);
-    // A removed address is not served.
+    // pierhead stops serving an address that the interface loses.
     network.ip("address del 203.0.113.1/24 dev p0")?;
     pierhead.daemon().until("the removed address", |log| {
         Ok(log
@@ -77,7 +78,7 @@ fn only_the_addresses_of_the_interface_are_served() -> Result<()> {
     Ok(())
 }
 
-/// The representors of a DPU appear late.
+/// The network interface appears after pierhead starts, as the representor interfaces of a DPU do.
 #[test]
 fn a_late_interface_is_waited_for() -> Result<()> {
     if or_skip(namespace::available()).is_none() {
@@ -103,7 +104,7 @@ fn a_late_interface_is_waited_for() -> Result<()> {
     Ok(())
 }
 
-/// pierhead listens on all addresses, one of which belongs to the management link of the card.
+/// pierhead listens on all addresses, one of which belongs to the management link of a DPU.
 #[test]
 fn listening_on_the_management_link_logs_a_warning() -> Result<()> {
     if or_skip(namespace::available()).is_none() {
@@ -119,7 +120,7 @@ fn listening_on_the_management_link_logs_a_warning() -> Result<()> {
     let warning = "includes 192.168.100.2, which is on tmfifo_net0";
     let pierhead = Pierhead::start(all)?;
     assert!(pierhead.log().contains(warning), "{}", pierhead.log());
-    // The next daemon uses the same port.
+    // Ends the daemon, because the next one uses the same port.
     drop(pierhead);
     let chosen = Pierhead::start(on(&network, "p0"))?;
     assert!(!chosen.log().contains("tmfifo_net0"), "{}", chosen.log());
@@ -136,7 +137,7 @@ fn a_missing_interface_and_one_without_address_have_an_exit_code() -> Result<()>
     network.ip("link add up0 type veth peer name up1")?;
     network.ip("link set up0 up")?;
     let folder = paths::scratch("interface")?;
-    // Each daemon waits as long as a start may take.
+    // Each daemon waits for the interface until the time limit of a start.
     let refused = |interface: &str, words: &[&str]| -> Result<()> {
         let data = folder.path().join(interface);
         let (status, output) = Pierhead::refuses(&on(&network, interface).data(&data))?;

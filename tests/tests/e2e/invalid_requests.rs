@@ -65,7 +65,7 @@ fn ranges_get_the_status_of_rfc_9110() -> Result<()> {
     let bytes = random_bytes(5, 100_000);
     let digest = hub.put_blob("library/app", bytes.clone());
     let request = || Request::get(format!("/v2/library/app/blobs/{digest}"));
-    // Cold and cached blobs get the same responses.
+    // Uncached and cached blobs must get the same responses.
     for _ in 0..2 {
         for (range, status, part) in [
             ("bytes=0-", 206, &bytes[..]),
@@ -73,7 +73,7 @@ fn ranges_get_the_status_of_rfc_9110() -> Result<()> {
             ("bytes=10-19", 206, &bytes[10..20]),
             ("bytes=10-99999999999999999999999", 206, &bytes[10..]),
             ("bytes=-1", 206, &bytes[99_999..]),
-            // An invalid or unsupported range gets the whole blob, by RFC 9110.
+            // RFC 9110: for an invalid or unsupported range, the response has the whole blob.
             ("bytes=abc", 200, &bytes[..]),
             ("lines=1-2", 200, &bytes[..]),
             ("", 200, &bytes[..]),
@@ -101,8 +101,8 @@ fn ranges_get_the_status_of_rfc_9110() -> Result<()> {
     Ok(())
 }
 
-/// Clients choose `?ns=` and the first path segment. They must not make pierhead connect to
-/// internal hosts.
+/// Clients choose the parameter `?ns=` and the first path segment. Neither may make pierhead
+/// connect to internal hosts.
 #[test]
 fn no_connection_to_internal_hosts() -> Result<()> {
     let internal = TcpListener::bind("127.0.0.1:0")?;

@@ -1,5 +1,5 @@
-//! End-to-end test with a silent name server: clients that request unresolvable registries do not
-//! delay others.
+//! End-to-end test with a name server that does not respond: clients that request unresolvable
+//! registries do not delay other clients.
 
 use std::{
     collections::HashSet,
@@ -80,7 +80,7 @@ fn a_silent_name_server_does_not_delay_cached_images() -> Result<()> {
         }
         anyhow::Ok(waiting)
     })?;
-    // As many names as there are threads for blocking work.
+    // The test waits for as many queried names as pierhead has threads for blocking work.
     server.set_read_timeout(Some(wait::TIMEOUT))?;
     let (mut names, mut buffer) = (HashSet::new(), [0; 512]);
     while names.len() < 64 {
@@ -104,7 +104,7 @@ fn a_silent_name_server_does_not_delay_cached_images() -> Result<()> {
         let mut lines = text.lines().filter(|line| line.starts_with(start));
         Ok(lines.any(|line| !line.ends_with(" 0")))
     };
-    // Each client has a limit of waiting requests, tags included.
+    // Each client may have a limited number of waiting requests, including requests for tags.
     let limit = "pierhead_proxy_limited_total{limit=\"downloads_per_client\"}";
     ensure!(metric(limit)?, "no client reached its limit");
     wait::until("lookups that time out", || {

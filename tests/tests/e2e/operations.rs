@@ -21,8 +21,8 @@ use crate::requests::{bytes_below, get, pull, start_in_front, wait_for_commit};
 
 const MIB: usize = 1 << 20;
 
-/// After SIGTERM during a download, the running response completes, new connections are refused,
-/// and the exit code is 0.
+/// After SIGTERM during a download, pierhead completes the response, refuses new connections, and
+/// exits with code 0.
 #[test]
 fn running_responses_complete_at_shutdown() -> Result<()> {
     let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
@@ -52,7 +52,7 @@ fn running_responses_complete_at_shutdown() -> Result<()> {
     Ok(())
 }
 
-/// SIGHUP adds an upstream, and a running download is not interrupted.
+/// SIGHUP adds an upstream, and does not interrupt a running download.
 #[test]
 fn sighup_reloads_the_configuration() -> Result<()> {
     let more = FakeRegistry::builder().start_in_background();
@@ -79,7 +79,7 @@ fn sighup_reloads_the_configuration() -> Result<()> {
         wait::until("the new upstream", || {
             Ok((get(address, other)?.status == 200).then_some(()))
         })?;
-        // An invalid configuration changes nothing.
+        // A reload with an invalid configuration changes nothing.
         pierhead.reload("no_such_key = 1")?;
         let log = |log: &str| Ok(log.contains("no_such_key").then_some(()));
         pierhead.daemon().until("a refusal in the log", log)?;
@@ -165,7 +165,8 @@ fn cache_commands_manage_a_running_daemon() -> Result<()> {
     Ok(())
 }
 
-/// The data folder stays within the size limit. A blob larger than the limit passes through.
+/// The data folder stays within the size limit. pierhead streams a blob larger than the limit
+/// without storing it.
 #[test]
 fn the_cache_size_is_limited() -> Result<()> {
     const BOUND: u64 = 8 << 20;
@@ -180,7 +181,8 @@ fn the_cache_size_is_limited() -> Result<()> {
         )?;
         assert_eq!((response.status, response.end), (200, End::Clean));
         assert_eq!(response.body, bytes);
-        // In this order, a file that is renamed meanwhile is counted at most once.
+        // The folders are read in this order, so that a file that pierhead moves meanwhile is
+        // counted at most once.
         let held = bytes_below(&pierhead.data().join("blobs"))?
             + bytes_below(&pierhead.data().join("staging"))?;
         assert!(held <= BOUND, "{held} bytes are stored after {size} more");
@@ -197,8 +199,8 @@ fn the_cache_size_is_limited() -> Result<()> {
     Ok(())
 }
 
-/// Without any upstream, pierhead starts, serves cached images, and responds 503 to others within
-/// the time limit.
+/// Without any upstream, pierhead starts and serves cached images. Requests for other images get a
+/// 503 within the time limit.
 #[test]
 fn cached_images_are_served_when_pierhead_starts_without_upstream() -> Result<()> {
     let (hub, mut pierhead) = start_in_front(
@@ -225,7 +227,7 @@ fn cached_images_are_served_when_pierhead_starts_without_upstream() -> Result<()
     Ok(())
 }
 
-/// An upstream accepts connections and never responds: clients get the stale copy or a 503, within
+/// An upstream accepts connections and never responds. Clients get the stale copy or a 503 within
 /// the time limit.
 #[test]
 fn a_silent_upstream_delays_no_response_beyond_the_limit() -> Result<()> {
@@ -257,7 +259,7 @@ fn a_silent_upstream_delays_no_response_beyond_the_limit() -> Result<()> {
     Ok(())
 }
 
-/// Clients select one of several registries by path and by `?ns=`.
+/// Clients select one of several registries by the path and by the parameter `?ns=`.
 #[test]
 fn several_upstreams_are_selected_by_path_and_ns() -> Result<()> {
     let (first, second) = (
@@ -292,7 +294,7 @@ fn several_upstreams_are_selected_by_path_and_ns() -> Result<()> {
     Ok(())
 }
 
-/// The admin endpoints for operators.
+/// The endpoints of the admin address, for operators.
 #[test]
 fn metrics_and_health() -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
@@ -323,7 +325,7 @@ fn metrics_and_health() -> Result<()> {
     Ok(())
 }
 
-/// A keep-alive connection serves further requests after each error.
+/// A keep-alive connection still serves requests after each error.
 #[test]
 fn a_connection_survives_error_responses() -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
@@ -342,7 +344,7 @@ fn a_connection_survives_error_responses() -> Result<()> {
             (format!("/v2/library/app/blobs/{digest}"), 200),
         ] {
             let response = connection.exchange(&Request::get(path.clone())).await?;
-            // An unknown endpoint may get either status.
+            // An invalid path may get status 400 or 404.
             let told = if response.status == 404 && status == 400 {
                 400
             } else {
@@ -354,7 +356,7 @@ fn a_connection_survives_error_responses() -> Result<()> {
     })
 }
 
-/// Resident memory of an idle daemon.
+/// The resident memory of an idle daemon stays within its limit.
 #[test]
 fn the_idle_memory_is_limited() -> Result<()> {
     let pierhead = Pierhead::start(Options::new())?;

@@ -1,5 +1,5 @@
-//! Runs the release image with the settings of the Helm charts' pods: not as root or without
-//! capabilities, and with a read-only root.
+//! Runs the release image with the settings of the Helm charts' pods: as a user other than root, or
+//! as root without capabilities, and with a read-only root file system.
 
 use std::{
     fs::{self, Permissions},
@@ -65,7 +65,8 @@ fn probed(chart: &Chart, pod: &Pod) -> Result<()> {
     Ok(())
 }
 
-/// The kernel charges the whole fast tier in memory to the container at its first start.
+/// At its first start, pierhead allocates the whole fast tier in memory, and the kernel charges
+/// this memory to the container.
 #[test]
 fn a_tier_in_memory_fits_the_memory_limit() -> Result<()> {
     if or_skip(pod::find()).is_none() {
@@ -83,7 +84,7 @@ fn a_tier_in_memory_fits_the_memory_limit() -> Result<()> {
     })
 }
 
-/// For a missing Secret, pierhead exits with code 66. It starts once the Secret exists.
+/// While a Secret is missing, pierhead exits with code 66. Once the Secret exists, pierhead starts.
 #[test]
 fn a_missing_secret_is_reported_and_used_once_it_exists() -> Result<()> {
     if or_skip(pod::find()).is_none() {
@@ -124,7 +125,7 @@ fn the_daemonset_serves_a_pull() -> Result<()> {
         let hub = FakeRegistry::builder().start_in_background();
         hub.push_layout(image.layout().folder())?;
         let upstreams = json!({"docker.io": {"addresses": hub.url()}});
-        // Works with little free space on the disk of this machine.
+        // This setting allows the test to run on a machine with little free disk space.
         let config = json!({"cache": {"min_free": "0"}});
         let values = json!({"upstreams": upstreams, "config": config});
         let chart = Chart::render("chart", &values)?;
@@ -139,7 +140,7 @@ fn the_daemonset_serves_a_pull() -> Result<()> {
             assert_eq!(client.pull(&image.name())?.root, image.root);
             assert_eq!(client.run(&image.name(), &[])?.as_deref(), Some(GREETING));
             client.empty()?;
-            // The second pull is served from the cache, since the registry is stopped.
+            // The second pull comes from the cache, because the registry is stopped.
             hub.stop();
         }
         ensure!(

@@ -1,5 +1,5 @@
-//! End-to-end pulls by every client: first from the upstream, then from the cache with an empty
-//! client and a stopped upstream.
+//! End-to-end pulls by every client: first through pierhead from the upstream, then from the cache,
+//! with the client's store emptied and the upstream stopped.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use pierhead_tests::{
 };
 
 /// Runs both pulls with one client, for an index of two platforms and for an image of more than 300
-/// MB. `start` creates the client for pierhead's address.
+/// MB. `start` creates a client that uses pierhead's address.
 fn pull_from_upstream_then_cache<C: Client>(
     found: Result<impl Sized, Missing>,
     client: impl FnOnce(SocketAddr) -> Result<C>,
@@ -111,7 +111,7 @@ fn crane_pulls_by_path() -> Result<()> {
     })
 }
 
-/// Clients copy an index with every platform unchanged.
+/// Clients that copy an index with all platforms get the index unchanged.
 #[test]
 fn all_platforms_of_an_index_are_copied() -> Result<()> {
     if or_skip(Containerd::find()).is_none() || or_skip(registry::find()).is_none() {
@@ -133,7 +133,7 @@ fn all_platforms_of_an_index_are_copied() -> Result<()> {
     Ok(())
 }
 
-/// The shared layers of two versions are downloaded from the upstream once.
+/// pierhead downloads the layers that two versions share only once.
 #[test]
 fn an_update_downloads_only_new_layers() -> Result<()> {
     if or_skip(Podman::find()).is_none() || or_skip(registry::find()).is_none() {
@@ -144,7 +144,7 @@ fn an_update_downloads_only_new_layers() -> Result<()> {
     let pierhead = Pierhead::start(Options::new().upstream("docker.io", &registry.url()))?;
     let podman = Podman::with_mirror("docker.io", pierhead.address())?;
     check(&podman, &images.small)?;
-    // The store is emptied, since podman would not request layers that it has.
+    // Empties podman's store, because podman does not request layers that it has.
     podman.empty()?;
     check(&podman, &images.update)?;
     let mut blobs = images.small.here()?.blobs();
@@ -155,7 +155,8 @@ fn an_update_downloads_only_new_layers() -> Result<()> {
     Ok(())
 }
 
-/// One client pulls by a mirror. Another client gets the same image by path from the cache.
+/// One client pulls through pierhead as a mirror. Another client gets the same image from the cache
+/// by its path.
 #[test]
 fn clients_share_what_they_pull() -> Result<()> {
     if or_skip(Containerd::find()).is_none()

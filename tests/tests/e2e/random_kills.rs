@@ -26,8 +26,8 @@ const CLIENTS: u64 = 6;
 /// Size limit of the cache in bytes: a third of the requested blobs, so that evictions are
 /// frequent.
 const BOUND: u64 = 6 << 20;
-/// Maximum time from a start to the kill: long enough for fills to end, short enough to interrupt
-/// many.
+/// Maximum time from a start to the kill: long enough that some fills end, and short enough that
+/// many are interrupted.
 const LIFE: Duration = Duration::from_millis(120);
 
 /// A requested path with its expected body.
@@ -54,7 +54,8 @@ fn killed_at_two_hundred_instants() -> Result<()> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let seed = seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
     println!("PIERHEAD_SEED={seed} repeats this");
-    // A slow upstream, so that a large blob takes a part of each daemon's lifetime.
+    // The upstream is slow, so that the download of a large blob takes a part of each daemon's
+    // lifetime.
     let hub = FakeRegistry::builder().with(|settings| settings.bandwidth = Some(60_000_000));
     let options = Options::new()
         .argument("--cache-size")
@@ -98,7 +99,7 @@ fn killed_at_two_hundred_instants() -> Result<()> {
                 runtime.spawn(client.run())
             })
             .collect();
-        // The random time of the kill, and not a wait for a state.
+        // The kill comes at a random time, not in a chosen state.
         thread::sleep(LIFE.mul_f64(random.f64()));
         over.store(true, Ordering::SeqCst);
         pierhead.kill()?;
@@ -119,7 +120,7 @@ fn killed_at_two_hundred_instants() -> Result<()> {
             .with_context(|| format!("after kill {kill}"))?;
         slowest = slowest.max(started.elapsed());
     }
-    // One more client, without kills, gets everything.
+    // At the end, a client pulls everything without kills.
     for (path, bytes) in &content.blobs {
         let answer = get_until_ok(pierhead.address(), path)?;
         ensure!(
@@ -147,7 +148,7 @@ fn killed_at_two_hundred_instants() -> Result<()> {
         resumable > 0 && resumed > 0,
         "{resumed} downloads were resumed, after {resumable} kills with a partial download"
     );
-    // A start reads only its index. The limit detects a hang.
+    // A start reads only the index of the cache. The limit detects a start that hangs.
     ensure!(slowest < Duration::from_secs(5), "a start took {slowest:?}");
     Ok(())
 }

@@ -41,8 +41,8 @@ pub(crate) fn get(addr: SocketAddr, path: &str) -> Result<Response> {
 }
 
 /// Sends `count` concurrent GETs of one path, each on its own connection, and hashes the bodies.
-/// Calls `streaming` when every client has the first bytes and before any reads on. Returns the
-/// digests.
+/// When every client has received its first bytes, and before any client continues to read, calls
+/// `streaming`. Returns the digests.
 ///
 /// # Errors
 /// A response that is not a complete 200.
@@ -88,7 +88,7 @@ pub(crate) fn get_at_once(
                     streaming.take().into_iter().for_each(|tell| tell());
                 }
                 done = tasks.join_next() => match done {
-                    // A failure before all clients have started also ends the wait.
+                    // A failed request also ends the wait for all clients.
                     Some(done) => digests.push(done??),
                     None => return Ok(digests),
                 },
@@ -97,8 +97,8 @@ pub(crate) fn get_at_once(
     })
 }
 
-/// Sends GETs until the response is 200, since pierhead caches the failure of an upstream for a
-/// short time.
+/// Sends GETs until the response is 200. pierhead caches the failure of an upstream for a short
+/// time.
 pub(crate) fn get_until_ok(addr: SocketAddr, path: &str) -> Result<Response> {
     wait::until(path, || {
         let response = get(addr, path)?;
@@ -107,7 +107,7 @@ pub(crate) fn get_until_ok(addr: SocketAddr, path: &str) -> Result<Response> {
 }
 
 /// Waits until a pulled blob is committed, which happens after the client has its last byte.
-/// Returns its path.
+/// Returns the path of the blob's file.
 pub(crate) fn wait_for_commit(pierhead: &Pierhead, digest: &str) -> Result<PathBuf> {
     wait::until("a committed blob", || {
         let list = get(pierhead.admin(), "/v1/blobs")?;
@@ -187,7 +187,7 @@ pub(crate) fn bytes_below(folder: &Path) -> Result<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(folder).into_iter().flatten() {
         let entry = entry?;
-        // The daemon may remove a file before its size is read.
+        // The daemon may remove a file before this function reads its size.
         let Ok(about) = entry.metadata() else {
             continue;
         };

@@ -1,5 +1,5 @@
-//! Checks that no log line, metric, response or shown configuration contains a secret, in success
-//! and failure.
+//! Checks that no log line, metric, response or printed configuration contains a secret, whether
+//! operations succeed or fail.
 
 use std::{collections::BTreeSet, fs, net::SocketAddr};
 
@@ -17,7 +17,8 @@ use pierhead_tests::{
 
 use crate::requests::ask;
 
-/// Each secret is a unique text. The last ones are put into URLs by a hostile or careless upstream.
+/// Secrets of the test, each a unique text. A hostile or careless upstream puts the last ones into
+/// URLs.
 const CLIENT: &str = "Zq1-client-password";
 const WRONG: &str = "Zq2-mistyped-password";
 const USER: &str = "Zq3-password-typed-as-user";
@@ -58,8 +59,8 @@ fn encoded(text: &str) -> Vec<String> {
 }
 
 fn login(user: &str, password: &str) -> String {
-    // The base64 function of this test has no padding, so that the user name is extended to a
-    // multiple of three bytes.
+    // Extends the user name to a multiple of three bytes, because the base64 function of this test
+    // has no padding.
     let mut user = user.to_owned();
     while !(user.len() + 1 + password.len()).is_multiple_of(3) {
         user.push('x');
@@ -138,7 +139,7 @@ impl Outputs {
     }
 }
 
-/// The line of a text around a match.
+/// The line of a text that contains a match.
 fn around<'a>(text: &'a str, found: &str) -> &'a str {
     text.lines()
         .find(|line| line.contains(found))
@@ -279,7 +280,7 @@ fn no_output_contains_a_secret() -> Result<()> {
         let blob = &image.blobs[0].digest;
         let other = &extra.blobs[0].digest;
         let mut paths = vec!["/v2/".to_owned(), "/v2/docker.io/app/tags/list".to_owned()];
-        // The last requests open the circuit of the upstream.
+        // The last requests fail, so that pierhead opens the circuit of the upstream.
         for name in ["cut", "lost"] {
             paths.push(format!("/v2/docker.io/{name}/manifests/2"));
             paths.push(format!("/v2/docker.io/{name}/blobs/{other}"));
@@ -308,7 +309,7 @@ fn no_output_contains_a_secret() -> Result<()> {
             served >= 3,
             "no image was pulled, so that the test is void: {served}"
         );
-        // A reload that succeeds, and one that is refused.
+        // One reload succeeds, and one is refused.
         pierhead.reload(&format!(
             "{config}\n[upstreams.\"c.example\"]\npasword = {UPSTREAM:?}\ntrusted_hosts = {UPSTREAM:?}\n"
         ))?;

@@ -36,7 +36,7 @@ impl Home {
         process::stdout(&mut self.command(words)?)
     }
 
-    /// Runs setup. Returns both outputs.
+    /// Runs setup. Returns its standard output and standard error.
     fn run_with_errors(&self, words: &[&str]) -> Result<String> {
         process::run(&mut self.command(words)?)
     }
@@ -73,7 +73,7 @@ fn visit(folder: &Path, found: &mut Vec<(PathBuf, Vec<u8>)>) -> Result<()> {
     Ok(())
 }
 
-/// A registry with a small image, and a pierhead in front of it that serves it as Docker Hub.
+/// Starts a registry with a small image, and a pierhead that serves this registry as Docker Hub.
 fn hub() -> Result<(Image, Registry, Pierhead)> {
     let image = images()?.small;
     let registry = Registry::start(&[&image])?;
@@ -86,7 +86,8 @@ fn has_manifest_requests(pierhead: &Pierhead) -> bool {
     pierhead.log().contains(" pull reference=docker.io/")
 }
 
-/// A running dockerd applies setup and undo after SIGHUP, except for the removal of a mirror.
+/// A running dockerd applies setup and its undo after SIGHUP, except that it keeps a removed mirror
+/// until its restart.
 #[test]
 fn docker_pulls_through_pierhead_until_undo() -> Result<()> {
     if or_skip(Docker::find()).is_none() || or_skip(registry::find()).is_none() {
@@ -131,7 +132,7 @@ fn docker_pulls_through_pierhead_until_undo() -> Result<()> {
     Ok(())
 }
 
-/// `hosts.toml` for containerd 1.6 and 2.x, and the `config_path` of their CRI plugin.
+/// Tests `hosts.toml` with containerd 1.6 and 2.x, and the `config_path` of their CRI plugin.
 fn containerd(programs: Result<(PathBuf, PathBuf), Missing>, config: &str) -> Result<()> {
     let Some(programs) = or_skip(programs) else {
         return Ok(());
@@ -167,7 +168,7 @@ fn containerd(programs: Result<(PathBuf, PathBuf), Missing>, config: &str) -> Re
         "containerd has another config_path:
 {dump}"
     );
-    // Earlier settings of the file still apply.
+    // Earlier settings of the file must still apply.
     ensure!(
         dump.contains("max_concurrent_downloads = 7") || !config.contains("= 7"),
         "a setting was lost:\n{dump}"
@@ -208,7 +209,7 @@ fn containerd_2_reads_a_configuration_of_version_2() -> Result<()> {
     containerd(Containerd::find(), &format!("version = 2\r\n{SECTION_2}"))
 }
 
-/// An empty configuration. The default drop-ins of the machine do not belong to this file.
+/// An empty containerd configuration. It does not include the drop-in files of the machine.
 #[test]
 fn containerd_2_reads_an_empty_configuration() -> Result<()> {
     containerd(Containerd::find(), "version = 2")
@@ -238,7 +239,7 @@ fn containerd_1_reads_a_configuration_of_version_2() -> Result<()> {
     )
 }
 
-/// podman, which shares its library with CRI-O, finds the drop-in by itself.
+/// podman finds the drop-in file by itself. It uses the same library as CRI-O.
 #[test]
 fn podman_pulls_through_pierhead_until_undo() -> Result<()> {
     if or_skip(Podman::find()).is_none() || or_skip(registry::find()).is_none() {
@@ -265,7 +266,7 @@ fn podman_pulls_through_pierhead_until_undo() -> Result<()> {
     let restored: Vec<_> = home
         .files()?
         .into_iter()
-        // Files that podman itself writes into a home folder.
+        // Leaves out files that podman itself writes into a home folder.
         .filter(|(path, _)| {
             !path.starts_with(home.path(".local")) && !path.starts_with(home.path(".cache"))
         })

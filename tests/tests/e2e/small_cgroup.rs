@@ -69,7 +69,8 @@ fn a_profile_is_checked_against_the_cgroup() -> Result<()> {
     Ok(())
 }
 
-/// An image version: one layer common to all, and one with text for which patches can be made.
+/// An image version with two layers: one that all versions share, and one with text for which
+/// pierhead can make patches.
 fn version(nth: u64) -> Result<Image> {
     let layer = |name: &str, bytes: &[u8]| -> Result<Vec<u8>> {
         let mut tar = tar::Builder::new(Vec::new());
@@ -118,7 +119,8 @@ async fn client(address: SocketAddr, images: Arc<Vec<Image>>, first: usize) -> R
     Ok(())
 }
 
-/// Fetches manifests one after the other until `most` or until `over` is set. Returns the times.
+/// Requests manifests one after the other until `most` responses or until `over` is set. Returns
+/// the response times.
 async fn manifests(address: SocketAddr, most: usize, over: &AtomicBool) -> Result<Vec<Duration>> {
     let mut connection = Connection::open(address).await?;
     let mut times = Vec::new();
@@ -144,7 +146,7 @@ fn metric(admin: SocketAddr, name: &str) -> Result<Option<String>> {
     Ok(line.map(|metric| metric.trim().to_owned()))
 }
 
-/// The daemon sees only the pressure of its cgroup, in which other processes take the whole CPU
+/// The daemon sees only the pressure of its cgroup, in which other processes use the whole CPU
 /// limit.
 #[test]
 fn background_work_pauses_under_cpu_pressure_of_the_cgroup() -> Result<()> {
@@ -160,8 +162,8 @@ fn background_work_pauses_under_cpu_pressure_of_the_cgroup() -> Result<()> {
     let (_hub, pierhead) = start_in_front(FakeRegistry::builder(), options)?;
     let wait_for_pause = |what: &str, expected: &str| {
         wait::until(what, || {
-            // Each request is work in the cgroup. Fifty requests per second would be pressure
-            // themselves.
+            // Each request needs CPU time of the cgroup. Fifty requests per second would cause
+            // pressure themselves.
             std::thread::sleep(Duration::from_secs(1));
             let name = "pierhead_pressure_background_paused{resource=\"cpu\"}";
             let metric = metric(pierhead.admin(), name)?;
@@ -199,7 +201,8 @@ fn twenty_clients_are_served_in_a_small_group() -> Result<()> {
         .argument("--profile")
         .argument("small")
         .config("[bundle]\nsize = \"auto\"\n[eviction]\npolicy = \"learned\"")
-        // As in the profiles for DPUs. A pause must not fail any request.
+        // The setting of the profiles for DPUs. A pause of background work must not fail any
+        // request.
         .config("[limits]\npause_under = [\"memory\", \"cpu\"]")
         .config(&format!(
             "[tier]\nkind = \"file\"\npath = {tier:?}\nsize = \"64MiB\""
@@ -215,7 +218,7 @@ fn twenty_clients_are_served_in_a_small_group() -> Result<()> {
         .enable_all()
         .build()?;
     let over = Arc::new(AtomicBool::new(false));
-    // One small image, so that a manifest exists and no other work is left.
+    // A single small image, so that a manifest exists and no background work remains.
     let alone = runtime.block_on(manifests(address, 300, &over))?;
     let loaded = runtime.block_on(async {
         let mut clients = JoinSet::new();
@@ -247,7 +250,7 @@ fn twenty_clients_are_served_in_a_small_group() -> Result<()> {
         "the daemon has exited
 {log}"
     );
-    // Every kind of background work ran.
+    // Asserts that every kind of background work ran.
     let stat = get(pierhead.admin(), "/v1/stat")?.json();
     let of_bundles = |name: &str| stat["bundle"][name].as_u64().unwrap_or_default();
     ensure!(of_bundles("ready") + of_bundles("waiting") > 0, "{stat}");

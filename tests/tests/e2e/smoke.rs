@@ -10,7 +10,7 @@ use crate::{
     requests,
 };
 
-/// Small files, since an emulator hashes at a hundredth of the native speed.
+/// The files are small, because an emulator hashes at a hundredth of the native speed.
 fn files(version: u64) -> Files {
     let mut files: Files = (0..8)
         .map(|nth| (format!("usr/share/doc-{nth}"), content(nth, 3000)))
@@ -39,7 +39,7 @@ fn pull_cache_bundles_and_restart_work() -> Result<()> {
     requests::pull(&pierhead, "library/app", &images[0])?;
     requests::pull(&pierhead, "library/app", &images[0])?;
 
-    // As bundles: the first complete, the second with the changed files only.
+    // Pulls both versions as bundles: the first complete, the second with only the changed files.
     let folder = paths::scratch("smoke")?;
     let (store, root) = (folder.path().join("store"), folder.path().join("root"));
     let platform = format!("linux/{}", architecture());
@@ -61,7 +61,7 @@ fn pull_cache_bundles_and_restart_work() -> Result<()> {
     ensure!(received[1] < received[0] / 2, "{received:?}");
     each_once()?;
 
-    // The same again from disk, with the upstream stopped.
+    // Pulls again after a restart, with the upstream stopped.
     hub.stop();
     pierhead.restart()?;
     requests::pull(&pierhead, "library/app", &images[0])?;

@@ -1,5 +1,5 @@
 //! End-to-end tests of startup errors: for each fault of the machine, `serve` prints the cause and
-//! the fix, and exits with the code of who has to act.
+//! the fix. The exit code tells who has to act, such as the author of the configuration.
 
 use std::{fs, os::unix::fs::symlink, path::Path, time::Duration};
 
@@ -29,8 +29,8 @@ fn assert_refused(options: &Options, code: i32, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// A Secret as the kubelet mounts it: each key is a symbolic link into a versioned folder, which is
-/// a symbolic link too.
+/// A Secret as the kubelet mounts it: each key is a symbolic link into a versioned folder, and the
+/// path of this folder is a symbolic link, too.
 #[test]
 fn a_missing_secret_is_an_error() -> Result<()> {
     let folder = paths::scratch("secret")?;
@@ -49,7 +49,7 @@ fn a_missing_secret_is_an_error() -> Result<()> {
     ];
     let with = |more: &[&'static str]| [&at[..], more].concat();
     assert_refused(&options(), 66, &with(&["secret does not exist", "mounted"]))?;
-    // First the versioned folder lacks the key, then its symbolic link has no target.
+    // First the versioned folder has no such key, then the symbolic link has no target.
     let version = secret.join("..2026_11_22");
     fs::create_dir_all(&version)?;
     symlink("..2026_11_22", secret.join("..data"))?;
@@ -135,7 +135,7 @@ fn a_read_only_data_folder_is_an_error() -> Result<()> {
     fs::create_dir(&mounted)?;
     let shown = mounted.display();
     let mount = format!("mount --bind {shown} {shown}\nmount -o remount,bind,ro {shown}");
-    // The volume itself, and a missing folder in it.
+    // Tests the mounted volume itself, and a missing folder in the volume.
     for data in [mounted.clone(), mounted.join("data")] {
         let options = Options::new()
             .data(&data)
@@ -172,7 +172,7 @@ fn a_data_folder_on_a_full_disk_is_an_error() -> Result<()> {
     )
 }
 
-/// The configuration, or a file that it names, is not UTF-8.
+/// Tests a configuration that is not UTF-8, and a file that it names that is not UTF-8.
 #[test]
 fn files_that_are_not_utf8_are_errors() -> Result<()> {
     let folder = paths::scratch("binary")?;
@@ -187,7 +187,7 @@ fn files_that_are_not_utf8_are_errors() -> Result<()> {
     assert_refused(&options, 2, &["is not UTF-8 text"])
 }
 
-/// Addresses on which pierhead cannot listen, for three reasons.
+/// Tests addresses on which pierhead cannot listen, for three reasons.
 #[test]
 fn unusable_addresses_are_errors() -> Result<()> {
     let other = std::net::TcpListener::bind("127.0.0.1:0")?;
@@ -198,14 +198,14 @@ fn unusable_addresses_are_errors() -> Result<()> {
         69,
         &["cannot listen on", &taken, "ss -ltnp"],
     )?;
-    // A documentation address, which no machine has.
+    // An address of the documentation range, which no machine has.
     assert_refused(
         &listen("192.0.2.77:0"),
         68,
         &["192.0.2.77", "ip -br address"],
     )?;
     let without_capabilities = listen("127.0.0.1:7").inside(namespace::without_capabilities());
-    // Skipped on machines where every user may bind any port.
+    // Skips this check on machines where every user may bind any port.
     let first = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start")?;
     if first.trim().parse::<u16>()? > 7 {
         assert_refused(
@@ -217,8 +217,8 @@ fn unusable_addresses_are_errors() -> Result<()> {
     Ok(())
 }
 
-/// A fast tier on tmpfs that is larger than the memory: the error has the line of the
-/// configuration, and no file is created.
+/// A fast tier on tmpfs that is larger than the machine's memory. The error names the line of the
+/// configuration, and pierhead creates no file.
 #[test]
 fn a_tier_larger_than_the_memory_is_an_error() -> Result<()> {
     let options = Options::new().config(
@@ -238,7 +238,7 @@ fn a_tier_larger_than_the_memory_is_an_error() -> Result<()> {
     Ok(())
 }
 
-/// CA files that are missing, empty, or contain no authority.
+/// Tests CA files that are missing, empty, or without a CA certificate.
 #[test]
 fn invalid_ca_files_are_errors() -> Result<()> {
     let folder = paths::scratch("ca")?;
@@ -255,8 +255,8 @@ fn invalid_ca_files_are_errors() -> Result<()> {
     assert_refused(&options(), 76, &with("not valid as a CA"))
 }
 
-/// The certificate of the default upstream is not valid by this machine's clock, and the cache is
-/// empty. The daemon must keep running and recover without a restart.
+/// By this machine's clock, the certificate of the default upstream is not valid, and the cache is
+/// empty. The daemon must keep running, and must recover without a restart.
 #[test]
 fn an_invalid_certificate_of_the_default_upstream_does_not_stop_the_daemon() -> Result<()> {
     for (from, to, date) in [(2099, 2100, "01 Jan 2099"), (2000, 2001, "01 Jan 2001")] {
@@ -273,11 +273,11 @@ fn an_invalid_certificate_of_the_default_upstream_does_not_stop_the_daemon() -> 
         );
         let mut pierhead = Pierhead::start(Options::new().config(&config))?;
         let words = ["the clock is wrong", "by this machine's clock it is", date];
-        // The client gets the reason, and so does the log.
+        // Both the client and the log get the reason.
         let response = get(pierhead.address(), "/v2/library/app/manifests/1")?;
         let body = String::from_utf8_lossy(&response.body);
         assert_eq!(response.status, 503, "{body}");
-        // Longer than one second, after which a faulty version exits.
+        // The daemon must run longer than one second. A faulty version exited after this time.
         let ended = pierhead.daemon().wait(Duration::from_secs(2));
         let log = pierhead.log();
         assert!(ended.is_err(), "{ended:?}: {log}");
@@ -301,8 +301,8 @@ fn an_invalid_certificate_of_the_default_upstream_does_not_stop_the_daemon() -> 
     Ok(())
 }
 
-/// For `pierhead pull`, a wrong clock and an untrusted certificate have different exit codes, and
-/// neither is retried.
+/// `pierhead pull` has different exit codes for a wrong clock and for an untrusted certificate, and
+/// does not retry in either case.
 #[test]
 fn a_worker_distinguishes_a_wrong_clock_from_an_untrusted_certificate() -> Result<()> {
     let folder = paths::scratch("worker")?;

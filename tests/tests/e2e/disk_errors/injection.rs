@@ -1,4 +1,4 @@
-//! Injects errors and signals into system calls of the running daemon, by `strace`.
+//! Injects errors and signals into system calls of the running daemon by attaching `strace` to it.
 
 use std::{
     fs,
@@ -21,15 +21,15 @@ pub(super) fn strace() -> Result<PathBuf, Missing> {
     tool::find(&["strace"])
 }
 
-/// An injection into system calls of pierhead. It ends when this is dropped.
+/// An injection into system calls of pierhead. Dropping the value ends the injection.
 pub(super) struct Injection {
     strace: Daemon,
     folder: TempDir,
 }
 
 impl Injection {
-    /// `what` is an `--inject` action of strace such as `error=` or `signal=`, with an optional
-    /// `:when=`.
+    /// Starts an injection. `what` is an action for the `--inject` option of strace, such as
+    /// `error=` or `signal=`, with an optional `:when=`.
     pub(super) fn start(
         strace: &Path,
         pierhead: &mut Pierhead,
@@ -49,8 +49,8 @@ impl Injection {
         Ok(Self { strace, folder })
     }
 
-    /// Waits until a call has failed, then ends the injection. A client has its last byte before a
-    /// commit begins.
+    /// Waits until a system call has failed, then ends the injection. pierhead begins a commit only
+    /// after the client has its last byte, so the failure may come late.
     pub(super) fn end_after_failure(mut self) -> Result<()> {
         let calls = self.folder.path().join("calls");
         self.strace.until("a call to fail", |_| {

@@ -56,7 +56,7 @@ fn clients_get_right_bytes_or_an_error_while_the_disk_fails() -> Result<()> {
         ("rename,renameat,renameat2", "ENOSPC"),
         ("pread64,preadv,preadv2", "EIO"),
         ("sendfile", "EIO"),
-        // Every second call is interrupted before it has an effect.
+        // A signal interrupts every second call before the call has an effect.
         (writes, "EINTR:when=1+2"),
         ("fdatasync", "EINTR:when=1+2"),
         ("pread64,preadv,preadv2", "EINTR:when=1+2"),
@@ -67,7 +67,7 @@ fn clients_get_right_bytes_or_an_error_while_the_disk_fails() -> Result<()> {
         let fresh = blobs.next();
         let mut whole = 0;
         for (_, path, bytes) in fresh.iter().chain(&fresh).chain(&known) {
-            // A connection that closes before the response head counts as a refusal.
+            // A connection that closes before the response head counts as a refused request.
             let Ok(response) = get(pierhead.address(), path) else {
                 continue;
             };
@@ -84,7 +84,8 @@ fn clients_get_right_bytes_or_an_error_while_the_disk_fails() -> Result<()> {
                 );
             }
         }
-        // Blobs that cannot be stored are still served. Blobs that cannot be read may be aborted.
+        // pierhead serves blobs that it cannot store. It may abort responses with blobs that it
+        // cannot read.
         let reads = calls.contains("read") || calls == "sendfile";
         let least = match error {
             _ if error.starts_with("EINTR") => 2 * fresh.len() + known.len(),

@@ -1,4 +1,5 @@
-//! End-to-end tests of short writes: pierhead continues a partial write, and detects a lost one.
+//! End-to-end tests of short writes: pierhead continues a write of which the disk took only a part,
+//! and detects bytes of a write that the disk lost.
 
 use std::fs;
 
@@ -17,8 +18,8 @@ use super::{
 };
 use crate::requests::{committed, get, start_in_front, wait_for_commit};
 
-/// Limit of the file size in bytes. No buffer ends at this odd offset, so that a file of this size
-/// shows a short write.
+/// Limit of the file size in bytes. No buffer of pierhead ends at this odd offset, so a file of
+/// exactly this size shows a short write.
 const LIMIT: u64 = 1_234_567;
 const WRITES: &str = "pwrite64,pwritev,pwritev2";
 
@@ -26,7 +27,7 @@ const WRITES: &str = "pwrite64,pwritev,pwritev2";
 fn limit(pierhead: &mut Pierhead, bytes: Option<u64>) -> Result<()> {
     let pid = i32::try_from(pierhead.daemon().pid())?;
     let pid = Pid::from_raw(pid).context("no process")?;
-    // Only the soft limit: a lowered hard limit cannot be raised again.
+    // Sets only the soft limit, because a process cannot raise a lowered hard limit again.
     let limit = Rlimit {
         current: bytes,
         maximum: None,
@@ -34,8 +35,9 @@ fn limit(pierhead: &mut Pierhead, bytes: Option<u64>) -> Result<()> {
     Ok(prlimit(Some(pid), Resource::Fsize, limit).map(drop)?)
 }
 
-/// A limit of the file size (`LimitFSIZE=` of a unit) acts like a full disk for large blobs: one
-/// write is short, the next one fails, and by default the kernel kills the process.
+/// A limit of the file size (`LimitFSIZE=` of a systemd unit) acts like a full disk for large
+/// blobs. One write is short and the next one fails. By default, the kernel would also kill the
+/// process.
 #[test]
 fn a_blob_beyond_the_file_size_limit_is_served_uncached() -> Result<()> {
     let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
@@ -54,7 +56,7 @@ fn a_blob_beyond_the_file_size_limit_is_served_uncached() -> Result<()> {
     let stored = fresh.iter().filter(|it| pierhead.blob(&it.0).exists());
     ensure!(stored.count() == 2, "the limit had no effect");
     limit(&mut pierhead, None)?;
-    // Other blobs, since pierhead does not retry the failed ones for a short time.
+    // Requests other blobs, because pierhead does not retry the failed blobs for a short time.
     for (digest, path, bytes) in &blobs.next() {
         ensure!(get(pierhead.address(), path)?.body == *bytes, "{path}");
         wait_for_commit(&pierhead, digest)?;
@@ -62,8 +64,8 @@ fn a_blob_beyond_the_file_size_limit_is_served_uncached() -> Result<()> {
     pierhead.cache(&["verify"]).map(drop)
 }
 
-/// The daemon is stopped after each write, and the limit is lifted after the short one. The rest
-/// must be written at the right offset.
+/// The test stops the daemon after each write, and lifts the limit after the short write. pierhead
+/// must write the remaining bytes at the right offset.
 #[test]
 fn a_short_write_continues() -> Result<()> {
     let Some(strace) = or_skip(strace()) else {
@@ -84,7 +86,7 @@ fn a_short_write_continues() -> Result<()> {
     let mut hit = false;
     wait::until("the answer", || {
         if stopped(&mut pierhead)? {
-            // The daemon is stopped.
+            // The daemon is stopped by a signal at this point.
             if fs::metadata(&staged).is_ok_and(|about| about.len() == LIMIT) {
                 hit = true;
                 limit(&mut pierhead, None)?;
@@ -116,8 +118,8 @@ fn stopped(pierhead: &mut Pierhead) -> Result<bool> {
     Ok(state.is_some_and(|it| it.trim_start().to_lowercase().starts_with('t')))
 }
 
-/// Lost writes: strace's `retval` skips the call and reports success. pierhead cannot notice at
-/// once, but later reads find the corruption.
+/// Lost writes: the strace action `retval` skips the system call and reports success. pierhead
+/// cannot notice this at once, but finds the corruption at a later read.
 #[test]
 fn a_lost_write_is_detected() -> Result<()> {
     let Some(strace) = or_skip(strace()) else {
@@ -144,8 +146,8 @@ fn a_lost_write_is_detected() -> Result<()> {
             right += 1;
         }
     }
-    // The first request finds the corruption after the response head is out. The second request
-    // gets a new copy.
+    // During the first request, pierhead finds the corruption after it has sent the response head.
+    // The second request gets a new copy.
     ensure!(right >= fresh.len(), "only {right} were right");
     for (digest, ..) in &fresh {
         wait_for_commit(&pierhead, digest)?;

@@ -11,16 +11,16 @@ use super::{State, stage::Stage};
 /// The parts of an image that an upstream with a fault still delivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Available {
-    /// The whole image, by a retry, a resume, or a new token.
+    /// The whole image: pierhead gets it by a retry, a resumed download, or a new token.
     Everything,
     /// All manifests, but not every blob.
     Manifests,
-    /// All manifests. A client gets many bytes of a wrong blob, or a wrong length, before pierhead
-    /// detects it.
+    /// All manifests. For blobs, a client gets many wrong bytes, or a wrong length, before pierhead
+    /// detects the fault.
     WrongBytes,
     /// All blobs, but no manifests.
     Blobs,
-    /// Nothing, by the fault of the upstream.
+    /// Nothing, because of the fault.
     Nothing,
     /// Nothing: the upstream denies access.
     Verdict,
@@ -29,14 +29,14 @@ pub(super) enum Available {
 pub(super) struct Fault {
     pub(super) name: &'static str,
     pub(super) available: Available,
-    /// Injects the fault. Returns lines for the upstream's table of the configuration.
+    /// Injects the fault. Returns lines for the upstream's section in the configuration.
     pub(super) set: fn(&Stage) -> Result<String>,
     /// Additional checks after the pull.
     pub(super) and: fn(&Stage, State) -> Result<()>,
     /// Whether pierhead runs with its default time limits instead of short ones.
     pub(super) defaults: bool,
-    /// Whether the fault is also tested with a fresh cached image and with an incomplete one. True
-    /// for one fault of each kind.
+    /// Whether the fault is also tested with a fresh cached image and with an incomplete cached
+    /// image. True for one fault of each kind.
     pub(super) more: bool,
 }
 
@@ -83,7 +83,7 @@ impl Fault {
     }
 }
 
-/// The hub over plain HTTP with these faults.
+/// Starts the hub over plain HTTP with these faults.
 fn hub(stage: &Stage, rules: impl IntoIterator<Item = Rule>) -> Result<String> {
     for rule in rules {
         stage.hub.inject(rule);
@@ -99,12 +99,13 @@ fn on_layer(stage: &Stage, wrong: Wrong) -> Result<Rule> {
     Ok(wrong.on(format!("*/{}", stage.layer()?)))
 }
 
-/// On a small layer, which pierhead verifies completely before it sends the first byte.
+/// Injects the fault into a small layer, which pierhead verifies completely before it sends the
+/// first byte.
 fn on_small_layer(stage: &Stage, wrong: Wrong) -> Result<Rule> {
     Ok(wrong.on(format!("*/{}", stage.small_layer()?)))
 }
 
-/// The hub behind a token server.
+/// Starts the hub with a token server for authentication.
 fn tokens(stage: &Stage, auth: TokenAuth) -> String {
     stage
         .hub
@@ -116,7 +117,8 @@ fn tokens(stage: &Stage, auth: TokenAuth) -> String {
     )
 }
 
-/// Asserts the number of GETs of the layer, and that each GET resumes where the previous one ended.
+/// Asserts the number of GETs of the layer, and that each GET resumes at the byte after the
+/// previous one.
 fn resumed(stage: &Stage, least: usize, most: usize) -> Result<()> {
     let layer = stage.layer()?;
     let asked: Vec<_> = stage
@@ -148,7 +150,7 @@ fn assert_few_requests(stage: &Stage, _: State) -> Result<()> {
 pub(super) fn all() -> Vec<Fault> {
     use Available::{Blobs, Everything, Manifests, Nothing, Verdict, WrongBytes};
     vec![
-        // Connections.
+        // Faults of connections.
         Fault::new("refused", Nothing, |it| {
             Ok(format!("addresses = {:?}", it.gone.url()))
         })
@@ -169,7 +171,7 @@ pub(super) fn all() -> Vec<Fault> {
         Fault::new("a name that does not exist", Nothing, |_| {
             Ok("addresses = \"https://registry.invalid\"".to_owned())
         }),
-        // TLS.
+        // Faults of TLS.
         Fault::new("a certificate that has expired", Nothing, |it| {
             Ok(format!(
                 "addresses = {:?}\nca = {:?}",
@@ -197,7 +199,7 @@ pub(super) fn all() -> Vec<Fault> {
                 it.path("secure.pem")
             ))
         }),
-        // Silence.
+        // Upstreams that stop sending.
         Fault::new("hang before headers", Nothing, |it| {
             hub(it, [everywhere(Wrong::HangHead)])
         })
@@ -235,7 +237,7 @@ pub(super) fn all() -> Vec<Fault> {
             hub(it, [on_layer(it, Wrong::HangBody(0))?])
         })
         .at_the_defaults(),
-        // Interrupted bodies.
+        // Faults of interrupted response bodies.
         Fault::new("cut once", Everything, |it| {
             let layer = on_layer(it, Wrong::CutBody(100_000))?.times(1);
             hub(it, [layer])
@@ -258,7 +260,7 @@ pub(super) fn all() -> Vec<Fault> {
         Fault::new("manifest interrupted once", Everything, |it| {
             hub(it, [Wrong::CutBody(10).on_manifests().times(1)])
         }),
-        // Statuses.
+        // Faults of response statuses.
         Fault::new("401", Verdict, |it| {
             hub(it, [everywhere(Wrong::Status(401))])
         }),
@@ -300,7 +302,7 @@ pub(super) fn all() -> Vec<Fault> {
         Fault::new("503 of a layer", Manifests, |it| {
             hub(it, [on_layer(it, Wrong::Status(503))?])
         }),
-        // Wrong digests and lengths.
+        // Wrong digests and wrong lengths.
         Fault::new("manifest of a wrong digest", Blobs, |it| {
             hub(it, [Wrong::Corrupt(5).on_manifests()])
         }),
@@ -329,14 +331,14 @@ pub(super) fn all() -> Vec<Fault> {
         Fault::new("headers without end", Nothing, |it| {
             hub(it, [everywhere(Wrong::HugeHeaders(1 << 20))])
         }),
-        // Redirects.
+        // Faults of redirects.
         Fault::new("redirect loop", Nothing, |it| {
             hub(it, [everywhere(Wrong::RedirectLoop)])
         }),
         Fault::new("redirect loop of a layer", Manifests, |it| {
             hub(it, [on_layer(it, Wrong::RedirectLoop)?])
         }),
-        // Tokens.
+        // Faults of tokens.
         Fault::new("every token has expired", Verdict, |it| {
             Ok(tokens(
                 it,
@@ -351,8 +353,8 @@ pub(super) fn all() -> Vec<Fault> {
             Ok(tokens(
                 it,
                 TokenAuth {
-                    // As many tokens as there are concurrent requests, so that each gets a valid
-                    // one.
+                    // The token server issues enough tokens for all concurrent requests, so that
+                    // each request gets a valid token.
                     uses: Some(4),
                     ..TokenAuth::default()
                 },

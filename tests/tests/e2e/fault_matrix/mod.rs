@@ -1,7 +1,8 @@
 //! The fault matrix: pulls by every real client, for every fault of the upstream and every state of
-//! the cache. Expected in each cell: the client gets the image from pierhead if the upstream or the
-//! cache has it, else from the origin as its fallback. pierhead responds within five seconds, never
-//! with 429 or 401, and caches no wrong bytes.
+//! the cache. In each cell of the matrix, the client must get the image. The image comes from
+//! pierhead if the upstream or the cache has it, and otherwise from the origin registry, the
+//! client's fallback. pierhead must respond within five seconds, never with 429 or 401, and must
+//! not cache wrong bytes.
 
 mod faults;
 mod stage;
@@ -38,7 +39,7 @@ enum State {
     Second,
 }
 
-/// The states of each test: the cells of a client are split into three tests, which run in
+/// The cache states of each test. The cells of a client are split into three tests, which run in
 /// parallel.
 const COLD: &[State] = &[State::Cold];
 const CACHED: &[State] = &[State::Fresh, State::Stale, State::Holed];
@@ -52,18 +53,19 @@ enum Way {
     Nowhere,
 }
 
-/// Maximum time until pierhead responds: its limit of five seconds, and one second for a busy
-/// machine.
+/// Maximum time until pierhead responds: pierhead's limit of five seconds, and one more second for
+/// a busy machine.
 const MAX_RESPONSE_TIME: Duration = Duration::from_secs(6);
-/// Maximum time of a pull, which includes the stalls that pierhead waits out by default.
+/// Maximum time of a pull. It includes the default times for which pierhead waits for a stalled
+/// upstream.
 const MAX_PULL_TIME: Duration = Duration::from_secs(40);
 
 /// A client and its fallback behaviour.
 struct Kind {
     make: fn(&Wires<'_>) -> Result<Box<dyn Client>>,
-    /// Whether the client has no fallback after it got a manifest.
+    /// Whether the client has no fallback once it has a manifest.
     trusts_manifests: bool,
-    /// Whether the client requests a wrong layer again, completely, from the origin.
+    /// Whether the client downloads a layer with wrong bytes again, completely, from the origin.
     starts_anew: bool,
 }
 
@@ -180,8 +182,8 @@ fn podman(states: &[State]) -> Result<()> {
     all(&kind, origin, states)
 }
 
-/// Runs every cell of a client in these states, and lists all failures at the end. `PIERHEAD_CELLS`
-/// selects the cells whose name contains it.
+/// Runs every cell of a client in these cache states, and lists all failures at the end.
+/// `PIERHEAD_CELLS` selects the cells whose names contain its value.
 fn all(kind: &Kind, origin: Background, states: &[State]) -> Result<()> {
     let stage = Stage::set(origin)?;
     let client = (kind.make)(&stage.wires())?;
@@ -274,15 +276,15 @@ fn expected(kind: &Kind, fault: &Fault, state: State) -> &'static [Way] {
         (State::Second, Available::WrongBytes) if kind.starts_anew => &[Way::Pierhead, Way::Origin],
         (State::Second, Available::WrongBytes) => &[Way::Pierhead, Way::Origin, Way::Nowhere],
         (State::Second, _) => &[Way::Pierhead],
-        // A client without access gets nothing from the cache.
+        // A client without access must get nothing from the cache.
         (_, Available::Verdict) => &[Way::Origin],
         (State::Stale, _) | (State::Holed, Available::Blobs) => &[Way::Pierhead],
         (_, Available::Nothing | Available::Blobs) => &[Way::Origin],
         (_, Available::Manifests | Available::WrongBytes) if kind.trusts_manifests => {
             &[Way::Nowhere]
         }
-        // The client falls back if it has no wrong bytes yet. Otherwise it resumes after the wrong
-        // bytes.
+        // The client falls back to the origin if it has received no wrong bytes. Otherwise it
+        // resumes its download after the wrong bytes.
         (_, Available::WrongBytes) if !kind.starts_anew => &[Way::Origin, Way::Nowhere],
         (_, Available::Manifests | Available::WrongBytes) => &[Way::Origin],
     }

@@ -91,7 +91,7 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Fills a data folder with the image. Every cell begins with a copy of it.
+    /// Fills a data folder with the image. Every cell begins with a copy of this folder.
     fn warm(&self) -> Result<()> {
         let options = Options::new()
             .upstream("docker.io", &self.hub.url())
@@ -101,7 +101,8 @@ impl Stage {
         pierhead.stop()?;
         let holed = self.path("holed");
         copy(&self.path("warm"), &holed)?;
-        // The layer of each platform, since a complete other platform could serve the pull.
+        // Removes a layer of every platform, because a complete image of another platform could
+        // serve the pull.
         for manifest in &self.image.manifests {
             let layer = manifest.layers.get(1).context("a second layer")?;
             let blob = pierhead.blob(layer);
@@ -152,7 +153,7 @@ impl Stage {
         let limits = if fault.defaults {
             ""
         } else {
-            // The time limit of a response is almost the default, so that a working address has
+            // The time limit of a response is close to the default, so that a working address has
             // enough time on a busy machine.
             "[limits]\nresponse_timeout = \"4500ms\"\nupstream_timeout = \"1s\"\n"
         };
