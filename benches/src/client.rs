@@ -1,4 +1,5 @@
-//! The HTTP client of the benchmarks: plain sockets and one buffer, for minimum overhead.
+//! The HTTP client of the benchmarks. To keep its own cost low, it uses plain sockets and a single
+//! buffer.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -55,8 +56,8 @@ impl Requests {
 const ACCEPT: &str =
     "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json";
 
-/// Number of client addresses, so that limits per client do not apply and no pair of addresses runs
-/// out of ports.
+/// Number of client addresses. With many addresses, limits per client do not apply, and no pair of
+/// addresses runs out of ports.
 const MACHINES: usize = 200;
 
 /// Sizes of read buffers in bytes: a small one for heads and small bodies, which is cheap per
@@ -241,7 +242,7 @@ impl Connection {
         }
     }
 
-    /// Drops the buffer, since an idle connection needs none.
+    /// Drops the read buffer, because an idle connection needs no buffer.
     pub(crate) fn waiting(mut self) -> Self {
         self.buffer = Vec::new();
         self

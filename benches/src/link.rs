@@ -15,17 +15,19 @@ use tun_rs::{DeviceBuilder, SyncDevice};
 
 use crate::namespace::Namespace;
 
-/// Address of the server's end.
+/// Address of the server's end of the link.
 pub(crate) const SERVER: &str = "10.213.77.1";
-/// Address of the client's end.
+/// Address of the client's end of the link.
 pub(crate) const CLIENT: &str = "10.213.77.2";
 /// Size of the offload header before each packet, in bytes.
 const OFFLOAD_HEADER_SIZE: usize = 10;
 /// Maximum size of a packet with its header, in bytes.
 const MAX_PACKET_SIZE: usize = 65_536 + OFFLOAD_HEADER_SIZE;
-/// Minimum size of the queue of a slow link in bytes. Packets beyond the queue are dropped.
+/// Minimum size of the queue of a slow link in bytes. The link drops packets when the queue is
+/// full.
 const MIN_QUEUE_SIZE: f64 = 262_144.0;
-/// Size of the queue in seconds at the link's rate. The queue holds at least one round trip.
+/// Size of the queue, in seconds at the link's rate. The queue has space for at least one round
+/// trip.
 const QUEUE_SECONDS: f64 = 0.1;
 
 /// The sysctl that disables the TCP metrics cache, so that runs do not affect each other.
@@ -56,7 +58,8 @@ pub(crate) struct Traffic {
 }
 
 impl Link {
-    /// Creates a link without delay and limit, until [`Link::set`]. Needs root.
+    /// Creates a link without delay or rate limit, until the caller sets them by [`Link::set`].
+    /// Needs root.
     pub(crate) fn up() -> Result<Self> {
         let (server, client) = (Namespace::new()?, Namespace::new()?);
         let shape = Arc::new(Shape::default());
@@ -80,7 +83,7 @@ impl Link {
         self.shape.rate.store(mbit * 125_000, Ordering::Relaxed);
     }
 
-    /// The traffic so far.
+    /// The bytes that the link has transferred so far.
     pub(crate) fn traffic(&self) -> Traffic {
         Traffic {
             down: self.shape.down.load(Ordering::Relaxed),
@@ -105,7 +108,8 @@ fn configure(namespace: &Namespace, address: &str) -> Result<()> {
         "addr add {address}/30 dev link0\nlink set link0 mtu 1500 txqueuelen 10000 up"
     ))?;
     namespace.ipv4(&[
-        // Large socket buffers for a fast path of 150 ms. The kernel's defaults are too small.
+        // Sets large socket buffers, for a fast link with a round-trip time of 150 ms. The kernel's
+        // defaults are too small.
         ("tcp_rmem", "4096 131072 33554432"),
         ("tcp_wmem", "4096 65536 33554432"),
         NO_METRICS_SAVE,
@@ -156,7 +160,7 @@ fn receive(from: &SyncDevice, to: &SyncDevice, shape: &Shape, queue: &Queue, dow
         due += delay;
         let mut packets = lock(&queue.packets);
         if due <= now && packets.is_empty() {
-            // A packet that the kernel refuses is lost, and TCP retransmits it.
+            // If the kernel refuses a packet, the packet is lost and TCP sends it again.
             let _ = to.send(packet);
         } else {
             packets.push_back((due, packet.to_vec()));
@@ -177,7 +181,7 @@ fn send(to: &SyncDevice, queue: &Queue) {
                 queue.more.wait(&mut packets);
             }
             Some(Duration::ZERO) => {
-                // Under the lock, so that packets keep their order.
+                // The lock keeps the packets in order.
                 if let Some((_, packet)) = packets.pop_front() {
                     let _ = to.send(&packet);
                 }

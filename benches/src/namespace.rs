@@ -1,5 +1,5 @@
-//! Network namespaces of benchmarks. A child process holds each namespace and ends with this
-//! process, so that no cleanup is needed.
+//! Creates network namespaces for benchmarks. A child process holds each namespace and ends with
+//! the benchmark program, so no cleanup is needed.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -10,7 +10,7 @@ use std::thread;
 use anyhow::{Context, Result, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// A network namespace. Its devices and addresses are removed with it.
+/// A network namespace. The kernel removes its devices and addresses together with the namespace.
 pub(crate) struct Namespace {
     /// A `cat` in the namespace, which ends when its input pipe is closed.
     holder: Child,
@@ -28,7 +28,7 @@ impl Namespace {
         let mut namespace = Self { holder };
         let Child { stdin, stdout, .. } = &mut namespace.holder;
         stdin.as_mut().context("no pipe")?.write_all(b"?")?;
-        // A response shows that the process is in the namespace.
+        // A response of the process shows that the process is in the namespace.
         let answered = stdout.as_mut().context("no pipe")?.read_exact(&mut [0]);
         answered.context("network namespaces need root")?;
         namespace.ip("link set lo up")?;

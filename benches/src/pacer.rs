@@ -1,9 +1,9 @@
-//! Limits the rate of an upstream: all connections share one link.
+//! Emulates the limited rate of an upstream's link, which all connections share.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// Maximum delay of sleeps that may be caught up.
+/// Maximum delay by late wake-ups that the pacer makes up for.
 const MAX_CATCH_UP: Duration = Duration::from_millis(5);
 
 /// A rate-limited link.

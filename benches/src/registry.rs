@@ -30,7 +30,7 @@ pub(crate) fn serve(listener: TcpListener, content: Arc<impl Content>) {
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let content = Arc::clone(&content);
-            // An error ends one connection. The client detects it, and the results show it.
+            // An error ends one connection. The client notices the error, and the results show it.
             std::thread::spawn(move || converse(&*content, &stream));
         }
     });
@@ -88,7 +88,8 @@ fn answer(
             size - 1
         ),
     };
-    // Head and body in one write: two writes would wait for an acknowledgement.
+    // Sends head and body in one write. With two writes, the second would wait for an
+    // acknowledgement of the first.
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {}\r\nDocker-Content-Digest: {}\r\nContent-Length: {}\r\n\r\n",
         document.media_type,

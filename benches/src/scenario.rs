@@ -117,7 +117,7 @@ impl Scenario {
             _ => {}
         }
         for &kind in &stage.arguments.targets {
-            // nginx serves the files directly, so that nothing is cold.
+            // nginx serves files and has no upstream, so it has no cold pull.
             if self == Self::Cold && kind == Kind::Nginx {
                 continue;
             }
@@ -165,7 +165,8 @@ impl Stage<'_> {
         if target.kind != Kind::Nginx {
             client::get(&running.dial, &self.image.tag_path())?;
         }
-        // Waits for the end of the fill (commit, write-back), which is not part of the measurement.
+        // Waits until pierhead has committed the downloaded blobs and written them back, which is
+        // not part of the measurement.
         std::thread::sleep(Duration::from_secs(1));
         Ok(running)
     }
@@ -220,7 +221,7 @@ impl Stage<'_> {
         let running = self.warmed(target, None)?;
         let by_digest = self.small(&running, &self.image.manifest_path(), true)?.0;
         let by_tag = match target.kind {
-            // nginx has files and no tags.
+            // nginx serves files and has no manifests by tag.
             Kind::Nginx => String::new(),
             _ => self.small(&running, &self.image.tag_path(), true)?.0,
         };
@@ -327,7 +328,7 @@ fn ingest(program: &Path) -> Result<Vec<String>> {
         );
         return Ok(Vec::new());
     }
-    // The build folder is on disk. The folder for temporary files may be in memory.
+    // The build folder is on disk. The default folder for temporary files may be in memory.
     let folder = tempfile::tempdir_in(program.parent().context("a program without a folder")?)?;
     let output = Command::new(program).arg(folder.path()).output()?;
     ensure!(output.status.success(), "{}", program.display());

@@ -1,4 +1,4 @@
-//! Runs a pierhead daemon, and requests bundles from it.
+//! Runs a pierhead daemon for a benchmark, and requests bundles from it.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -53,7 +53,8 @@ impl Server {
         upstream: SocketAddr,
         config: &str,
     ) -> Result<Self> {
-        // Beside the program, which is on disk. The folder for temporary files may be in memory.
+        // The data folder is beside the program, on disk. The default folder for temporary files
+        // may be in memory.
         let pierhead = pierhead
             .canonicalize()
             .with_context(|| format!("{}: cargo build --release", pierhead.display()))?;
@@ -118,7 +119,7 @@ impl Server {
     /// Requests a bundle; `None` when the server is not ready.
     fn ask(&self, name: &str, have: &[Digest]) -> Result<Option<BundleResponse>> {
         let (repository, tag) = name.split_once(':').context("a name without a tag")?;
-        // Some references are indexes.
+        // Some image references point to an index.
         let platform = format!("linux/{}", architecture());
         let body = json!({ "want": tag, "platform": platform, "have": have }).to_string();
         let mut stream = TcpStream::connect(self.address)?;
@@ -235,7 +236,7 @@ fn spawn(words: &[String], folder: &Path) -> Result<(Process, SocketAddr, String
     let process = Process::spawn(Command::new(program).args(arguments))?;
     let end = Instant::now() + Duration::from_secs(60);
     loop {
-        // A partly written file counts as missing.
+        // A file that the daemon has only partly written counts as missing.
         if let Ok(told) = serde_json::from_slice::<Value>(&fs::read(&ready).unwrap_or_default()) {
             let address = told["listen"][0].as_str().context("no address")?.parse()?;
             let admin = told["admin"].as_str().context("no admin address")?;

@@ -31,8 +31,8 @@ const RETIRED: &[(&str, &str)] = &[
     ("wish", "placement"),
 ];
 
-/// Words that no declared name, key or metric may contain, in addition. Local variables may contain
-/// them.
+/// Further words that no declared name, key or metric may contain. Local variables may contain
+/// these words.
 const RETIRED_IN_DECLARATIONS: &[(&str, &str)] = &[
     ("behind", "write_back"),
     ("earlier", "superseded"),
@@ -357,7 +357,7 @@ impl Crate {
             (None, Some((_, target))) if !is_declared => [target, rest].concat(),
             _ => return Some(index),
         };
-        // The target may be in another crate, which has no file here.
+        // The target of the path may be in another crate, whose files this test does not read here.
         if target.first().is_some_and(|first| first == "crate") {
             return self.owner(&target[1..], depth + 1);
         }
@@ -413,7 +413,7 @@ fn lex(text: &str) -> (Vec<Token>, Vec<String>) {
                 strings.push(chars[begin..end].iter().collect());
                 at = next;
             }
-            // A character, not a lifetime.
+            // This is a character literal, not a lifetime.
             ('\'', '\\') => {
                 at += 3;
                 while at < chars.len() && get(at) != '\'' {
@@ -574,7 +574,8 @@ fn paths(file: &File, modules: &BTreeSet<Vec<String>>) -> Vec<Vec<String>> {
     found
 }
 
-/// The module that the first word of a path names; `None` for a word that is no module of this crate.
+/// The module that the first word of a path names. `None` for a word that names no module of this
+/// crate.
 fn base_of(first: &str, module: &[String], modules: &BTreeSet<Vec<String>>) -> Option<Vec<String>> {
     match first {
         "crate" => Some(Vec::new()),

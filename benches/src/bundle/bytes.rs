@@ -1,4 +1,5 @@
-//! Benchmark of transfer sizes: bundles compared with compressed layers and ideal deltas.
+//! Benchmark of transfer sizes: the bytes of a bundle, compared with the compressed layers of the
+//! image and with ideal deltas.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +12,7 @@ use serde_json::Value;
 use super::{Bench, Pair};
 use crate::figures::{mega, ratio};
 
-/// Target ratios of bundle sizes, for fresh pulls and updates.
+/// Target values of bundle sizes, for fresh pulls and updates.
 const MARKS: &str = "marks: fresh 0.80 × compressed; updates of up to 125 MB 1.15 × ideal in all and 1.3 × each; larger \
                      ones 0.6 × whole-file delta in all; none over 1.02 × whole-file delta";
 /// Maximum compressed size of a small image in bytes.
@@ -19,23 +20,23 @@ const MAX_SMALL_IMAGE: u64 = 125_000_000;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Files with ideal deltas as JSON: `{"pairs": [{"image", "old", "new", "delta",
+    /// JSON files with the sizes of ideal deltas: `{"pairs": [{"image", "old", "new", "delta",
     /// "bindelta"}]}`.
     #[arg(long, value_delimiter = ',')]
     ideal: Vec<PathBuf>,
-    /// Also measure the first request of a pair, before the server prepares it.
+    /// Also measure the first request for a pair of versions, which the server has not prepared.
     #[arg(long)]
     unprepared: bool,
-    /// Skip fresh pulls.
+    /// Do not measure fresh pulls.
     #[arg(long)]
     updates: bool,
 }
 
 /// Sizes of the ideal deltas of one pair in bytes.
 struct Ideal {
-    /// Every changed file, compressed separately.
+    /// All changed files, each compressed separately.
     whole: u64,
-    /// Every changed file as a patch of the file at the same path.
+    /// All changed files, each as a patch of the old file at the same path.
     patched: u64,
 }
 
@@ -71,7 +72,8 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
         let have = [bench.layout.image(&old)?.manifest];
         let compressed = bench.layout.image(&new)?.compressed();
         server.warm(&old, &[])?;
-        // The image is indexed and packed before, so that only the work of the pair is measured.
+        // Lets the server index and pack the image before the measurement, which then includes only
+        // the work for the pair of versions.
         server.bundle(&new, &[])?;
         let unprepared = match options.unprepared {
             true => format!("{:.2}", mega(server.bundle(&new, &have)?.bytes)),

@@ -40,13 +40,13 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
         options.clients
     );
     for pair in bench.pairs() {
-        // A new server per image, since peaks never shrink.
+        // Starts a new server for each image, because the peak of a process's memory never shrinks.
         let mut server = bench.server()?;
         let have = [bench.layout.image(&pair.old)?.manifest];
         server.warm(&pair.old, &[])?;
         server.warm(&pair.new, &[])?;
         server.warm(&pair.new, &have)?;
-        // A new process, so that the peak does not include the preparation.
+        // Restarts the server, so that the peak does not include the preparation of the bundle.
         server.restart()?;
         let first = |have: &[_]| -> Result<(f64, u64)> {
             let mut times = Vec::new();

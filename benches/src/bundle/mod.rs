@@ -64,7 +64,7 @@ enum Task {
     Provision(provision::Options),
 }
 
-/// The inputs of every task.
+/// The inputs of all bundle benchmarks.
 struct Bench {
     layout: Layout,
     pierhead: PathBuf,
@@ -112,7 +112,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 impl Bench {
-    /// Starts a server on loopback in front of the layout.
+    /// Starts a server on the loopback interface that pulls from the layout.
     fn server(&self) -> Result<Server> {
         let listener = std::net::TcpListener::bind(server::loopback())?;
         let upstream = listener.local_addr()?;
@@ -145,8 +145,8 @@ impl Bench {
     }
 }
 
-/// The name, and its tag split into text and numbers, so that `u9` sorts before `u10`, and `1`
-/// before `1-u1`.
+/// The name and tag, split into text and numbers, so that `u9` sorts before `u10`, and `1` before
+/// `1-u1`.
 fn numbers(name: &str) -> (String, Vec<(u64, String)>) {
     let (repository, tag) = name.split_once(':').unwrap_or((name, ""));
     let mut parts = Vec::new();

@@ -121,10 +121,10 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
 }
 
 impl Stage {
-    /// Caches and packs both images on the server, and prepares the update.
+    /// Lets the server cache and pack both images, and prepare the update.
     fn warm(&self, options: &Options, old: &str, new: &str) -> Result<()> {
         self.link.set(Duration::ZERO, 0);
-        // The second request gets the bundle that the server prepared after the first.
+        // The second request gets the bundle that the server prepared after the first request.
         for _ in 0..2 {
             let volume = Volume::new(&self.work, options.fs)?;
             for name in [old, new] {
@@ -162,7 +162,7 @@ impl Stage {
                 theirs.push(self.timed(old, new, rtt, mbit, pull)?);
             }
         }
-        // A client that is not measured has no number.
+        // A client that the user did not select has no result.
         let middle = |runs: &[Run], of: fn(&Run) -> f64| {
             median(&mut runs.iter().map(of).collect::<Vec<_>>()).unwrap_or(f64::NAN)
         };
@@ -219,7 +219,8 @@ impl Stage {
     fn pull(&self, name: &str, folder: &Path) -> Result<f64> {
         let tree = folder.join(format!("rootfs-{}", name.replace([':', '/'], "-")));
         let mut command = self.link.client.command("/usr/bin/env");
-        // The shell reports the CPU time, since no other place keeps that of an ended child.
+        // Measures the CPU time by a shell, because the kernel does not keep the CPU time of a
+        // single ended child.
         command
             .args([
                 "bash",
@@ -246,8 +247,8 @@ impl Stage {
     }
 }
 
-/// Parses the last line of bash's `times`: `0m1.234s 0m0.567s`, user and system time of its
-/// children.
+/// Parses the last line of bash's command `times`, such as `0m1.234s 0m0.567s`: the user and system
+/// time of the shell's children.
 fn children_cpu(said: &str) -> Result<f64> {
     let line = said.lines().last().context("no times")?;
     let mut sum = 0.0;

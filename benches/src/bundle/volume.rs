@@ -1,7 +1,7 @@
-//! Creates a new file system for each run, so that deletions of earlier runs do not slow it down.
-//! ext4 does not reuse a recently deleted inode, and skips all of them for each new file
-//! (`recently_deleted` in `fs/ext4/ialloc.c`). After the removal of a large tree, this takes most
-//! of the time of a pull.
+//! Creates a new file system for each run of a benchmark, so that deletions of earlier runs do not
+//! slow the run down. ext4 does not reuse a recently deleted inode: for each new file, it skips all
+//! such inodes (`recently_deleted` in `fs/ext4/ialloc.c`). After the removal of a large tree, these
+//! skips would take most of the time of a pull.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use anyhow::Result;
 
 use crate::process::checked;
 
-/// Size of the sparse file in bytes. It takes only the space of the written bytes.
+/// Size of the sparse file in bytes. The file takes disk space only for written bytes.
 const BYTES: u64 = 24 << 30;
 
 /// The type of a file system.
@@ -59,7 +59,7 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        // A stopped daemon may hold it for a short time.
+        // A stopped daemon may keep the file system busy for a short time.
         for _ in 0..50 {
             if checked(Command::new("umount").arg(&self.point)).is_ok() {
                 break;

@@ -1,5 +1,5 @@
-//! Fits the constants of the simulation to measurements, and computes its deviation from other
-//! measurements.
+//! Fits the constants of the scale simulation to measurements, and computes how far the simulation
+//! deviates from other measurements.
 
 use super::machine::ImageRequests;
 use super::simulation::{Begin, Image, Way, World, simulate};
@@ -8,11 +8,13 @@ use super::waves::{Row, Wave};
 /// The fitted constants.
 pub(super) struct Fitted {
     pub(super) world: World,
-    /// The largest number of machines used for the fit. Larger numbers are predictions.
+    /// The largest number of machines that the fit uses. The results for larger numbers are
+    /// predictions.
     pub(super) most: usize,
 }
 
-/// Fits all rows except for the largest one if there are at least three rows.
+/// Fits the constants to all rows. With three or more rows, leaves the largest one out, as a test
+/// of the prediction.
 pub(super) fn fit(rows: &[Row], images: &[ImageRequests], cores: f64) -> Fitted {
     let shown = match rows {
         [shown @ .., _] if shown.len() >= 2 => shown,
@@ -52,7 +54,7 @@ pub(super) fn fit(rows: &[Row], images: &[ImageRequests], cores: f64) -> Fitted 
     let (bytes, requests) = world.sums();
     world.uplink = bytes / direct.1;
     world.card = bytes / again.1;
-    // The row with many machines, since the kernel's CPU accounting is coarse.
+    // Uses the row with many machines, because the kernel's CPU accounting is coarse.
     let served = |row: &Row| (row.again.cpu / count(row) - requests * world.cpu_request) / bytes;
     world.cpu_byte = shown.last().map_or(0.0, served).max(0.0);
     let stored = |row: &Row| (row.first.cpu - row.again.cpu) / bytes;

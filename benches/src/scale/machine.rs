@@ -1,5 +1,5 @@
-//! The client of one emulated machine: requests an image like docker and containerd, with minimum
-//! overhead.
+//! The client of one emulated machine of the scale benchmark: it requests an image as docker and
+//! containerd do, with minimum overhead.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -24,8 +24,8 @@ pub(super) struct ImageRequests {
 }
 
 impl ImageRequests {
-    /// The requests for these images in order. The machine stores blobs, so that each blob is
-    /// requested once.
+    /// The requests for these images in order. The machine stores blobs, so it requests each blob
+    /// once.
     pub(super) fn of(layout: &Layout, names: &[&str]) -> Result<Vec<Self>> {
         let mut had = HashSet::new();
         let wanted = names.iter().map(|&name| {
@@ -63,9 +63,9 @@ impl ImageRequests {
         &self.documents[0]
     }
 
-    /// Pulls the image. Returns the seconds until it is complete. With `verifies`, hashes all
-    /// blobs. Otherwise only counts bytes, since the machines of a real host have their own cores
-    /// for hashing.
+    /// Pulls the image. Returns the seconds until the image is complete. With `verifies`, hashes
+    /// all blobs. Otherwise only counts the bytes, because the machines of a real host hash on
+    /// their own cores.
     pub(super) fn pull(&self, from: SocketAddr, verifies: bool) -> Result<f64> {
         let start = Instant::now();
         let dial = Dial {

@@ -7,13 +7,13 @@ use super::machine::ImageRequests;
 use super::simulation::{Outcome, Way, World, simulate};
 use super::waves::Row;
 
-/// The ways to pull, with their names.
+/// The ways to pull, each with its name in the tables.
 const WAYS: [(Way, &str); 3] = [
     (Way::Direct, "direct"),
     (Way::First, "pierhead, empty"),
     (Way::Again, "pierhead, warm"),
 ];
-/// AlphaBoot's published reduction of the time, minimum and maximum over its images.
+/// AlphaBoot's published reduction of the pull time: the minimum and maximum over its images.
 const PAPER: (f64, f64) = (0.528, 0.926);
 /// Maximum number of machines per DPU. More machines have several DPUs.
 const MACHINES_PER_DPU: usize = 64;
@@ -203,7 +203,7 @@ pub(super) fn figure(title: &str, rows: &[Row], outcomes: &[Simulated]) -> Figur
 
 fn panel(title: &str, dots: &[(f64, [f64; 3])], lines: &[(f64, [f64; 3])]) -> Panel {
     let all = || dots.iter().chain(lines);
-    // A logarithmic axis has no 0.
+    // A logarithmic axis has no 0, so the figure leaves such points out.
     let drawn = |points: &[(f64, [f64; 3])], way: usize| -> Vec<(f64, f64)> {
         let points = points.iter().map(|(x, ways)| (*x, ways[way]));
         points.filter(|(_, y)| *y > 0.0).collect()
@@ -230,8 +230,8 @@ fn panel(title: &str, dots: &[(f64, [f64; 3])], lines: &[(f64, [f64; 3])]) -> Pa
     }
 }
 
-/// Uplink bytes in MB. Values of only tag revalidations become 0, since they would stretch the
-/// axis.
+/// Uplink bytes in MB for the figure. Values below 0.1 MB, which only revalidations of tags cause,
+/// become 0, because they would stretch the logarithmic axis.
 fn drawn_mb(bytes: f64) -> f64 {
     match bytes / 1e6 {
         mb if mb < 0.1 => 0.0,
@@ -239,7 +239,7 @@ fn drawn_mb(bytes: f64) -> f64 {
     }
 }
 
-/// A power of ten.
+/// Formats a power of ten.
 fn short(value: f64) -> String {
     match value {
         _ if value >= 1e6 => format!("{:.0} M", value / 1e6),

@@ -1,4 +1,5 @@
-//! A simulated resource that concurrent jobs share evenly: a link, or the cores of a DPU.
+//! A simulated resource that concurrent jobs share evenly, such as a link or the CPU cores of a
+//! DPU.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -62,7 +63,7 @@ impl<T: Ord> Shared<T> {
     pub(super) fn done(&mut self, now: f64) -> Option<T> {
         self.pass(now);
         let Reverse((Time(end), job)) = self.jobs.pop()?;
-        // Compensates rounding.
+        // Compensates for rounding errors.
         self.served = self.served.max(end);
         Some(job)
     }

@@ -158,7 +158,8 @@ impl World {
         })
     }
 
-    /// Seconds of the DPU for one pull: of its link or its cores, whichever takes longer.
+    /// Seconds that the DPU needs for one pull: the time of its link or of its cores, whichever is
+    /// longer.
     fn serving(&self, image: &Image) -> f64 {
         let cpu = image.bytes * self.cpu_byte + image.requests * self.cpu_request;
         (image.bytes / self.card).max(cpu / self.cores)

@@ -1,5 +1,5 @@
-//! Benchmark of a function's cold start: the time from the pull, with an empty store, until the
-//! process writes its first output.
+//! Benchmark of the cold start of a serverless function: the time from the start of the pull, with
+//! an empty store, until the process writes its first output.
 
 use std::fs;
 use std::io::Read as _;
@@ -118,7 +118,7 @@ struct Pierhead<'a> {
 
 impl Pierhead<'_> {
     fn start(&self, runtime: Runtime) -> Result<Start> {
-        // The container ID must be unique for runc.
+        // runc requires a unique container ID on the machine.
         let folder = paths::scratch("start")?;
         let at = folder.path();
         let tree = at.join("rootfs");
@@ -213,7 +213,8 @@ fn containerd(
             .chain([hosts.display().to_string(), name.clone()]);
         process::stdout(containerd.command().args(pull))?;
         let pull = begun.elapsed().as_secs_f64();
-        // All containerds of a machine share the state of runc.
+        // All containerd daemons of a machine share the state folder of runc, so the container ID
+        // must be unique.
         let id = format!("start-{}-{nth}", std::process::id());
         let mut run = containerd.command();
         run.args(["run", "--rm", &name, &id]);

@@ -1,5 +1,5 @@
-//! Measures waves: all machines pull the same images at once, directly from the registry, through a
-//! pierhead with an empty cache, and through it again.
+//! Measures waves of pulls. In a wave, all machines pull the same images at once: directly from the
+//! registry, through a pierhead with an empty cache, or through the same pierhead again.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,9 +13,9 @@ use crate::client::Dial;
 use crate::figures::{mean, median};
 use crate::server::Server;
 
-/// Time for all threads to reach the start.
+/// Time until all threads are ready to start.
 const HEAD_START: Duration = Duration::from_millis(300);
-/// Time for the work of a fill after its last byte: commit, write-back.
+/// Time for the work that pierhead does after the last byte of a download: commit and write-back.
 const FILL_END_TIME: Duration = Duration::from_millis(500);
 /// Minimum number of pulls per measurement. Short waves are repeated, since the kernel counts CPU
 /// in hundredths of a second.

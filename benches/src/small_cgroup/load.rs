@@ -11,7 +11,7 @@ use super::images::{Images, REPOSITORY};
 use crate::client::{Connection, Dial};
 
 /// Nice value of the pulling clients, so that they do not delay the measuring client. With a real
-/// DPU they run on other machines.
+/// DPU, the pulling clients run on other machines.
 const LOWEST_PRIORITY: i32 = 19;
 
 /// The parameters of the load.
@@ -48,16 +48,16 @@ impl Load<'_> {
         pull(&mut self.open()?, self.images, nth)
     }
 
-    /// Requests manifests at the interval. Returns the time of each response since its request was
-    /// due.
+    /// Requests manifests at the interval. Returns the response times, each measured from the time
+    /// at which the request was due.
     pub(super) fn manifests(&self) -> Result<Vec<f64>> {
         let mut connection = self.open()?;
         let path = format!("/v2/{REPOSITORY}/manifests/0");
         let (begun, mut due) = (Instant::now(), Instant::now());
         let mut times = Vec::new();
         while begun.elapsed() < self.time {
-            // A delay by the timer moves the due time. A delay by a slow previous response counts
-            // as waiting time.
+            // If the timer is late, the due time moves. If the previous response was slow, the
+            // delay counts as response time.
             let ahead = due.saturating_duration_since(Instant::now());
             let from = match ahead.is_zero() {
                 true => due,
@@ -80,7 +80,7 @@ impl Load<'_> {
         let manifests = std::thread::scope(|scope| {
             for _ in 0..self.clients {
                 scope.spawn(|| {
-                    // Without permission to renice, the clients keep their priority.
+                    // Without permission to change the priority, the clients keep their priority.
                     let _ = rustix::process::setpriority_process(None, LOWEST_PRIORITY);
                     let pulls = || -> Result<()> {
                         let mut connection = self.open()?;

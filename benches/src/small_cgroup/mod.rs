@@ -1,5 +1,5 @@
-//! Benchmark in a small cgroup: the latency of manifests alone, and while many clients pull and
-//! background work runs.
+//! Benchmark of pierhead in a small cgroup: the response time of manifest requests without other
+//! load, and while many clients pull and background work runs.
 
 mod images;
 mod load;

@@ -43,7 +43,8 @@ pub(crate) fn pulls(port: u16, number: u8, images: &[Image], tally: &Tally, done
             .map_or_else(|| Connection::open(port, number), Ok);
         let pulled = open.and_then(|mut open| {
             let is_alive = pull(&mut open, &mut random, images, tally)?;
-            // Docker and podman use a new connection each time, containerd a keep-alive one.
+            // Docker and podman use a new connection for each request, and containerd keeps a
+            // connection open.
             connection = (is_alive && random.bool()).then_some(open);
             Ok(())
         });
@@ -60,7 +61,7 @@ fn pull(
     images: &[Image],
     tally: &Tally,
 ) -> Result<bool> {
-    // Popular images: the product of two uniform random numbers.
+    // The product of two uniform random numbers makes some images more popular than others.
     let nth = random.usize(0..images.len()) * random.usize(0..=images.len()) / images.len();
     let image = &images[nth.min(images.len() - 1)];
     let reference = match random.bool() {

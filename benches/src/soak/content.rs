@@ -1,4 +1,5 @@
-//! Generated images without memory or disk: every byte of a blob is computed from its number.
+//! The generated images of the soak test. They need no memory or disk, because every byte of a blob
+//! is computed from the blob's number.
 
 use pierhead_oci::{Algorithm, Digest, Hasher, MediaType};
 use serde_json::json;

@@ -37,7 +37,8 @@ pub(crate) struct Options {
 
 /// Number of images.
 const IMAGES: usize = 48;
-/// Allowed growth between two quarters of the run, since allocators and connections fluctuate.
+/// Maximum ratio of memory between two quarters of the run. Some growth is allowed, because
+/// allocators and connections fluctuate.
 const MAX_MEMORY_RATIO: f64 = 1.10;
 const MAX_MEMORY_MIB: f64 = 2.0;
 const MAX_FILES: usize = 16;
@@ -148,7 +149,7 @@ fn report(
     bail!("{}", wrong.join("\n"))
 }
 
-/// Medians of the second and the last quarter. The first quarter fills the cache.
+/// Medians of the second and the last quarter of the run. The first quarter fills the cache.
 struct Growth {
     memory: [f64; 2],
     files: [f64; 2],
@@ -208,7 +209,7 @@ mod tests {
             wrong(|nth| (30.0 + f64::from(u8::from(nth % 2 == 0)), 100 + nth % 7)),
             0
         );
-        // The cache fills while it starts.
+        // Growth in the first quarter is not an error, because the cache fills.
         assert_eq!(wrong(|nth| (if nth < 25 { 10.0 } else { 30.0 }, 100)), 0);
         assert_eq!(wrong(|nth| (30.0 + nth as f64 * 0.2, 100)), 1);
         assert_eq!(wrong(|nth| (30.0, 100 + nth)), 1);

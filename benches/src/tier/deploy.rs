@@ -1,5 +1,5 @@
-//! Benchmark of deployments with a fast tier (after N-Docker): the time of storing an image after
-//! its download, and the used bytes of the fast medium.
+//! Benchmark of deployments with a fast cache tier (after N-Docker): the time to store an image
+//! after its download, and the used bytes of the fast medium.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -32,7 +32,7 @@ const WAYS: [Way; 5] = [
     },
     Way {
         name: "all on NVM",
-        // Every blob enters while there is space.
+        // Every blob enters the fast tier while the tier has space.
         placement: Some(Placement::Value),
         hot_only: false,
         knows_link: true,
@@ -75,7 +75,8 @@ pub(super) async fn run(folder: &Path, world: &World, images: &[Image], runs: us
             let mut best: Option<Sum> = None;
             for _ in 0..runs {
                 let one = deploy(folder, world, way, image, &warm).await?;
-                // The minimum, since other load of the machine only adds time.
+                // Reports the minimum of the runs, because other load of the machine only adds
+                // time.
                 if best.is_none_or(|best| one.total < best.total) {
                     best = Some(one);
                 }

@@ -1,5 +1,5 @@
-//! N-Docker's static "hot image files": guesses from the history and config of an image which
-//! layers a start reads.
+//! Guesses from the build history and the config of an image which layers a start reads, as
+//! N-Docker's static "hot image files" do.
 
 use std::collections::HashSet;
 use std::io;
@@ -11,9 +11,9 @@ use serde::Deserialize;
 
 use super::images::Image;
 
-/// A cold start reads the execution engine (interpreter or server with its runtime) and the
-/// application, and little else (N-Docker 2019, "Hot Image Files"). The build history and the
-/// config identify their layers: by the started program, and the variables with its version.
+/// The kind of a layer. A cold start reads mainly the execution engine (interpreter or server with
+/// its runtime) and the application (N-Docker 2019, "Hot Image Files"). The build history and the
+/// config identify their layers, by the started program and by variables with its version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct HotImageFiles;
 
@@ -79,15 +79,15 @@ impl HotImageFiles {
         let versions: Vec<_> = versions(start, &names).collect();
         let temperature = |step: &Step| {
             let mut words = words(&step.created_by);
-            // An older builder writes `/bin/sh -c #(nop) COPY`.
+            // An older image builder writes `/bin/sh -c #(nop) COPY`.
             let copies = words
                 .by_ref()
                 .take(5)
                 .find(|word| matches!(*word, "COPY" | "ADD"));
             match copies {
-                // An archive that is unpacked into the root is the base.
+                // An archive that is unpacked into the root folder is the base image.
                 Some("ADD") if words.any(|word| word == "/") => return Temperature::Cold,
-                // Files that an author copies into an image are the application.
+                // Files that the author copies into the image are the application.
                 Some(_) => return Temperature::Application,
                 None => {}
             }
@@ -119,7 +119,7 @@ fn names(start: &Start) -> Vec<String> {
             .chars()
             .take_while(|it| it.is_ascii_alphabetic())
             .collect();
-        // Shorter names occur in every text.
+        // Names of one or two letters occur in every text.
         if name.len() >= 3 && names.len() < MAX_NAMES && name != "docker" && !names.contains(&name)
         {
             names.push(name);

@@ -1,5 +1,5 @@
-//! The hot ranges of an image: the parts of its layers that a start reads, from a trace or a random
-//! sample.
+//! The hot ranges of an image: the parts of its layers that a container start reads. They come from
+//! a recorded trace or from a random sample.
 
 use std::collections::HashMap;
 use std::io;
@@ -75,7 +75,8 @@ impl Indices {
         let manifest: Value = serde_json::from_slice(&image.manifest.1)?;
         let config: Value = serde_json::from_slice(&image.config.1)?;
         let mut indices = Vec::new();
-        // The layer and the contents of each path. The uppermost layer counts.
+        // Maps each path to its layer and contents. If several layers contain the path, the
+        // uppermost layer counts.
         let mut files: HashMap<Vec<u8>, (usize, FileDigest)> = HashMap::new();
         for (nth, layer) in image.layers.iter().enumerate() {
             let diff_id = config["rootfs"]["diff_ids"][nth].as_str();
@@ -133,8 +134,8 @@ pub(super) fn sample(image: &Image, seed: u64) -> Vec<HotRanges> {
         let size = bytes.len() as u64;
         loop {
             let len = MIN_RANGE + STEP * random.u64(..16);
-            // Gaps before and after each range are on average so long that the sample is an
-            // eleventh.
+            // The gaps before and after each range are so long on average that the sample is an
+            // eleventh of the layer.
             let start = offset + random.u64(..20 * len);
             if start >= size {
                 break;

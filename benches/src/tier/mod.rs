@@ -1,4 +1,4 @@
-//! Benchmarks of a fast tier on modelled media, through the real cache: deployments and starts
+//! Benchmarks of a fast cache tier on modelled media, with the real cache: deployments and starts
 //! (after N-Docker), a stream of pulls (after CHERRY), and CPU costs.
 
 mod deploy;
@@ -107,7 +107,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         DeviceModel::HARD_DISK,
         DeviceModel::NVDIMM
     );
-    // One image of each name.
+    // Uses one image of each name.
     let mut names = std::collections::HashSet::new();
     let mut single = images.clone();
     single.retain(|image| match &options.layout {
@@ -135,7 +135,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             share: f64::from(options.fits) / 100.0,
             seed: options.seed,
         };
-        // A DPU has no free memory for a page cache.
+        // The modelled DPU has no free memory for a page cache.
         let world = World {
             memory: 64 << 20,
             ..world

@@ -1,4 +1,4 @@
-//! The cache of the tier benchmarks: the real cache on modelled media in memory.
+//! The cache of the tier benchmarks: pierhead's cache code on modelled media, which are in memory.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -107,7 +107,7 @@ impl Setting {
         self.disk.forget();
     }
 
-    /// Fetches an image into the empty cache, like the proxy for a client.
+    /// Fetches an image into the empty cache, as the proxy does for a client.
     pub(super) async fn deploy(&self, image: &Image) -> Result<Deployment> {
         let begun = Instant::now();
         let (digest, bytes) = &image.manifest;
@@ -119,7 +119,8 @@ impl Setting {
         })
     }
 
-    /// Pulls an image through the cache, and fetches missing blobs. Returns the time of the client.
+    /// Pulls an image through the cache, which fetches missing blobs. Returns the time that the
+    /// client needs.
     pub(super) async fn pull(&self, image: &Image) -> Result<Duration> {
         let begun = Instant::now();
         let (digest, bytes) = &image.manifest;
@@ -206,7 +207,7 @@ async fn pull(cache: Cache, link: Arc<Pacer>, blob: Blob) -> Result<()> {
         Claim::Follower(content) => content,
         Claim::Hit(object) => BlobReader::Stored(object),
     };
-    // The reader is done when the blob is verified. It does not wait for the storage.
+    // The reader ends when the blob is verified. It does not wait until the blob is stored.
     let last = (bytes.len() as u64).saturating_sub(1);
     content.read_at(last, 1).await?;
     Ok(())

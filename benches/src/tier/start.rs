@@ -1,5 +1,6 @@
-//! Benchmark of container starts with a fast tier (after N-Docker): read time from disk, from NVM,
-//! and with only hot ranges on NVM, and the used NVM bytes.
+//! Benchmark of container starts with a fast cache tier (after N-Docker): the time to read the
+//! files of a start from disk, from NVM, and with only the hot ranges on NVM, and the used bytes of
+//! the NVM.
 
 use std::collections::HashSet;
 use std::path::Path;

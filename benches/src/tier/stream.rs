@@ -1,5 +1,5 @@
 //! Benchmark of a mixed stream of pulls (after CHERRY): images of different popularity, and a fast
-//! tier with space for a part of them.
+//! cache tier with space for a part of them.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -36,8 +36,8 @@ struct Run {
 const NOISE: (f64, f64) = (1.05, 0.02);
 
 impl Stream {
-    /// The image of each pull. The nth most popular image is n times as rare as the first (Zipf).
-    /// Each is pulled at least once.
+    /// The image of each pull. The nth most popular image is pulled n times more rarely than the
+    /// first one (Zipf), but at least once.
     fn order(&self, images: usize) -> Vec<usize> {
         let mut random = fastrand::Rng::with_seed(self.seed);
         let mut ranked: Vec<_> = (0..images).collect();
@@ -55,7 +55,7 @@ impl Stream {
         };
         let mut order = ranked.clone();
         order.extend((images..self.pulls).map(|_| pick(&mut random)));
-        // The single pulls of rare images are distributed over the stream.
+        // Distributes the single pulls of rare images over the stream.
         random.shuffle(&mut order);
         order
     }

@@ -1,5 +1,5 @@
-//! Benchmark of a blob on the fast tier: CPU of serving it compared with nginx and sendfile, and
-//! the rate of writing it.
+//! Benchmark of a blob on the fast cache tier: the CPU time of serving it, compared with nginx and
+//! sendfile, and the rate of writing it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ const REGION: u64 = 640 << 20;
 /// Numbers of concurrent clients, and number of downloads per measurement.
 const CLIENTS: [usize; 2] = [1, 8];
 const GETS: usize = 8;
-/// Number of rounds over all servers. The median is reported, since a round in which client and
-/// server share a core costs half.
+/// Number of rounds over all servers. The median is reported, because a round in which client and
+/// server share a core costs only half.
 const SERVE_ROUNDS: usize = 9;
 /// Number of writes of a region, of which the minimum is reported.
 const WRITE_ROUNDS: usize = 5;
@@ -125,8 +125,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Writes a blob to new regions, directly and as a fill of both tiers, and prints the table.
-/// Without hashing, write-back and device models.
+/// Writes a blob to new regions, directly and as a fill of both tiers, and prints the table. The
+/// measurement excludes hashing, write-back and device models.
 pub(super) fn write(folder: &Path) -> Result<()> {
     let folder = tempfile::tempdir_in(folder)?;
     let piece = vec![0x5a; PIECE];
@@ -137,7 +137,7 @@ pub(super) fn write(folder: &Path) -> Result<()> {
             size: REGION,
         };
         let region = Region::open(&config)?;
-        // The first write allocates each page, the second one reuses it.
+        // The first write of a page allocates the page, and the second write uses it again.
         for least in &mut alone {
             let begun = Instant::now();
             for offset in (0..BLOB).step_by(PIECE) {
@@ -164,7 +164,7 @@ pub(super) fn write(folder: &Path) -> Result<()> {
         let both = WriteBack::open(Arc::new(PmemTier::new(log, None)), slow, options)?;
         let content: Vec<u8> = piece.repeat(usize::try_from(BLOB)? / PIECE);
         let trailer = Trailer::of(&content, None);
-        // The log writes the whole region before it reuses its beginning.
+        // The log writes the whole region before it uses the beginning of the region again.
         let mut warming = f64::INFINITY;
         for nth in 0..LAPS {
             let least = match nth {
@@ -187,7 +187,7 @@ pub(super) fn write(folder: &Path) -> Result<()> {
             staged.commit(trailer.clone())?;
             *least = least.min(begun.elapsed().as_secs_f64());
             ensure!(both.has_copy(&digest), "the blob went to the disk");
-            // The next blob reuses the space.
+            // Removes the blob, so that the next blob uses the same space.
             both.remove(&digest)?;
         }
         both.close();

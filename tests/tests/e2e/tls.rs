@@ -18,7 +18,7 @@ use pierhead_tests::{
 
 use crate::{bundles, certificates::Files};
 
-/// Sends a GET over TLS, and trusts only this authority.
+/// Sends a GET over TLS. Trusts only the CA `ca`.
 pub(crate) fn get(addr: SocketAddr, path: &str, ca: &str) -> Result<Response> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -31,7 +31,7 @@ pub(crate) fn get(addr: SocketAddr, path: &str, ca: &str) -> Result<Response> {
     })?)
 }
 
-/// Pulls the small image twice by one client, the second time without an upstream.
+/// Pulls the small image twice by one client. The upstream is stopped before the second pull.
 fn pull_twice<C: Client>(
     files: &Files,
     more: &str,
@@ -57,7 +57,8 @@ fn pull_twice<C: Client>(
     Ok(())
 }
 
-/// Docker tries HTTPS first for a registry on loopback, and accepts any certificate there.
+/// Docker tries HTTPS first for a registry on a loopback address, and accepts any certificate of
+/// such a registry.
 #[test]
 fn docker_pulls_over_tls() -> Result<()> {
     if or_skip(Docker::find()).is_none() || or_skip(registry::find()).is_none() {
@@ -80,7 +81,7 @@ fn containerd_pulls_over_tls() -> Result<()> {
     })
 }
 
-/// pierhead accepts only clients with a certificate of the authority.
+/// pierhead accepts only clients with a certificate of the configured CA.
 #[test]
 fn containerd_pulls_with_a_client_certificate() -> Result<()> {
     if or_skip(Containerd::find()).is_none() || or_skip(registry::find()).is_none() {
@@ -104,7 +105,7 @@ fn containerd_pulls_with_a_client_certificate() -> Result<()> {
     })
 }
 
-/// `pierhead pull` with a client certificate.
+/// `pierhead pull` sends a client certificate.
 #[test]
 fn a_worker_pulls_with_a_client_certificate() -> Result<()> {
     let files = Files::new()?;
@@ -141,15 +142,15 @@ fn skopeo_pulls_over_tls() -> Result<()> {
             .config(&files.tls()),
     )?;
     let skopeo = Skopeo::with_path(pierhead.address(), "docker.io")?;
-    // skopeo looks for a client certificate in the same folder.
+    // skopeo looks for a client certificate in the folder with the CA.
     let folder = files.trusted()?.display().to_string();
     let (root, _) = skopeo.copy(&image.name(), true, &["--src-cert-dir", &folder])?;
     assert_eq!(root, image.root);
     Ok(())
 }
 
-/// A new certificate is used without a restart. An invalid one is ignored, and the old one stays in
-/// use.
+/// pierhead uses a new certificate without a restart. It ignores an invalid one, and continues to
+/// use the old certificate.
 #[test]
 fn a_renewed_certificate_is_used_without_a_restart() -> Result<()> {
     let (files, others) = (Files::new()?, Files::new()?);
@@ -158,7 +159,7 @@ fn a_renewed_certificate_is_used_without_a_restart() -> Result<()> {
     assert_eq!(get(address, "/v2/", files.ca())?.status, 200);
     assert!(get(address, "/v2/", others.ca()).is_err());
     for name in ["server.key", "server.cert"] {
-        // Each file is replaced by a rename, as renewal tools do.
+        // Replaces each file by a rename, as renewal tools do.
         let next = files.path("next");
         fs::copy(others.path(name), &next)?;
         fs::rename(&next, files.path(name))?;

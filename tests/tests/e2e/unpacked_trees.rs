@@ -19,13 +19,14 @@ use tempfile::TempDir;
 
 use crate::random_images;
 
-/// Seeds of random images: a few, or the number in `PIERHEAD_SEEDS`.
+/// Seeds of random images: by default a few, or as many as `PIERHEAD_SEEDS` says.
 fn seeds() -> std::ops::Range<u64> {
     let seeds = std::env::var("PIERHEAD_SEEDS");
     0..seeds.ok().and_then(|it| it.parse().ok()).unwrap_or(3)
 }
 
-/// containerd does not restore the time of a directory when an upper layer writes into it.
+/// Deviations of containerd: it does not restore the time of a directory when an upper layer writes
+/// into the directory.
 const CONTAINERD: Leniency = Leniency {
     times_of_directories: true,
     nanoseconds: false,
@@ -35,8 +36,8 @@ const CONTAINERD: Leniency = Leniency {
     xattrs_of_directories: false,
 };
 
-/// Its native snapshotter keeps the attributes of an existing directory, and copies each name of a
-/// hard-linked symbolic link or device.
+/// Deviations of containerd's native snapshotter: it keeps the attributes of an existing directory,
+/// and copies each name of a hard-linked symbolic link or device.
 const NATIVE: Leniency = Leniency {
     links_of_specials: true,
     xattrs_of_directories: true,
@@ -100,7 +101,7 @@ fn umoci_and_containerd_agree_on_random_images() -> Result<()> {
     Ok(())
 }
 
-/// The images that umoci supports, with its trees.
+/// The images that umoci supports, each with the tree that umoci unpacks.
 fn expected<'a>(images: &'a [Image], umoci: &Umoci) -> Result<Vec<(&'a Image, Tree)>> {
     let mut trees = Vec::new();
     for image in images {
@@ -111,8 +112,8 @@ fn expected<'a>(images: &'a [Image], umoci: &Umoci) -> Result<Vec<(&'a Image, Tr
     Ok(trees)
 }
 
-/// Pulls every version of each image into one store, which has the previous version. The trees must
-/// equal those of umoci in every attribute, also after later pulls.
+/// Pulls every version of each image into one store, which contains the previous version. The trees
+/// must equal those of umoci in every attribute, and must stay equal after later pulls.
 fn assert_pierhead_agrees(expected: &[(&Image, Tree)], link: &str) -> Result<()> {
     let images: Vec<&Image> = expected.iter().map(|(image, _)| *image).collect();
     let registry = Registry::start(&images)?;
@@ -148,7 +149,7 @@ fn assert_pierhead_agrees(expected: &[(&Image, Tree)], link: &str) -> Result<()>
         let other = Tree::read(&root)?;
         let who = "umoci and pierhead";
         same(image, one, &other, who, Leniency::default())?;
-        // Trees that share files with the store and with each other.
+        // With hard links, trees share files with the store and with each other.
         if link == "hard" {
             all.push((image, one, root, made));
         }

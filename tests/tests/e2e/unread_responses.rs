@@ -14,8 +14,9 @@ use crate::requests::{get, start_in_front};
 
 /// Number of clients for each kind of document.
 const CLIENTS: usize = 200;
-/// Maximum resident memory in bytes. One response per client would take 1.4 GB of lists and 800 MB
-/// of manifests. The peak is about 60 MB in use; glibc retains the rest of large allocations.
+/// Maximum resident memory in bytes. If each client had a response in memory, lists would take 1.4
+/// GB and manifests 800 MB. pierhead uses about 60 MB at the peak. glibc retains the rest of large
+/// allocations.
 const MAX_MEMORY: u64 = 128 << 20;
 
 /// Sends a request and reads only the status of the response.
@@ -30,7 +31,8 @@ fn request_without_reading(address: SocketAddr, path: &str) -> Result<(TcpStream
     Ok((stream, status))
 }
 
-/// Tag lists of 7 MB and cold manifests of 4 MB, each for many concurrent clients that do not read.
+/// Many concurrent clients request tag lists of 7 MB and uncached manifests of 4 MB, and do not
+/// read the responses.
 #[test]
 fn unread_documents_hold_no_memory() -> Result<()> {
     let options = Options::new().config("[limits]\nresponse_timeout = \"60s\"\ndownloads = 200");
@@ -65,7 +67,7 @@ fn unread_documents_hold_no_memory() -> Result<()> {
         served += usize::from(status == 200);
         streams.push(stream);
     }
-    // Most requests of both kinds must succeed, since refused ones hold no memory.
+    // Most requests of both kinds must succeed, because refused requests use no memory.
     ensure!(served > CLIENTS, "only {served} requests were served");
     let (now, peak) = pierhead.memory()?;
     eprintln!(

@@ -49,7 +49,8 @@ fn the_circuit_opens_in_an_outage_and_closes_after_it() -> Result<()> {
         assert_eq!(get(pierhead.address(), tag)?.status, 200, "no stale copy");
         Ok((metric(&pierhead, STATE)? == 2).then_some(()))
     })?;
-    // While the circuit is open, only probes reach the upstream, at least a second apart.
+    // While the circuit is open, only probes reach the upstream, with at least a second between two
+    // probes.
     hub.clear_requests();
     let started = Instant::now();
     for nth in 0..100 {
@@ -59,7 +60,7 @@ fn the_circuit_opens_in_an_outage_and_closes_after_it() -> Result<()> {
     }
     let probes = 1 + started.elapsed().as_secs();
     let requested = hub.count(|_| true) as u64;
-    // A failed probe is one request with its retries.
+    // A failed probe is one request and its retries.
     assert!(
         requested <= 4 * probes,
         "{requested} requests to a dead upstream"
@@ -79,7 +80,7 @@ fn the_circuit_opens_in_an_outage_and_closes_after_it() -> Result<()> {
     Ok(())
 }
 
-/// A client requests an image before it is pushed.
+/// A client requests an image before the image is pushed, and gets it soon after the push.
 #[test]
 fn a_pushed_image_is_visible_within_seconds_after_a_404() -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
@@ -90,7 +91,7 @@ fn a_pushed_image_is_visible_within_seconds_after_a_404() -> Result<()> {
             assert_eq!(get(pierhead.address(), path)?.status, 404);
         }
     }
-    // One request each, and one retry each.
+    // pierhead sends each request once, and retries it once.
     let requested = hub.count(|_| true);
     assert!(requested <= 4, "{requested} requests for a missing image");
     hub.push("library/app", "1", &image);
@@ -99,12 +100,13 @@ fn a_pushed_image_is_visible_within_seconds_after_a_404() -> Result<()> {
         get_until_ok(pierhead.address(), path)?;
     }
     let took = pushed.elapsed();
-    // A 404 is cached for five seconds. The rest is tolerance.
+    // pierhead caches a 404 for five seconds. The rest of the time limit is for a busy machine.
     assert!(took < Duration::from_secs(15), "seen after {took:?}");
     Ok(())
 }
 
-/// When a client reaches its connection limit, its longest idle connection is closed.
+/// When a client reaches its connection limit, pierhead closes the longest idle connection of this
+/// client.
 #[test]
 fn a_client_at_its_limit_loses_its_longest_idle_connection() -> Result<()> {
     let options = Options::new().config("[limits]\nconnections = 32\n[tags]\nttl = \"1h\"");
@@ -136,7 +138,7 @@ fn a_client_at_its_limit_loses_its_longest_idle_connection() -> Result<()> {
     Ok(())
 }
 
-/// Memory with a thousand idle connections and two hundred running downloads.
+/// Memory of pierhead with a thousand idle connections and two hundred running downloads.
 #[test]
 fn many_connections_take_limited_memory() -> Result<()> {
     const ACTIVE: usize = 200;

@@ -13,8 +13,8 @@ use crate::requests::{get, get_until_ok, pull, start_in_front, wait_for_commit};
 
 const SIZE: usize = 3 << 20;
 
-/// With `fault` on the blob, no client gets a complete wrong body. Without the fault, the pull
-/// succeeds.
+/// Asserts that no client gets a complete wrong body while the blob has `fault`, and that the pull
+/// succeeds without the fault.
 fn assert_wrong_bytes_are_refused(fault: Fault) -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
     let bytes = random_bytes(1, SIZE);
@@ -23,7 +23,7 @@ fn assert_wrong_bytes_are_refused(fault: Fault) -> Result<()> {
     let injected = hub.inject(fault.clone().on_blob(&digest));
     let response = get(pierhead.address(), &path);
     assert!(injected.hits() >= 1, "{fault:?} had no effect");
-    // A connection that closes before the response head counts as a refusal.
+    // A connection that closes before the response head counts as a refused request.
     if let Ok(response) = response
         && response.status == 200
         && response.end == End::Clean
@@ -87,7 +87,7 @@ fn the_bytes_of_another_blob_are_refused() -> Result<()> {
     assert_wrong_bytes_are_refused(Fault::Replace(random_bytes(2, SIZE)))
 }
 
-/// The client gets a complete blob despite many interruptions, and no byte is requested twice.
+/// The client gets a complete blob despite many interruptions, and pierhead requests no byte twice.
 #[test]
 fn an_interrupted_body_is_resumed() -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
@@ -113,7 +113,7 @@ fn an_interrupted_body_is_resumed() -> Result<()> {
     Ok(())
 }
 
-/// A manifest whose bytes do not match the requested digest is refused.
+/// pierhead refuses a manifest whose bytes do not match the requested digest.
 #[test]
 fn a_manifest_with_another_digest_is_refused() -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
@@ -129,8 +129,8 @@ fn a_manifest_with_another_digest_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// Huge, deep and cyclic manifests are refused with an error code of the specification, or served
-/// unchanged. pierhead survives each.
+/// pierhead refuses huge, deep and cyclic manifests with an error code of the specification, or
+/// serves them unchanged. It survives each of them.
 #[test]
 fn hostile_manifests_do_no_harm() -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
@@ -164,7 +164,8 @@ fn hostile_manifests_do_no_harm() -> Result<()> {
                 assert!(response.json()["errors"][0]["code"].is_string(), "{tries}");
             }
         }
-        // `cache warm` parses the manifest: an invalid one is an error and causes no fetch.
+        // `cache warm` parses the manifest: an invalid manifest is an error, and pierhead fetches
+        // nothing.
         let warmed = pierhead.cache(&["warm", &format!("docker.io/library/evil:{tag}")]);
         assert!(!malformed || warmed.is_err(), "{tries}: warmed");
     }
@@ -217,7 +218,8 @@ fn hostile_manifests_do_no_harm() -> Result<()> {
     Ok(())
 }
 
-/// An HTML page with status 200 is not a manifest and is not cached as one.
+/// pierhead does not take an HTML page with status 200 for a manifest, and does not cache it as
+/// one.
 #[test]
 fn an_html_page_is_not_a_manifest() -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;

@@ -21,7 +21,8 @@ const SYNC_CHUNK: u64 = 1 << 20;
 /// Each blob has an address range of 2^40 bytes, selected by its digest.
 const ADDRESS_BITS: u32 = 40;
 
-/// The modelled disk. It is as durable as the tier below, and not faster.
+/// The modelled disk. It stores bytes as durably as the tier below, and is never faster than the
+/// tier below.
 pub(in crate::tier) struct ModelledDisk<C = Monotonic> {
     tier: Arc<dyn Tier>,
     device: Arc<Device<C>>,
@@ -188,7 +189,7 @@ impl<C: Clock, R: ReadAt + ?Sized> Slow<C, R> {
     /// The part of `len` bytes from `offset` that may be only on disk.
     fn range(&self, offset: u64, len: usize) -> Range<u64> {
         let end = offset.saturating_add(len as u64);
-        // Bytes that are not yet on disk are in memory, whatever its size.
+        // Bytes that are not yet on disk are in memory, whatever the size of the page cache.
         let synced = self
             .dirty
             .as_ref()
@@ -220,7 +221,7 @@ impl<C: Clock> Blob for Slow<C, dyn Blob> {
     fn trailer(&self) -> &Trailer {
         self.inner.trailer()
     }
-    // No extent, since `sendfile` would bypass the model.
+    // Returns no extent, because `sendfile` would bypass the model.
 }
 
 struct SlowFill<C> {
@@ -286,7 +287,7 @@ impl<C: Clock + 'static> Staged for SlowFill<C> {
     fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
         let blob = self.inner.commit(trailer)?;
         self.dirty.sync(&self.device, self.address);
-        // The rename follows the contents.
+        // The rename must be on disk after the contents.
         self.device.fence();
         Ok(Arc::new(Slow {
             device: self.device,

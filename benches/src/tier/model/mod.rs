@@ -12,11 +12,11 @@ pub(super) use disk::ModelledDisk;
 pub(super) use medium::ModelledMedium;
 
 /// Minimum debt for a sleep, and maximum credit for a late wake-up. The system wakes about 60 µs
-/// late, so that shorter sleeps would cost too much.
+/// late, so shorter sleeps would cost too much.
 const MIN_SLEEP: Duration = Duration::from_millis(1);
 
-/// Number of sequential streams that a device serves without seeks, since the kernel reads ahead
-/// and writes behind for each.
+/// Number of sequential streams that a device serves without seeks. The kernel reads ahead and
+/// collects writes for each stream.
 const STREAMS: usize = 8;
 
 /// The costs of accesses to one device, which serves them one after the other.
@@ -33,8 +33,8 @@ pub(super) struct DeviceModel {
 }
 
 impl DeviceModel {
-    /// The emulated NVDIMM of N-Docker (2019), Table 1: read at 3.6 GB/s, written at 1.3 GB/s, a
-    /// write's latency 12 × that of DRAM, for which 80 ns is taken.
+    /// The emulated NVDIMM of N-Docker (2019), Table 1: reads at 3.6 GB/s, writes at 1.3 GB/s. The
+    /// latency of a write is 12 times that of DRAM, which is assumed to be 80 ns.
     pub(super) const NVDIMM: Self = Self {
         read: 3_600_000_000,
         write: 1_300_000_000,
@@ -80,8 +80,8 @@ impl Clock for Monotonic {
     }
 }
 
-/// The debt of one device. Offsets only determine which accesses are sequential. A caller with many
-/// files gives each its own range of offsets.
+/// The debt of one device. The model uses offsets only to detect sequential accesses. A caller with
+/// many files gives each file its own range of offsets.
 #[derive(Debug)]
 pub(super) struct DevicePacer<C> {
     model: DeviceModel,

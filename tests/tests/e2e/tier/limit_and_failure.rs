@@ -1,4 +1,5 @@
-//! Tests of a running tier: a change of its limit, and a truncated region file.
+//! End-to-end tests of a running fast tier: a change of its size limit, and a region file that
+//! another program truncates. (A region file stores the blobs of the tier.)
 
 use std::{
     fs::File,
@@ -13,7 +14,7 @@ use pierhead_tests::{pierhead::Pierhead, wait};
 use super::{diagnosis, image, memory, number, region, stat, wait_for_write_back, with_tier};
 use crate::requests::{committed, get, pull, start_in_front};
 
-/// Sends GETs of all layers until `over` is set. A wrong response is an error.
+/// Requests all layers repeatedly until `over` is set. A wrong response is an error.
 fn client(pierhead: &Pierhead, image: &Image, over: &AtomicBool, pulls: &AtomicU64) -> Result<()> {
     while !over.load(Ordering::SeqCst) {
         for blob in &image.blobs {
@@ -83,7 +84,7 @@ fn the_limit_changes_during_pulls() -> Result<()> {
     Ok(())
 }
 
-/// The region file is truncated while its blobs are read.
+/// Another program truncates the region file while pierhead reads blobs from it.
 #[test]
 fn a_truncated_region_file_stops_the_tier_and_not_the_daemon() -> Result<()> {
     let folder = memory()?;
@@ -99,7 +100,7 @@ fn a_truncated_region_file_stops_the_tier_and_not_the_daemon() -> Result<()> {
         .write(true)
         .open(region(folder.path()))?
         .set_len(4096)?;
-    // A running response may be aborted. No complete response has wrong bytes.
+    // pierhead may abort a running response. No complete response may have wrong bytes.
     for blob in &image.blobs {
         let path = format!("/v2/library/app/blobs/{}", blob.digest);
         wait::until("the disk's copy", || {
@@ -130,7 +131,7 @@ fn a_truncated_region_file_stops_the_tier_and_not_the_daemon() -> Result<()> {
         committed(pierhead.data())?,
         image.digests().count() + later.digests().count()
     );
-    // The next start has no tier, and logs the reason.
+    // After the next start, pierhead runs without the tier, and logs the reason.
     pierhead.restart()?;
     ensure!(
         pierhead.log().contains("it was truncated"),

@@ -1,5 +1,5 @@
-//! Tests of the fast tier's memory: a slow client while its blob is evicted, and a tmpfs that other
-//! programs fill.
+//! End-to-end tests of the memory of the fast tier: the eviction of a blob that a slow client still
+//! reads, and a tmpfs that other programs fill.
 
 use std::{
     fs::File,
@@ -19,7 +19,8 @@ use pierhead_tests::{
 use super::{memory, number, region, section, stat, wait_for_write_back};
 use crate::requests::{get, pull, start_in_front};
 
-/// The last layer is the large one, and still small enough for the socket buffers of a connection.
+/// The last layer is the largest one, and still small enough for the socket buffers of a
+/// connection.
 fn image(seed: u64) -> Image {
     Image::random(seed, &[100_000, 2_000_000])
 }
@@ -48,15 +49,15 @@ fn a_slow_client_gets_its_own_blob_after_the_memory_is_reused() -> Result<()> {
     hub.push("library/app", "1", &slow);
     pull(&pierhead, "library/app", &slow)?;
     wait_for_write_back(&pierhead)?;
-    // A reader shares the open handle of an earlier reader, which may be that of the disk or of the
-    // fill. Only a reader that opens the copy on the tier counts as a hit there.
+    // A response may read from a file handle that an earlier response opened, on the disk or in a
+    // running fill. Only a response that opens the copy on the tier counts as a hit of the tier.
     let mut client = wait::until("a reader that is sent to from the tier", || {
         let before = number(&stat(&pierhead)?, "hits")?;
         let client = begin(&pierhead, &path)?;
         let is_hit = number(&stat(&pierhead)?, "hits")? > before;
         Ok(is_hit.then_some(client))
     })?;
-    // Twice the size of the tier.
+    // Pulls twice as many bytes as the tier can store, so that the tier evicts the blob.
     for seed in 2..32 {
         let (name, other) = (format!("library/app{seed}"), image(seed));
         hub.push(&name, "1", &other);
@@ -69,8 +70,8 @@ fn a_slow_client_gets_its_own_blob_after_the_memory_is_reused() -> Result<()> {
     let body = &response[ends.context("no head")? + 4..];
     ensure!(body.len() == layer.bytes.len(), "{} bytes", body.len());
     ensure!(body == &layer.bytes[..], "another blob's bytes");
-    // Otherwise the test is void: the blob must have left the tier by then.
-    // The handle of the slow reader may live a moment longer than its connection.
+    // Checks that the blob has left the tier, because otherwise the test would prove nothing. The
+    // file handle of the slow response may stay open a moment longer than the connection.
     wait::until("a reader that is sent to from the disk", || {
         let disk = number(&stat(&pierhead)?, "disk_hits")?;
         ensure!(
@@ -108,7 +109,7 @@ fn a_full_tmpfs_loses_only_the_blobs_of_the_tier() -> Result<()> {
         hub.push(&name, "1", &image);
         pull(pierhead, &name, &image)?;
         let stat = wait_for_write_back(pierhead)?;
-        // Once more, from the disk or the tier.
+        // Pulls once more, from the disk or the tier.
         pull(pierhead, &name, &image)?;
         number(&stat, "staged")
     };

@@ -21,14 +21,15 @@ use tempfile::TempDir;
 
 use crate::doctor::{doctor, one};
 
-/// Sizes of the layers. The placement puts the last, large layer and the one above it on the tier.
+/// Sizes of the layers in bytes. The layer-aware placement puts the layer that arrives last (the
+/// large one), and the layer above it, on the tier.
 const LAYERS: [usize; 3] = [200_000, 900_000, 300_000];
 
 fn image(seed: u64) -> Image {
     Image::random(seed, &LAYERS)
 }
 
-/// A volatile folder (tmpfs) with space for the regions of all concurrent tests.
+/// A volatile folder (tmpfs) with space for the region files of all concurrent tests.
 fn memory() -> Result<TempDir> {
     const NEEDED: u64 = 512 << 20;
     let stat = rustix::fs::statvfs("/dev/shm")?;
@@ -43,7 +44,7 @@ fn memory() -> Result<TempDir> {
         .tempdir_in("/dev/shm")?)
 }
 
-/// A persistent folder on disk.
+/// A folder on disk, which survives a reboot.
 fn lasting() -> Result<TempDir> {
     paths::scratch("tier")
 }
@@ -79,7 +80,7 @@ fn number(stat: &Value, key: &str) -> Result<u64> {
         .with_context(|| format!("{key} in {stat}"))
 }
 
-/// Waits until all blobs are written back.
+/// Waits until pierhead has written all blobs of the tier back to the disk.
 fn wait_for_write_back(pierhead: &Pierhead) -> Result<Value> {
     wait::until("the write-back of the tier", || {
         let stat = stat(pierhead)?;

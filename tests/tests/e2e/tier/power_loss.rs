@@ -22,8 +22,8 @@ use super::{
 };
 use crate::requests::{committed, get, pull, start_in_front};
 
-/// Images of the second boot, each larger than a segment of the log, so that the power loss hits a
-/// partial image.
+/// Images of the second boot. Each is larger than a segment of the tier's log, so that the power
+/// loss interrupts an image.
 fn later(number: u64) -> Image {
     Image::random(1000 + number, &[70_000, 2_500_000, 150_000])
 }
@@ -58,7 +58,7 @@ fn over_three_boots() -> Result<()> {
     }
 }
 
-/// The state that survives a boot.
+/// The folders that survive a boot.
 struct Site {
     /// `tier.kind`.
     kind: &'static str,
@@ -72,7 +72,7 @@ impl Site {
     fn start(&self, drain: &str) -> Result<(Background, Pierhead)> {
         let section = section(&region(&self.fast), "64MiB", drain);
         let section = section.replace("\"file\"", &format!("{:?}", self.kind));
-        // The default free space is larger than the disk of the guest.
+        // The default of `cache.min_free` is larger than the disk of the guest.
         let small = "cache.size = \"256MiB\"\ncache.min_free = \"1MiB\"";
         let options = Options::new().config(small).config(&section);
         start_in_front(FakeRegistry::builder(), options.data(&self.data))
@@ -86,7 +86,7 @@ impl Site {
         hub.push("library/drained", "1", &one);
         pull(&pierhead, "library/drained", &one)?;
         let before = wait_for_write_back(&pierhead)?;
-        // The manifest and the layers that the placement puts on the tier.
+        // The tier has the manifest, and the layers that the placement puts on the tier.
         ensure!(number(&before, "blobs")? >= 3, "{before}");
         self.named(&pierhead)?;
         pierhead.stop()?;
@@ -118,8 +118,8 @@ impl Site {
         Ok(())
     }
 
-    /// Second boot: finds both images, and pulls more until it is killed, at most `most`. Returns
-    /// the number of the last one.
+    /// Second boot: finds both images of the first boot, then pulls images until the machine is
+    /// killed, at most `most`. Returns the number of the last image.
     fn second(&self, most: u64) -> Result<u64> {
         let (hub, mut pierhead) = self.start(NO_WRITE_BACK)?;
         found(&hub, &pierhead, "library/drained", &image(1))?;
@@ -135,7 +135,7 @@ impl Site {
             hub.push(&name, "1", &image);
             pull(&pierhead, &name, &image)?;
             println!("pulled {number}");
-            // The controller of the guest waits for this line before it cuts the power.
+            // The host waits for this file before it cuts the power of the guest.
             fs::write(self.fast.join("pulling"), "")?;
         }
         pierhead.kill()?;
@@ -161,7 +161,8 @@ impl Site {
         for number in (0..last).step_by(step).chain([last]) {
             found(&hub, &pierhead, &name(number), &later(number))?;
         }
-        // The image during the power loss: each of its blobs is complete or missing.
+        // The image that was pulled during the power loss: each of its blobs is complete or
+        // missing.
         let cut = later(last + 1);
         hub.push(&name(last + 1), "1", &cut);
         pull(&pierhead, &name(last + 1), &cut)?;
@@ -174,7 +175,7 @@ impl Site {
     }
 }
 
-/// Asserts that the image is cached: the upstream gets no request.
+/// Asserts that the image is cached: a pull sends no request to the upstream.
 fn found(hub: &Background, pierhead: &Pierhead, name: &str, image: &Image) -> Result<()> {
     hub.push(name, "1", image);
     pull(pierhead, name, image)?;

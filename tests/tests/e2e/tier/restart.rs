@@ -1,4 +1,5 @@
-//! Tests of the tier's blobs after a shutdown, and after a crash during a fill or a write-back.
+//! End-to-end tests of the blobs on the fast tier: after a shutdown, and after a crash during a
+//! download or a write-back to the disk.
 
 use std::{path::Path, thread};
 
@@ -34,7 +35,8 @@ fn a_volatile_tier_is_written_back_at_shutdown() -> Result<()> {
     pull(&pierhead, "library/app", &image)?;
     let before = stat(&pierhead)?;
     assert_eq!(before["class"], "volatile");
-    // The config counts as above all layers.
+    // The placement treats the config as a layer above all layers, so the config is on the tier,
+    // too.
     assert_eq!(number(&before, "queue")?, 3, "{before}");
     assert_eq!(
         diagnosis(&pierhead)?,
@@ -42,7 +44,7 @@ fn a_volatile_tier_is_written_back_at_shutdown() -> Result<()> {
     );
     let metrics = String::from_utf8(get(pierhead.admin(), "/metrics")?.body.into())?;
     ensure!(metrics.contains("pierhead_cache_tier_info{class=\"volatile\"} 1"));
-    // Cached.
+    // The pull finds all blobs in the cache.
     pull(&pierhead, "library/app", &image)?;
     ensure!(number(&stat(&pierhead)?, "hits")? >= 2);
     pierhead.stop()?;
@@ -89,7 +91,7 @@ fn a_crash_loses_no_blob_of_a_persistent_tier() -> Result<()> {
     Ok(())
 }
 
-/// The kill happens when half of the large layer is on the tier.
+/// pierhead is killed when half of the large layer is on the tier.
 #[test]
 fn a_kill_during_a_fill_keeps_the_tier_usable() -> Result<()> {
     for folder in [memory()?, lasting()?] {
@@ -127,7 +129,7 @@ fn a_kill_during_a_fill_keeps_the_tier_usable() -> Result<()> {
     Ok(())
 }
 
-/// The kill happens when a part of the large layer is written back.
+/// pierhead is killed when a part of the large layer is written back to the disk.
 #[test]
 fn a_kill_during_write_back_loses_no_blob() -> Result<()> {
     for folder in [memory()?, lasting()?] {
@@ -138,7 +140,7 @@ fn a_kill_during_write_back_loses_no_blob() -> Result<()> {
         let image = Image::random(1, &[100_000, 3_000_000]);
         hub.push("library/app", "1", &image);
         pull(&pierhead, "library/app", &image)?;
-        // Small blobs are written back first.
+        // pierhead writes small blobs back first.
         wait::until("the first bytes of the large layer on the disk", || {
             Ok((number(&stat(&pierhead)?, "written_back")? > 200_000).then_some(()))
         })?;
@@ -156,7 +158,7 @@ fn a_kill_during_write_back_loses_no_blob() -> Result<()> {
         let lasts = stat(&pierhead)?["class"] != "volatile";
         let layer = &image.blobs[2].digest;
         assert_eq!(hub.gets_of(layer), if lasts { 1 } else { 2 });
-        // The shutdown writes it back, or the next start finds it on the tier.
+        // Either the shutdown writes the blob back, or the next start finds it on the tier.
         pierhead.stop()?;
         let there = committed(pierhead.data())?;
         assert_eq!(there, image.digests().count() - usize::from(lasts));

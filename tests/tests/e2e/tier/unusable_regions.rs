@@ -1,5 +1,5 @@
-//! Tests of unusable tier regions: pierhead logs the reason, serves from disk, and does not change
-//! the region file.
+//! End-to-end tests of region files (the storage of the fast tier) that pierhead cannot use:
+//! pierhead logs the reason, serves from disk, and does not change the file.
 
 use std::{
     fs::{self, File},
@@ -20,8 +20,8 @@ use pierhead_tests::{
 use super::{diagnosis, image, memory, region, section, stat, wait_for_write_back, with_tier};
 use crate::requests::{get, pull, start_in_front};
 
-/// Starts pierhead and asserts that it runs without a tier, and that the log, `cache tier` and
-/// doctor give the reason.
+/// Starts pierhead. Asserts that it runs without a tier, and that the log, `cache tier` and doctor
+/// give the reason.
 fn serves_without(options: Options, why: &str) -> Result<Pierhead> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), options)?;
     let log = pierhead.log();
@@ -50,7 +50,7 @@ fn serves_without(options: Options, why: &str) -> Result<Pierhead> {
     Ok(pierhead)
 }
 
-/// Creates a region with an image, and stops its daemon.
+/// Creates a region file with an image, and stops its daemon.
 fn made(folder: &Path) -> Result<()> {
     let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), with_tier(folder, ""))?;
     let image = image(1);
@@ -104,7 +104,7 @@ fn a_region_of_another_version_or_with_damaged_headers_is_refused() -> Result<()
         file.write_all_at(b"?", at)?;
     }
     serves_without(options(), "both its headers are damaged")?;
-    // The rest of the region is unchanged.
+    // All other bytes of the region file are unchanged.
     let now = fs::read(region(folder.path()))?;
     ensure!(now[8192..] == whole[8192..], "the region was changed");
     Ok(())
@@ -118,7 +118,7 @@ fn a_region_without_space_or_folder_is_refused() -> Result<()> {
     if or_skip(namespace::available()).is_none() {
         return Ok(());
     }
-    // A separate tmpfs, since the free memory of the machine varies.
+    // Uses a separate tmpfs, because the free memory of the machine varies.
     let shown = folder.path().display();
     let small = format!("mount -t tmpfs -o size=32m tmpfs {shown}");
     let options = of_size(folder.path(), "64MiB").inside(namespace::mounted(&small));
@@ -136,7 +136,7 @@ fn a_region_in_use_is_refused() -> Result<()> {
     hub.push("library/app", "1", &image);
     pull(&first, "library/app", &image)?;
     serves_without(with_tier(folder.path(), ""), "in use by another process")?;
-    // The first daemon still has all blobs.
+    // The first daemon, which uses the region, still has all blobs.
     assert_eq!(wait_for_write_back(&first)?["blobs"], 3);
     pull(&first, "library/app", &image)
 }

@@ -63,10 +63,10 @@ fn writes_take_time_when_they_are_synced() {
     let (digest, content, trailer) = content();
     let mut staged = tier.stage(&digest).unwrap();
     assert_eq!(seconds(&clock, || staged.write(&[&content]).unwrap()).0, 0);
-    // A seek, one second of bytes, and a sync.
+    // The time of a seek, of one second of bytes, and of a sync.
     let early = staged.early_sync().unwrap();
     assert_eq!(seconds(&clock, early).0, 7 + 1 + 30);
-    // A sync without bytes, and the rename.
+    // The time of a sync without bytes, and of the rename.
     assert_eq!(seconds(&clock, || staged.commit(trailer).map(drop)).0, 60);
 }
 
