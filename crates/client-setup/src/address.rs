@@ -1,4 +1,4 @@
-//! The address at which clients reach pierhead.
+//! The address (URL) at which clients reach pierhead: its type, its parser, and the default.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -19,8 +19,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// The address of a listener on this machine. An unspecified address becomes the loopback
-    /// address.
+    /// Returns the address of a listener on this machine. An unspecified address (0.0.0.0 or ::)
+    /// becomes the loopback address.
     pub fn of_listener(listener: SocketAddr, tls: bool) -> Self {
         let ip = match listener.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
@@ -42,12 +42,12 @@ impl Address {
         }
     }
 
-    /// `host` or `host:port`, as in the name of an image.
+    /// Returns `host` or `host:port`, as in the name of an image.
     pub fn authority(&self) -> &str {
         self.authority.as_str()
     }
 
-    /// The host. An IPv6 address has no brackets.
+    /// Returns the host. An IPv6 address has no brackets.
     pub fn host(&self) -> &str {
         let host = self.authority.host();
         host.strip_prefix('[')
@@ -55,7 +55,7 @@ impl Address {
             .unwrap_or(host)
     }
 
-    /// The port for the connect.
+    /// Returns the port to which clients connect.
     pub fn port(&self) -> u16 {
         let default = if self.tls { 443 } else { 80 };
         self.authority.port_u16().unwrap_or(default)
@@ -66,7 +66,8 @@ impl Address {
         self.tls
     }
 
-    /// Whether the address is a loopback address, to which clients connect without TLS.
+    /// Whether the address is a loopback address. Clients connect to a loopback address without
+    /// TLS.
     pub fn is_loopback(&self) -> bool {
         self.host() == "localhost"
             || self
@@ -75,7 +76,7 @@ impl Address {
                 .is_ok_and(|ip| ip.is_loopback())
     }
 
-    /// Whether `url` is this address, with or without a final slash.
+    /// Whether `url` names this address, with or without a final slash.
     pub fn matches(&self, url: &str) -> bool {
         url.trim_end_matches('/')
             .eq_ignore_ascii_case(&self.to_string())
@@ -110,7 +111,7 @@ impl FromStr for Address {
             && !authority.host().is_empty()
             && matches!(uri.path(), "" | "/")
             && uri.query().is_none();
-        // `port_u16` returns `None` for a port out of range, too.
+        // The lengths are compared, because `port_u16` returns `None` for a port out of range, too.
         let has_port = authority.as_str().len() > authority.host().len();
         if !plain || has_port && authority.port_u16().is_none() {
             return Err(wrong());

@@ -1,4 +1,5 @@
-//! Writes a set of files: each file atomically, and either all files of the set or none.
+//! Writes the changed configuration files: each file atomically, and either all files of a change
+//! or none.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,10 +9,10 @@ use std::path::{Path, PathBuf};
 use crate::config_root::ConfigRoot;
 use crate::error::{Error, IoContext as _};
 
-/// The change of one file. A text of `None` means that there is no file.
+/// The change of one file. If a text is `None`, there is no file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The path without the root, as the client sees it.
+    /// The path of the file without the root, as the client sees it.
     pub path: PathBuf,
     /// The text before the change.
     pub from: Option<String>,
@@ -37,7 +38,7 @@ pub(crate) fn diff(path: &Path, from: &str, to: &str) -> String {
     options.create_patch(from, to).to_string()
 }
 
-/// Returns the changes from the present files to the files in `wanted`.
+/// Returns the changes that turn the present files into the files in `wanted`.
 pub(crate) fn changes(
     root: &ConfigRoot,
     wanted: BTreeMap<PathBuf, Option<String>>,
@@ -61,7 +62,8 @@ pub(crate) fn apply_all(root: &ConfigRoot, changes: &[Change]) -> Result<(), Err
         let Err(error) = put(root, &change.path, change.to.as_deref()) else {
             continue;
         };
-        // The failed file may have its new text, if only the sync of its folder failed.
+        // The file whose write failed may already have its new text, if only the sync of its folder
+        // failed.
         let in_place = root.read(&change.path).is_ok_and(|now| now == change.to);
         let written = if in_place { index + 1 } else { index };
         let mut failures = Vec::new();
@@ -79,8 +81,8 @@ pub(crate) fn apply_all(root: &ConfigRoot, changes: &[Change]) -> Result<(), Err
     Ok(())
 }
 
-/// Writes a file, or removes it for `None`. Mode and owner of the file stay, and a link stays a
-/// link.
+/// Writes a file, or removes it if `text` is `None`. Mode and owner of the file stay, and a
+/// symbolic link stays a link.
 fn put(root: &ConfigRoot, path: &Path, text: Option<&str>) -> Result<(), Error> {
     let real = root.real(path);
     match text {
@@ -92,7 +94,7 @@ fn put(root: &ConfigRoot, path: &Path, text: Option<&str>) -> Result<(), Error> 
 /// Replaces a file atomically. `mode` is the mode of a new file.
 ///
 /// # Errors
-/// Errors of the file system. Then the old file is unchanged.
+/// Errors of the file system. After an error, the old file is unchanged.
 pub(crate) fn write(root: &ConfigRoot, real: &Path, text: &str, mode: u32) -> Result<(), Error> {
     let target = match fs::canonicalize(real) {
         Ok(target) => target,
@@ -141,7 +143,7 @@ pub(crate) fn missing_folders(root: &ConfigRoot, path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes the folders that are empty. The others stay.
+/// Removes those of the folders that are empty.
 pub(crate) fn remove_empty(root: &ConfigRoot, folders: &[PathBuf]) {
     for folder in folders {
         let _ = fs::remove_dir(root.real(folder));

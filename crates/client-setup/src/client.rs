@@ -1,17 +1,17 @@
-//! The clients whose configuration files this crate can change.
+//! The client programs whose configuration files `pierhead setup` can change.
 
 use std::fmt;
 
 /// A program that pulls images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// dockerd: `daemon.json`.
+    /// dockerd. Its file is `daemon.json`.
     Docker,
-    /// containerd 1.x and 2.x: `config.toml` (or a drop-in) and `hosts.toml`.
+    /// containerd 1.x and 2.x. Its files are `config.toml` (or a drop-in) and `hosts.toml`.
     Containerd,
-    /// podman, buildah and skopeo: `registries.conf.d`.
+    /// podman, buildah and skopeo. Their files are in `registries.conf.d`.
     Podman,
-    /// CRI-O: the same files as podman.
+    /// CRI-O. It has the same files as podman.
     Crio,
 }
 

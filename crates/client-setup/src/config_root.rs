@@ -1,5 +1,5 @@
-//! The folders with the configuration of clients: of this machine, of an image's root, or of one
-//! user.
+//! The folders with the configuration files of clients: of this machine, of the root folder of an
+//! image, or of one user.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -7,24 +7,24 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, IoContext as _};
 
-/// Maximum number of bytes of a configuration file.
+/// Maximum number of bytes of a client's configuration file.
 const MAX_FILE: u64 = 4 << 20;
 
 /// The configuration folders of one machine or of one user. All paths are without the root, as the
 /// clients see them.
 #[derive(Clone, Debug)]
 pub struct ConfigRoot {
-    /// The prefix of every path: `/` for this machine.
+    /// The folder that is put in front of every path: `/` for this machine.
     root: PathBuf,
     /// `/etc`, or `~/.config` for the clients of a user.
     etc: PathBuf,
-    /// The folder with the record of changed files.
+    /// The folder with the records of the changed files, for an undo.
     state: PathBuf,
     user: bool,
 }
 
 impl ConfigRoot {
-    /// The folders of this machine (`/`), or of an image's root.
+    /// Returns the folders of this machine (`/`), or of the root folder of an image.
     pub fn system(root: &Path) -> Self {
         Self {
             root: root.to_owned(),
@@ -34,7 +34,7 @@ impl ConfigRoot {
         }
     }
 
-    /// The folders of one user's clients.
+    /// Returns the folders of the clients of one user.
     pub fn user(config: &Path, state: &Path) -> Self {
         Self {
             root: PathBuf::from("/"),
@@ -44,17 +44,17 @@ impl ConfigRoot {
         }
     }
 
-    /// The prefix of every path.
+    /// Returns the folder that is put in front of every path.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// A path below the configuration folder.
+    /// Returns a path below the configuration folder.
     pub fn etc(&self, path: &str) -> PathBuf {
         self.etc.join(path)
     }
 
-    /// The folder with the record.
+    /// Returns the folder with the records of changed files.
     pub fn state(&self) -> &Path {
         &self.state
     }

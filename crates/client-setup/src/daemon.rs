@@ -1,4 +1,4 @@
-//! Reads the flags of dockerd and the version of containerd.
+//! Reads the flags of the machine's dockerd, and the version of its containerd.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,17 @@ use std::process::Command;
 
 use crate::config_root::ConfigRoot;
 
-/// The flags of dockerd, from all their sources.
+/// The command line flags of dockerd, from all places where they can be set.
 #[derive(Debug, Default)]
 pub(crate) struct DockerdFlags {
     /// The value of `--config-file`.
     pub(crate) config_file: Option<PathBuf>,
-    /// Each word of a command line, and the name of its source.
+    /// Each word of a command line, and the name of the place where it is set.
     words: Vec<(String, String)>,
 }
 
 impl DockerdFlags {
-    /// Returns the source of a flag, if dockerd has the flag.
+    /// Returns the name of the place where a flag is set, if dockerd has the flag.
     pub(crate) fn source_of(&self, flag: &str) -> Option<&str> {
         let given = |word: &str| {
             word.strip_prefix(flag)
@@ -43,8 +43,8 @@ impl DockerdFlags {
     }
 }
 
-/// Reads the flags of the machine's dockerd: of the running process, its systemd unit, and Debian's
-/// defaults.
+/// Reads the flags of the machine's dockerd from three places: the running process, its systemd
+/// unit, and Debian's defaults file.
 pub(crate) fn dockerd_flags(root: &ConfigRoot) -> DockerdFlags {
     let mut flags = DockerdFlags::default();
     if root.is_user() {
@@ -82,8 +82,8 @@ pub(crate) fn dockerd_flags(root: &ConfigRoot) -> DockerdFlags {
     flags
 }
 
-/// The process ID of the machine's dockerd. Other instances, such as in containers, have other PID
-/// files.
+/// Returns the process ID of the machine's dockerd. Other instances of dockerd, such as those in
+/// containers, have other PID files.
 pub(crate) fn dockerd_pid(root: &ConfigRoot) -> Option<u32> {
     if !root.is_live() || root.is_user() {
         return None;
@@ -92,7 +92,8 @@ pub(crate) fn dockerd_pid(root: &ConfigRoot) -> Option<u32> {
     pid.trim().parse().ok()
 }
 
-/// The command lines in a unit and its drop-ins. An empty `ExecStart` clears earlier command lines.
+/// Returns the command lines in a systemd unit and its drop-ins. An empty `ExecStart` clears the
+/// command lines before it.
 fn unit_words(root: &ConfigRoot, unit: &str) -> Vec<(PathBuf, Vec<String>)> {
     const FOLDERS: [&str; 4] = [
         "/etc/systemd/system",
@@ -116,7 +117,7 @@ fn unit_words(root: &ConfigRoot, unit: &str) -> Vec<(PathBuf, Vec<String>)> {
         };
         for line in text.replace("\\\n", " ").lines() {
             match line.trim().strip_prefix("ExecStart=") {
-                // systemd: an empty `ExecStart` clears all earlier ones.
+                // In systemd units, an empty `ExecStart` clears all earlier ones.
                 Some(rest) if rest.trim().is_empty() => words.clear(),
                 Some(rest) => words.push((path.clone(), split(rest))),
                 None => {}
@@ -132,8 +133,8 @@ fn split(line: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether containerd imports `conf.d` by default, as it does since 2.2. In an image, containerd
-/// does not run: there, the existence of the folder decides.
+/// Whether containerd imports `conf.d` by default, as it does since 2.2. In the root folder of an
+/// image, containerd does not run. There, the existence of the folder decides.
 pub(crate) fn containerd_imports_by_default(root: &ConfigRoot) -> bool {
     if !root.is_live() {
         return root.real(&root.etc("containerd/conf.d")).is_dir();
@@ -142,7 +143,7 @@ pub(crate) fn containerd_imports_by_default(root: &ConfigRoot) -> bool {
         return false;
     };
     let text = String::from_utf8_lossy(&output.stdout);
-    // "containerd github.com/containerd/containerd/v2 2.4.2 <revision>"
+    // The output has the form "containerd github.com/containerd/containerd/v2 2.4.2 <revision>".
     let version = text.split_whitespace().nth(2).unwrap_or_default();
     imports_by_default(version)
 }

@@ -1,4 +1,4 @@
-//! The error type of this crate: what failed, and who has to act.
+//! The error type of `pierhead setup`: what failed, and who has to act.
 
 use std::fmt;
 use std::io;
@@ -6,25 +6,25 @@ use std::path::{Path, PathBuf};
 
 use crate::client::Client;
 
-/// The party that has to act before the same call can succeed.
+/// The party that has to act before the same operation can succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The caller has to change the options, because the client does not support them.
     Caller,
     /// The owner of the client's files has to change one of them by hand.
     ClientFiles,
-    /// The caller needs a permission of the file system.
+    /// The caller needs a permission in the file system.
     Permission,
     /// The operator of the machine has to act: its disk, its daemons or its service manager.
     Machine,
 }
 
-/// The state of the files after [`Error::Edited`].
+/// The state of the files after the error [`Error::Edited`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// No file was changed.
     Untouched,
-    /// No file was changed, because this was a dry run.
+    /// No file was changed, because the run was a dry run.
     WouldStay,
     /// The edited files are unchanged, and the other files are restored.
     OthersRestored,
@@ -40,7 +40,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// An error of this crate. `Display` prints this level only; [`std::error::Error::source`] has the
+/// An error of this crate. `Display` prints only this error; [`std::error::Error::source`] has its
 /// cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -55,31 +55,31 @@ pub enum Error {
         /// The error of the system.
         source: io::Error,
     },
-    /// A path to write is a symbolic link without a target.
+    /// The path of a file to write is a symbolic link without a target.
     #[error("{} is a symbolic link without a target: remove the link or create its target", path.display())]
     DanglingLink {
         /// The link.
         path: PathBuf,
     },
-    /// A path to write is a symbolic link that leads out of the root folder.
+    /// The path of a file to write is a symbolic link that leads out of the root folder.
     #[error("cannot write {}: it is a symbolic link that leads out of the root folder", path.display())]
     LinkOutsideRoot {
         /// The link.
         path: PathBuf,
     },
-    /// A path that is not a regular file, or a file above the maximum size.
+    /// A path is not a regular file, or the file exceeds the maximum size.
     #[error("{} is no configuration file", path.display())]
     NotAConfigFile {
         /// The file.
         path: PathBuf,
     },
-    /// A file that is not UTF-8 text.
+    /// A file is not UTF-8 text.
     #[error("{} is not UTF-8 text", path.display())]
     NotUtf8 {
         /// The file.
         path: PathBuf,
     },
-    /// A file without a certificate in PEM form.
+    /// A file contains no certificate in PEM form.
     #[error(
         "no certificate in {}: name a PEM file with BEGIN CERTIFICATE",
         path.display()
@@ -88,7 +88,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// A file that the client would refuse, or that cannot be changed safely.
+    /// The client would refuse the file, or the file cannot be changed safely.
     #[error("{}{}: {}", path.display(), at_line(problem.line), problem.message)]
     File {
         /// The file.
@@ -117,10 +117,10 @@ pub enum Error {
         flag_source: String,
         /// The `daemon.json`.
         path: PathBuf,
-        /// Its key.
+        /// The key of `daemon.json` that has the same meaning as the flag.
         key: &'static str,
     },
-    /// A drop-in with the name of pierhead's drop-in that is not in the record.
+    /// A file has the name of pierhead's drop-in, but the record does not mention it.
     #[error(
         "{} was not written by this pierhead, and no record mentions it: move it away first",
         path.display()
@@ -129,14 +129,14 @@ pub enum Error {
         /// The drop-in.
         path: PathBuf,
     },
-    /// Files in which somebody has edited the lines of pierhead.
+    /// Somebody has edited the lines that pierhead wrote into these files.
     #[error("{}", edited_message(files, *outcome, record))]
     Edited {
         /// Each file, with the diff from the text that pierhead wrote to the present text.
         files: Vec<(PathBuf, String)>,
-        /// The state of the files.
+        /// The state of the files after the error.
         outcome: Outcome,
-        /// The record with the original texts.
+        /// The path of the record with the original texts.
         record: PathBuf,
     },
     /// The record cannot be parsed.
@@ -176,10 +176,10 @@ pub enum Error {
         /// The error of the system.
         source: io::Error,
     },
-    /// The files are written, but the client could not be reloaded.
+    /// The files are written, but the client could not be reloaded to read them.
     #[error("the files are written, but {reason}")]
     NotReloaded {
-        /// The reason and the fix.
+        /// The reason, and what the user can do.
         reason: String,
         /// The error of the system, if there is one.
         source: Option<io::Error>,
@@ -187,7 +187,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Tells who has to act.
+    /// Returns who has to act.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
@@ -217,7 +217,7 @@ impl Error {
 pub struct TextProblem {
     /// The line number, from 1. `None` if the error is in no single line.
     pub line: Option<usize>,
-    /// The error and the fix.
+    /// The description of the error, and its fix.
     pub message: String,
 }
 

@@ -1,7 +1,8 @@
-//! A mark that a running process holds a setup (`pierhead setup --hold`). Container probes check
-//! it.
+//! A mark that shows that a `pierhead setup --hold` process is running, for example for container
+//! probes.
 //!
-//! The mark is an abstract Unix socket. Unlike a file, it disappears when its process ends.
+//! The mark is an abstract Unix socket. Unlike a file, such a socket disappears when its process
+//! ends.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, ErrorKind};
@@ -12,8 +13,8 @@ use crate::client::Client;
 use crate::config_root::ConfigRoot;
 use crate::error::Error;
 
-/// Marks the setup of one client below one root as held, until it is dropped. Only processes in the
-/// same network namespace can see the mark.
+/// Marks the setup of one client below one root folder as held, until this value is dropped. Only
+/// processes in the same network namespace can see the mark.
 #[derive(Debug)]
 pub struct Hold {
     _socket: UnixDatagram,
@@ -43,8 +44,8 @@ pub fn is_held(client: Client, root: &ConfigRoot) -> io::Result<bool> {
     }
 }
 
-/// The socket address of a client and root. It contains a hash of the root, because a name has at
-/// most 107 bytes, and a path may be longer.
+/// Returns the socket address for a client and root folder. The address contains a hash of the
+/// root, because a name has at most 107 bytes, and a path may be longer.
 fn address(client: Client, root: &ConfigRoot) -> io::Result<SocketAddr> {
     let mut hasher = DefaultHasher::new();
     root.root().hash(&mut hasher);

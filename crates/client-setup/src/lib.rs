@@ -1,5 +1,5 @@
-//! Changes the configuration files of docker, containerd, podman and CRI-O so that the client pulls
-//! through pierhead, and undoes the change.
+//! Changes the configuration files of docker, containerd, podman and CRI-O so that they pull
+//! through pierhead, and undoes the change (`pierhead setup`).
 //!
 //! 1. [`Setup::plan`] computes the new text of each file from its old text. It changes nothing.
 //! 2. [`Setup::apply`] records the text of each file, then replaces all files or none.

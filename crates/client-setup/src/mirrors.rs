@@ -1,4 +1,5 @@
-//! Reads the mirrors in the present configuration files of a client, whoever wrote them.
+//! Reads the registry mirrors in the present configuration files of a client, whoever configured
+//! them.
 
 use std::path::Path;
 
@@ -14,9 +15,9 @@ use crate::plan;
 pub struct ConfiguredMirrors {
     /// The addresses of the mirrors, in the spelling of the client's files.
     pub mirrors: Vec<String>,
-    /// The registries that have these mirrors, as text.
+    /// The registries for which the client uses these mirrors, as text.
     pub scope: String,
-    /// The reason why the client does not use the mirrors.
+    /// The reason why the client does not use the mirrors, if any.
     pub problem: Option<String>,
 }
 
@@ -25,7 +26,7 @@ impl ConfiguredMirrors {
     /// the default file. Blocks.
     ///
     /// # Errors
-    /// The file that cannot be read or parsed, with its line.
+    /// The file that cannot be read or parsed, with the line of the error.
     pub fn read(
         root: &ConfigRoot,
         client: Client,

@@ -1,4 +1,5 @@
-//! The configuration files of a machine without the changes of pierhead. A plan starts from them.
+//! Reads the configuration files of a machine as they would be without the changes of pierhead. A
+//! plan starts from these files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,13 +15,13 @@ pub(crate) struct OriginalFiles<'a> {
 }
 
 impl<'a> OriginalFiles<'a> {
-    /// The files of a machine that pierhead has never changed.
+    /// Creates a reader for a machine that pierhead has never changed.
     pub(crate) fn unchanged(root: &'a ConfigRoot) -> Self {
         let restored = BTreeMap::new();
         Self { root, restored }
     }
 
-    /// The text of a file. `None` if there is no file.
+    /// Returns the text of a file. `None` if there is no file.
     pub(crate) fn read(&self, path: &Path) -> Result<Option<String>, Error> {
         match self.restored.get(path) {
             Some(text) => Ok(text.clone()),
@@ -28,7 +29,7 @@ impl<'a> OriginalFiles<'a> {
         }
     }
 
-    /// The files of a folder whose names end in `suffix`, sorted by name.
+    /// Returns the files of a folder whose names end in `suffix`, sorted by name.
     pub(crate) fn list(&self, folder: &Path, suffix: &str) -> Result<Vec<PathBuf>, Error> {
         let mut paths = self.root.list(folder, suffix)?;
         paths.retain(|path| !matches!(self.restored.get(path), Some(None)));

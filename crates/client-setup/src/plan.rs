@@ -1,4 +1,4 @@
-//! Computes the new text of each file of a client from the original files.
+//! Computes the new text of each configuration file of a client from the original files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::original_files::OriginalFiles;
 /// The name of pierhead's drop-ins, without the suffix.
 const DROP_IN: &str = "50-pierhead";
 
-/// The options of a setup.
+/// The options of one setup.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     /// The client to set up.
@@ -25,8 +25,8 @@ pub struct Options<'a> {
     pub address: &'a Address,
     /// The text of a PEM file with the CA certificate of pierhead, which the client will trust.
     pub ca: Option<&'a str>,
-    /// The registries to mirror. Empty means all that the client supports; for podman and CRI-O, it
-    /// means a list of well-known registries.
+    /// The registries to mirror. If empty, all registries that the client can mirror; for podman
+    /// and CRI-O, the registries of a built-in list.
     pub registries: &'a [String],
     /// The absolute path of the client's main file, if it is not the default file.
     pub config: Option<&'a Path>,
@@ -42,7 +42,8 @@ pub(crate) struct Plan {
 /// Computes the plan.
 ///
 /// # Errors
-/// A file that the client would refuse, or that cannot be changed safely, with the line.
+/// A file that the client would refuse, or that cannot be changed safely, with the line of the
+/// error.
 pub(crate) fn plan(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Result<Plan, Error> {
     match options.client {
         Client::Docker => for_docker(originals, options),
@@ -51,8 +52,8 @@ pub(crate) fn plan(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Resu
     }
 }
 
-/// Returns the path of dockerd's file: the given path, or the path in its flags, or the default
-/// path.
+/// Returns the path of dockerd's configuration file: the given path, else the path in its flags,
+/// else the default path.
 pub(crate) fn docker_file(root: &ConfigRoot, named: Option<&Path>) -> PathBuf {
     named
         .map(Path::to_owned)
@@ -163,8 +164,8 @@ pub(crate) struct ContainerdFile {
     pub(crate) settings: RegistrySettings,
 }
 
-/// All files of containerd's configuration: the main file, then the imported files in order. The
-/// last file with a key wins.
+/// All files of containerd's configuration: the main file, then the imported files in order. If
+/// several files set a key, the last file wins.
 pub(crate) struct ContainerdFiles {
     pub(crate) files: Vec<ContainerdFile>,
     imports: Vec<String>,
@@ -172,7 +173,8 @@ pub(crate) struct ContainerdFiles {
 }
 
 impl ContainerdFiles {
-    /// The folder of `hosts.toml` files that the CRI reads, from the last file that sets it.
+    /// Returns the folder of `hosts.toml` files that containerd's CRI plugin reads, from the last
+    /// file that sets it.
     pub(crate) fn certs(&self) -> Option<PathBuf> {
         let certs = self
             .files
@@ -186,7 +188,7 @@ impl ContainerdFiles {
 /// Reads all files of containerd's configuration.
 ///
 /// # Errors
-/// A file that containerd would refuse, with the line.
+/// A file that containerd would refuse, with the line of the error.
 pub(crate) fn containerd_files(
     originals: &OriginalFiles<'_>,
     main: &Path,
@@ -210,9 +212,9 @@ pub(crate) fn containerd_files(
     let cri_disabled = main_settings.is_some_and(|settings| settings.cri_disabled);
     let imports = match main_settings.and_then(|settings| settings.imports.clone()) {
         Some(imports) => imports,
-        // containerd imports this folder by default since 2.2, also with another main file. A
-        // drop-in there would change every containerd of the machine, so it is used for the default
-        // main file only.
+        // containerd imports this folder by default since 2.2, even if it has another main file. A
+        // drop-in in this folder would change every containerd of the machine, so it is used only
+        // for the default main file.
         None if is_default && daemon::containerd_imports_by_default(root) => {
             vec![root.etc("containerd/conf.d/*.toml").display().to_string()]
         }
@@ -231,8 +233,8 @@ pub(crate) fn containerd_files(
     })
 }
 
-/// Returns the folder of `hosts.toml` files. If no file names it, adds the change of a file to the
-/// plan.
+/// Returns the folder of `hosts.toml` files. If no file names a folder, adds the change of a file
+/// that does to the plan.
 fn config_path(
     originals: &OriginalFiles<'_>,
     main: &Path,
@@ -266,7 +268,8 @@ fn config_path(
     Ok(certs)
 }
 
-/// Returns the files of a pattern of containerd, which has at most one star, in its last part.
+/// Returns the files that match an import pattern of containerd. A pattern has at most one star, in
+/// its last part.
 fn expand(originals: &OriginalFiles<'_>, pattern: &str) -> Result<Vec<PathBuf>, Error> {
     let path = Path::new(pattern);
     match (path.parent(), path.file_name().and_then(|it| it.to_str())) {
@@ -335,7 +338,7 @@ fn for_containers(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Resul
     Ok(plan)
 }
 
-/// Returns the files that podman reads, in its order.
+/// Returns the files that podman reads, in the order in which it reads them.
 fn containers_files(originals: &OriginalFiles<'_>) -> Result<Vec<PathBuf>, Error> {
     let root = originals.root;
     let mut paths = Vec::new();
@@ -348,10 +351,10 @@ fn containers_files(originals: &OriginalFiles<'_>) -> Result<Vec<PathBuf>, Error
     Ok(paths)
 }
 
-/// Returns the effective mirrors of podman and CRI-O, by registry.
+/// Returns the mirrors of podman and CRI-O that are in effect, by registry.
 ///
 /// # Errors
-/// A file that podman would refuse, with the line.
+/// A file that podman would refuse, with the line of the error.
 pub(crate) fn containers_mirrors(
     root: &ConfigRoot,
 ) -> Result<BTreeMap<String, Vec<String>>, Error> {

@@ -1,4 +1,5 @@
-//! Checks whether a registry is reachable at an address. `pierhead setup` warns if there is none.
+//! Checks whether a registry is reachable at an address. `pierhead setup` prints a warning if there
+//! is none.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -6,8 +7,8 @@ use std::time::Duration;
 
 use crate::address::Address;
 
-/// Timeout of one connect and of one read. pierhead is near, so a slower server deserves the
-/// warning.
+/// Timeout of one connect and of one read when setup checks the address of pierhead. pierhead is
+/// near, so a slower server deserves the warning.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The reason why there is no registry at an address.
@@ -28,11 +29,12 @@ pub enum Unreachable {
     NotARegistry,
 }
 
-/// Sends `GET /v2/` over plain HTTP. With TLS, it only connects, because the client verifies the
-/// certificate. Blocks for at most 1 s for each address of the host and 1 s for the response.
+/// Sends `GET /v2/` over plain HTTP. If the address uses TLS, this only connects, because the
+/// client verifies the certificate. Blocks for at most 1 s for each address of the host and 1 s for
+/// the response.
 ///
 /// # Errors
-/// The reason why there is no registry.
+/// The reason why no registry is reachable.
 pub fn probe(address: &Address) -> Result<(), Unreachable> {
     let targets = (address.host(), address.port()).to_socket_addrs();
     let mut last = io::Error::from(io::ErrorKind::NotFound);
@@ -46,7 +48,7 @@ pub fn probe(address: &Address) -> Result<(), Unreachable> {
     Err(Unreachable::NoConnection(last))
 }
 
-/// Checks the response. A server that refuses this client (401, 403) is also a registry.
+/// Checks the response. A server that refuses this client (401, 403) counts as a registry, too.
 fn check_registry(mut stream: TcpStream, address: &Address) -> Result<(), Unreachable> {
     let status = request_status(&mut stream, address.authority());
     let status = status.map_err(Unreachable::NoResponse)?;
@@ -59,10 +61,11 @@ fn check_registry(mut stream: TcpStream, address: &Address) -> Result<(), Unreac
     }
 }
 
-/// The first 12 bytes of the response: `HTTP/1.1 200`.
+/// Returns the first 12 bytes of the response, such as `HTTP/1.1 200`.
 fn request_status(stream: &mut TcpStream, host: &str) -> io::Result<[u8; 12]> {
     stream.set_read_timeout(Some(PROBE_TIMEOUT))?;
-    // One write, because a server may respond to the request line and close before a second write.
+    // The request is sent in one write, because a server may respond to the request line and close
+    // before a second write.
     let request = format!("GET /v2/ HTTP/1.0\r\nhost: {host}\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut status = [0; 12];

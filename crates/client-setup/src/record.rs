@@ -1,9 +1,9 @@
-//! The record of changed files, from which an undo restores them. Each kind of client has a JSON
-//! file.
+//! The record of the files that `pierhead setup` changed, from which an undo restores them. Each
+//! kind of client has one record, a JSON file.
 //!
 //! 1. The record is written before the first change.
 //! 2. The record is removed after the last change is undone.
-//! 3. The record contains the text from before the first run, also after further runs.
+//! 3. The record keeps the texts from before the first run, even after further runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use crate::error::{Error, IoContext as _};
 /// The version of the record's format.
 const VERSION: u32 = 1;
 
-/// The changes of pierhead for one client.
+/// The record of the changes that pierhead made for one client.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     version: u32,
@@ -29,15 +29,15 @@ pub(crate) struct Record {
     pub(crate) folders: Vec<PathBuf>,
 }
 
-/// The texts of one changed file. `None` means that there was no file.
+/// The texts of one changed file. If a text is `None`, there was no file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileRecord {
-    /// The text before the first run.
+    /// The text of the file before the first run.
     pub(crate) before: Option<String>,
     /// The text that the last run wrote.
     pub(crate) after: Option<String>,
-    /// The text that the last run found, if it is neither of these. An earlier run wrote this text,
-    /// and the last run may have been killed before it replaced the text.
+    /// The text that the last run found, if it is neither `before` nor `after`. An earlier run
+    /// wrote this text, and the last run may have been killed before it replaced the text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) found: Option<String>,
 }
@@ -48,7 +48,7 @@ pub(crate) struct EditConflict;
 
 impl FileRecord {
     /// Returns the text that the file would have without pierhead: the text from before the first
-    /// run, with later changes by others. `now` is the present text.
+    /// run, with the later changes by others. `now` is the present text.
     ///
     /// # Errors
     /// [`EditConflict`].
@@ -60,7 +60,7 @@ impl FileRecord {
             return Ok(self.before.clone());
         }
         match (&self.after, now, &self.before) {
-            // Somebody has removed a file that pierhead created.
+            // Somebody has removed a file that pierhead created, so there is nothing to undo.
             (_, None, None) => Ok(None),
             (Some(after), Some(now), before) => {
                 let before = before.as_deref();
@@ -68,7 +68,8 @@ impl FileRecord {
                     Ok(merged) => {
                         Ok(Some(merged).filter(|it| before.is_some() || !it.trim().is_empty()))
                     }
-                    // Somebody has rewritten the file without the values of pierhead.
+                    // Somebody has rewritten the file without the values of pierhead, so the file
+                    // needs no undo.
                     Err(_) if has_no_value_of_pierhead(after, now, before) => {
                         Ok(Some(now.to_owned()))
                     }
@@ -84,7 +85,7 @@ impl FileRecord {
 fn has_no_value_of_pierhead(after: &str, now: &str, before: Option<&str>) -> bool {
     let old = quoted(before.unwrap_or(""));
     let new = quoted(after).into_iter().filter(|it| !old.contains(it));
-    // Only values count: anybody may write a key, such as `registry-mirrors`.
+    // Only values count, because anybody may write a key such as `registry-mirrors`.
     let mut values = new.filter(|it| it.contains(['/', ':'])).peekable();
     values.peek().is_some() && values.all(|value| !now.contains(value))
 }
@@ -104,7 +105,7 @@ impl Record {
         }
     }
 
-    /// The path of the record. Clients that read the same files share one record.
+    /// Returns the path of the record. Clients that read the same files share one record.
     pub(crate) fn path(root: &ConfigRoot, client: Client) -> PathBuf {
         let name = match client {
             Client::Docker => "docker.json",
@@ -114,7 +115,7 @@ impl Record {
         root.real(root.state()).join(name)
     }
 
-    /// Reads the record. `None` if there is none.
+    /// Reads the record. `None` if there is no record.
     pub(crate) fn load(root: &ConfigRoot, client: Client) -> Result<Option<Self>, Error> {
         let path = Self::path(root, client);
         let text = match fs::read_to_string(&path) {
@@ -139,7 +140,7 @@ impl Record {
         }
     }
 
-    /// Deletes the record, and its folder if that is empty.
+    /// Deletes the record, and its folder if the folder is empty.
     pub(crate) fn remove(root: &ConfigRoot, client: Client) -> Result<(), Error> {
         let path = Self::path(root, client);
         match fs::remove_file(&path) {
@@ -154,8 +155,9 @@ impl Record {
     }
 }
 
-/// The lock that allows one setup or undo at a time. The caller holds it from before the plan until
-/// the plan is applied. To drop the lock removes the folders that it created, if they are empty.
+/// The lock that allows one setup or undo at a time. The caller holds the lock from before the plan
+/// until the plan is applied. Dropping the lock removes the folders that were created for it, if
+/// they are empty.
 #[derive(Debug)]
 pub struct Lock<'a> {
     root: &'a ConfigRoot,
@@ -171,7 +173,7 @@ impl<'a> Lock<'a> {
     pub fn take(root: &'a ConfigRoot) -> Result<Self, Error> {
         let real = root.real(root.state());
         let created = apply::missing_folders(root, &root.state().join("record"));
-        // The folder itself is the lock, so that no lock file remains.
+        // The folder itself is locked, so that no lock file remains.
         let open = || {
             fs::create_dir_all(&real)?;
             File::open(&real)
@@ -185,7 +187,7 @@ impl<'a> Lock<'a> {
         })
     }
 
-    /// The folders that were created for the lock.
+    /// Returns the folders that were created for the lock.
     pub(crate) fn created_folders(&self) -> &[PathBuf] {
         &self.created
     }
@@ -214,7 +216,7 @@ mod tests {
     }
 
     proptest! {
-        /// Also after a run that was killed before it wrote the file.
+        /// The undo is exact even after a run that was killed before it wrote the file.
         #[test]
         fn an_undo_restores_the_exact_text_from_before(
             before in proptest::option::of("\\PC{0,40}"),
@@ -270,7 +272,7 @@ mod tests {
         let path = Record::path(&root, Client::Podman);
         let mode = fs::metadata(&path).expect("a file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        // podman and CRI-O read the same files.
+        // Both have one record, because podman and CRI-O read the same files.
         assert_eq!(
             Record::load(&root, Client::Crio).expect("read"),
             Some(record)

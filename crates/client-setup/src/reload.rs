@@ -1,4 +1,4 @@
-//! Makes a client read its new files: by a command of systemd, or by a signal.
+//! Makes a client read its changed configuration files: by a command of systemd, or by a signal.
 
 use std::path::Path;
 use std::process::Command;
@@ -33,12 +33,13 @@ impl Reload {
         };
         let loses_mirrors = !main.iter().all(has_mirrors);
         let words: &[&str] = match client {
-            // On SIGHUP, dockerd ignores a removed key: it keeps its mirrors until it restarts.
+            // On SIGHUP, dockerd ignores that a key was removed: it keeps its mirrors until it
+            // restarts.
             Client::Docker if loses_mirrors => &["restart", "docker"],
-            // A reload sends SIGHUP: dockerd reads the mirrors, and containers keep running.
+            // A reload sends SIGHUP: dockerd reads the mirrors again, and containers keep running.
             Client::Docker if !main.is_empty() => &["reload", "docker"],
-            // containerd reads config.toml only at its start. Containers keep running during the
-            // restart.
+            // containerd reads config.toml only at its start. Containers keep running while
+            // containerd restarts.
             Client::Containerd if !main.is_empty() => &["restart", "containerd"],
             Client::Crio => &["reload", "crio"],
             _ => return None,
@@ -56,13 +57,13 @@ impl Reload {
         })
     }
 
-    /// The command as text, for the user.
+    /// Returns the command as text, for the user.
     pub fn shown(&self) -> String {
         self.command.join(" ")
     }
 
-    /// Whether dockerd keeps its old mirrors until the command has run. The command is then a
-    /// restart, which stops containers without live-restore.
+    /// Whether dockerd keeps its old mirrors until the command has run. If so, the command is a
+    /// restart, which stops containers unless live-restore is on.
     pub fn keeps_old_mirrors(&self) -> bool {
         self.keeps_old_mirrors
     }
@@ -113,8 +114,8 @@ impl Reload {
     }
 }
 
-/// Whether a client reads the changed file only at its start. It reads `hosts.toml` and
-/// certificates for each pull.
+/// Whether the change is in a file that the client reads only at its start. The client reads
+/// `hosts.toml` and certificates at each pull.
 fn is_main(change: &Change) -> bool {
     let name = change.path.file_name().and_then(|name| name.to_str());
     !matches!(name, Some("hosts.toml" | "pierhead-ca.crt" | "ca.crt"))

@@ -13,22 +13,22 @@ use crate::plan::{self, Options, Plan};
 use crate::record::{FileRecord, Lock, Record};
 use crate::undo;
 
-/// A planned setup: the changes to the present files.
+/// A planned setup: the changes to make to the present files.
 #[derive(Debug)]
 pub struct Setup<'a> {
     root: &'a ConfigRoot,
     client: Client,
     changes: Vec<Change>,
     notes: Vec<String>,
-    /// The record of an earlier run.
+    /// The record of an earlier run, if any.
     previous: Option<Record>,
-    /// The files in the record after this run.
+    /// The files that the record has after this run.
     files: BTreeMap<PathBuf, FileRecord>,
 }
 
 impl<'a> Setup<'a> {
-    /// Computes the new files. Writes nothing. To apply the plan, take the [`Lock`] before this
-    /// call. Blocks.
+    /// Computes the new files, and writes nothing. A caller that applies the plan takes the
+    /// [`Lock`] before this call. Blocks.
     ///
     /// # Errors
     /// A file that cannot be read or changed safely, or an option that the client does not support.
@@ -45,7 +45,7 @@ impl<'a> Setup<'a> {
         };
         let originals = OriginalFiles { root, restored };
         let Plan { files: new, notes } = plan::plan(&originals, options)?;
-        // Restore a file that an earlier run wrote and that this run does not need.
+        // A file that an earlier run wrote and that this run does not need is restored.
         let mut wanted = originals.restored.clone();
         wanted.extend(new.into_iter().map(|(path, text)| (path, Some(text))));
         let mut files = BTreeMap::new();
@@ -75,17 +75,17 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// The changes to write. Empty if the client already pulls through pierhead.
+    /// Returns the changes to write. Empty if the client already pulls through pierhead.
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
 
-    /// Notes about this client for the user, one sentence each.
+    /// Returns notes about this client for the user, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Writes the record, then all files or none. Blocks.
+    /// Writes the record, then either all files or none. Blocks.
     ///
     /// # Errors
     /// [`Error::NotApplied`], [`Error::NotRestored`], or an error while the record is written.
@@ -106,7 +106,7 @@ impl<'a> Setup<'a> {
         Err(error)
     }
 
-    /// The folders that pierhead creates in this run or has created in an earlier run, inner
+    /// Returns the folders that pierhead creates in this run or created in an earlier run, inner
     /// folders first.
     fn created_folders(&self, lock: &Lock<'_>) -> Vec<PathBuf> {
         let previous = self.previous.as_ref();

@@ -22,8 +22,8 @@ pub struct Undo<'a> {
 }
 
 impl<'a> Undo<'a> {
-    /// Computes the original files. `None` if pierhead changed no file. Writes nothing. To apply
-    /// the plan, take the [`Lock`] before this call. Blocks.
+    /// Computes the original files, and writes nothing. `None` if pierhead changed no file. A
+    /// caller that applies the plan takes the [`Lock`] before this call. Blocks.
     ///
     /// # Errors
     /// The record or a file that cannot be read.
@@ -44,7 +44,7 @@ impl<'a> Undo<'a> {
         }))
     }
 
-    /// The changes to write.
+    /// Returns the changes to write.
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
@@ -79,18 +79,18 @@ impl<'a> Undo<'a> {
     /// Reports the files that cannot be restored.
     ///
     /// # Errors
-    /// [`Error::Edited`], unless [`Undo::is_complete`].
+    /// Returns [`Error::Edited`], unless [`Undo::is_complete`].
     pub fn check_edited(&self, outcome: Outcome) -> Result<(), Error> {
         self.edited.check(self.root, self.client, outcome)
     }
 }
 
-/// The diff of each file whose lines of pierhead somebody has edited.
+/// The files in which somebody has edited the lines of pierhead, with the diff of each.
 #[derive(Debug, Default)]
 pub(crate) struct EditedFiles(BTreeMap<PathBuf, String>);
 
 impl EditedFiles {
-    /// Returns [`Error::Edited`] if there are such files.
+    /// Returns [`Error::Edited`] if there are files with edited lines.
     pub(crate) fn check(
         &self,
         root: &ConfigRoot,
@@ -110,7 +110,7 @@ impl EditedFiles {
         })
     }
 
-    /// Removes files from `originals` that an edited file names, so that the undo keeps them. A
+    /// Removes from `originals` each file that an edited file names, so that the undo keeps it. A
     /// client does not start if its configuration names a missing certificate.
     fn keep_named_files(
         &self,

@@ -1,4 +1,4 @@
-//! Tests of setup on machines whose clients have flags, drop-ins, mirrors and links already.
+//! Tests of setup on machines whose clients already have flags, drop-ins, mirrors and links.
 
 mod machine;
 
@@ -10,7 +10,7 @@ use pierhead_client_setup::{Client, ConfiguredMirrors, Error, Options, Setup};
 
 const PLAIN: &str = "http://10.0.0.1:5000";
 
-/// The notes of a setup that is planned and not applied.
+/// Returns the notes of a setup that is planned and not applied.
 fn notes(machine: &Machine, client: Client, registries: &[&str]) -> Vec<String> {
     let address = NEAR.parse().expect("an address");
     let registries: Vec<_> = registries.iter().map(|name| (*name).to_owned()).collect();
@@ -43,7 +43,7 @@ fn a_flag_of_dockerd_conflicts_only_with_the_key_that_setup_needs() {
     let insecure = Machine::new(&[(defaults, "DOCKER_OPTS='--insecure-registry=10.0.0.9'\n")]);
     let error = insecure.set_up(Client::Docker, PLAIN).expect_err("refused");
     assert!(error.to_string().contains("--insecure-registry"), "{error}");
-    // Loopback and TLS need no entry in `insecure-registries`.
+    // An address on loopback or with TLS needs no entry in `insecure-registries`.
     for address in [NEAR, FAR] {
         insecure.set_up(Client::Docker, address).expect("set up");
     }

@@ -1,5 +1,5 @@
-//! Setup and undo that were killed after any of their writes: the next run completes them, and an undo restores every
-//! original byte.
+//! Tests of setup and undo that were killed after any of their writes: the next run completes them,
+//! and an undo restores every original byte.
 
 mod machine;
 
@@ -30,7 +30,7 @@ const FILES: [(&str, &str); 4] = [
     ),
 ];
 
-/// The text of every file below the root, without the records.
+/// Returns the text of every file below the root, without the records.
 fn texts(machine: &Machine) -> BTreeMap<PathBuf, String> {
     let all = machine.everything();
     let files = all.into_iter().filter(|path| path.is_file());
@@ -43,7 +43,8 @@ fn texts(machine: &Machine) -> BTreeMap<PathBuf, String> {
         .collect()
 }
 
-/// Gives files the text of `to`, as far as the first `count` differences from `from`. The others keep the text of `from`.
+/// Replaces the first `count` files that differ between `from` and `to` by their text in `to`. The
+/// other files keep their text in `from`.
 fn write_some(
     machine: &Machine,
     from: &BTreeMap<PathBuf, String>,
@@ -73,7 +74,7 @@ fn write_some(
     assert!(machine.path("etc").is_dir());
 }
 
-/// The number of files that differ.
+/// Returns the number of files that differ.
 fn differences(one: &BTreeMap<PathBuf, String>, other: &BTreeMap<PathBuf, String>) -> usize {
     let paths: std::collections::BTreeSet<_> = one.keys().chain(other.keys()).collect();
     let differ = paths

@@ -261,7 +261,7 @@ fn the_folder_in_the_last_file_of_containerd_is_used() {
         machine.read("etc/containerd/config.toml").as_deref(),
         Some(main)
     );
-    // If no file names a folder, pierhead's drop-in does.
+    // If no file names a folder of `hosts.toml` files, pierhead's drop-in names one.
     let machine = Machine::new(&[("etc/containerd/config.toml", main)]);
     machine.set_up(Client::Containerd, NEAR).expect("set up");
     let ours = machine.read("etc/containerd/conf.d/50-pierhead.toml");
@@ -287,7 +287,7 @@ fn a_single_registry_of_containerd_is_set_up() {
         machine.read("etc/containerd/certs.d/_default/hosts.toml"),
         None
     );
-    // A second run for all registries undoes the first one.
+    // A second run for all registries undoes the first run for one registry.
     machine.set_up(Client::Containerd, NEAR).expect("set up");
     assert_eq!(
         machine.read("etc/containerd/certs.d/docker.io/hosts.toml"),

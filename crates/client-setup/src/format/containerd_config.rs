@@ -1,19 +1,20 @@
-//! `config.toml` of containerd: sets the folder in which its CRI looks for `hosts.toml` files.
+//! Edits `config.toml` of containerd: sets the folder in which its CRI plugin looks for
+//! `hosts.toml` files.
 //!
 //! containerd 1.x reads versions 1 and 2 of the format, and containerd 2.x reads 2, 3 and 4. Each
 //! version has another name for the section of the registries, so this module refuses an unknown
 //! version.
 //!
 //! If an imported file has a section of a plugin, containerd 1.x ignores the same section of the
-//! main file. Therefore the key goes into a file that already has the section, or else into the
-//! last file.
+//! main file. Therefore the key goes into a file that already has the section. If no file has the
+//! section, the key goes into the last file.
 
 use toml::{Table, Value};
 
 use super::toml_text;
 use crate::error::TextProblem;
 
-/// The default folder of `hosts.toml` files, below `/etc`.
+/// The default folder of `hosts.toml` files, as a path below `/etc`.
 pub(crate) const DEFAULT_CERTS_DIR: &str = "containerd/certs.d";
 
 const V1: &[&str] = &["plugins", "cri", "registry", "config_path"];
@@ -37,7 +38,7 @@ pub(crate) struct RegistrySettings {
     pub(crate) certs: Option<String>,
     /// Whether the file has the section of the plugin that reads registries.
     pub(crate) has_section: bool,
-    /// Patterns of imported files. `None` without the key `imports`.
+    /// Patterns of imported files. `None` if the key `imports` is missing.
     pub(crate) imports: Option<Vec<String>>,
     /// Whether the CRI plugin is disabled, so that Kubernetes cannot use this containerd.
     pub(crate) cri_disabled: bool,
@@ -46,8 +47,8 @@ pub(crate) struct RegistrySettings {
 /// Reads a `config.toml` or a drop-in.
 ///
 /// # Errors
-/// A text that is no TOML, or that has mirrors in the deprecated form. containerd refuses
-/// `config_path` together with those.
+/// The text is no TOML, or has mirrors in the deprecated form. containerd refuses a file that has
+/// both these mirrors and `config_path`.
 pub(crate) fn read(text: &str) -> Result<RegistrySettings, TextProblem> {
     let table = toml_text::parse(text)?;
     let path = path_of(text, &table)?;
@@ -107,11 +108,11 @@ pub(crate) fn read(text: &str) -> Result<RegistrySettings, TextProblem> {
     })
 }
 
-/// Returns the file with this `config_path`. Every other byte stays. A new file has version 2,
-/// which containerd reads since 1.3.
+/// Returns the text of the file with this `config_path`. Every other byte stays. A new file has
+/// version 2, which containerd reads since 1.3.
 ///
 /// # Errors
-/// A text that is no TOML, or into which the key cannot be inserted.
+/// The text is no TOML, or the key cannot be inserted into it.
 pub(crate) fn with_config_path(text: Option<&str>, certs: &str) -> Result<String, TextProblem> {
     let text = match text {
         Some(text) if !text.trim().is_empty() => text,

@@ -1,5 +1,5 @@
-//! `daemon.json` of dockerd: adds a mirror for Docker Hub, the only registry for which dockerd has
-//! mirrors.
+//! Edits `daemon.json` of dockerd: adds pierhead as a mirror for Docker Hub, the only registry for
+//! which dockerd has mirrors.
 
 use jsonc_parser::ParseOptions;
 use jsonc_parser::cst::{CstInputValue, CstNode, CstObject, CstRootNode};
@@ -10,13 +10,14 @@ use crate::error::TextProblem;
 
 /// The key of the mirrors.
 pub(crate) const MIRRORS: &str = "registry-mirrors";
-/// The key of the registries to which dockerd connects over plain HTTP. Loopback needs no entry.
+/// The key of the registries to which dockerd connects over plain HTTP. A loopback address needs no
+/// entry.
 pub(crate) const INSECURE: &str = "insecure-registries";
 
-/// Returns the file with pierhead as the first mirror. Every other byte stays.
+/// Returns the text of the file with pierhead as the first mirror. Every other byte stays.
 ///
 /// # Errors
-/// A text that dockerd would refuse.
+/// dockerd would refuse the text.
 pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<String, TextProblem> {
     let text = match text {
         Some(text) if !text.trim().is_empty() => text,
@@ -36,7 +37,7 @@ pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<Strin
         })?;
     }
     let after = root.to_string();
-    // If a key occurs twice, dockerd reads the last, and the edit may have changed the first.
+    // If a key occurs twice, dockerd reads the last one, and the edit may have changed the first.
     if parse(&after).ok().as_ref() == Some(&expected) {
         Ok(after)
     } else {
@@ -50,7 +51,7 @@ pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<Strin
 /// Returns the mirrors in a `daemon.json`.
 ///
 /// # Errors
-/// As [`with_mirror`].
+/// The errors of [`with_mirror`].
 pub(crate) fn mirrors(text: &str) -> Result<Vec<String>, TextProblem> {
     if text.trim().is_empty() {
         return Ok(Vec::new());
@@ -64,7 +65,7 @@ pub(crate) fn mirrors(text: &str) -> Result<Vec<String>, TextProblem> {
         .collect())
 }
 
-/// Inserts an entry at the front of a list, unless the list has an entry for which `same` is true.
+/// Inserts an entry at the front of a list, unless `same` is true for an entry of the list.
 fn put(
     object: &CstObject,
     expected: &mut Value,
@@ -101,7 +102,7 @@ fn put(
     Ok(())
 }
 
-/// Parses JSON as strictly as dockerd, without the extensions of other parsers.
+/// Parses JSON as strictly as dockerd does, without the extensions of other parsers.
 fn tree(text: &str) -> Result<CstRootNode, TextProblem> {
     let strict = ParseOptions {
         allow_comments: false,

@@ -1,4 +1,5 @@
-//! `hosts.toml` of containerd: adds pierhead as the first host, in front of the existing hosts.
+//! Edits `hosts.toml` of containerd: adds pierhead as the first host, in front of the existing
+//! hosts.
 
 use toml::Value;
 
@@ -6,13 +7,13 @@ use super::toml_text;
 use crate::address::Address;
 use crate::error::TextProblem;
 
-/// Returns the file with pierhead as the first host. Every other byte stays.
+/// Returns the text of the file with pierhead as the first host. Every other byte stays.
 ///
-/// `server` is the address of the registry itself, for a new file about one registry. The file
-/// `_default` needs none, because containerd then uses the name of the registry.
+/// `server` is the address of the registry itself, for a new file about one registry. The file in
+/// the folder `_default` needs no `server`, because containerd then uses the name of the registry.
 ///
 /// # Errors
-/// A text that is no TOML, or into which pierhead cannot be inserted as the first host.
+/// The text is no TOML, or pierhead cannot be inserted as the first host.
 pub(crate) fn with_host(
     text: Option<&str>,
     address: &Address,
@@ -43,7 +44,7 @@ pub(crate) fn with_host(
 /// Returns the hosts in a file.
 ///
 /// # Errors
-/// A text that is no TOML.
+/// The text is no TOML.
 pub(crate) fn names(text: &str) -> Result<Vec<String>, TextProblem> {
     let table = toml_text::parse(text)?;
     let hosts = table.get("host").and_then(Value::as_table);

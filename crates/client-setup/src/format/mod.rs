@@ -1,5 +1,5 @@
-//! The formats of the clients' files: each function takes the old text and returns the new text. No
-//! I/O.
+//! The formats of the clients' configuration files. Each function gets the old text of a file and
+//! returns the new text, without I/O.
 
 pub(crate) mod containerd_config;
 pub(crate) mod daemon_json;

@@ -1,5 +1,5 @@
-//! `registries.conf.d` of podman, CRI-O, buildah and skopeo: a drop-in with a mirror for each
-//! registry.
+//! Writes the file for `registries.conf.d` of podman, CRI-O, buildah and skopeo: a drop-in with a
+//! mirror for each registry.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::address::Address;
 use crate::error::TextProblem;
 
 /// The registries that get a mirror by default. The format has no entry for all registries, so the
-/// user names others one by one.
+/// user names further registries one by one.
 pub(crate) const DEFAULT_REGISTRIES: [&str; 8] = [
     "docker.io",
     "gcr.io",
@@ -22,15 +22,15 @@ pub(crate) const DEFAULT_REGISTRIES: [&str; 8] = [
     "registry.k8s.io",
 ];
 
-/// The entries of other files, by prefix. The entry of pierhead's drop-in replaces an entry, so it
-/// repeats the keys of that entry.
+/// The entries of other files, by prefix. The entry of pierhead's drop-in replaces the entry of
+/// another file with the same prefix, so it repeats the keys of that entry.
 pub(crate) type RegistryEntries = BTreeMap<String, Table>;
 
 /// Adds the entries of one file to `entries`. A later entry replaces an earlier entry of the same
 /// prefix.
 ///
 /// # Errors
-/// A text that is no TOML, or that has version 1 of the format, which cannot be mixed with
+/// The text is no TOML, or has version 1 of the format, which cannot be used together with
 /// drop-ins.
 pub(crate) fn read(text: &str, entries: &mut RegistryEntries) -> Result<(), TextProblem> {
     let table = toml_text::parse(text)?;
@@ -58,9 +58,9 @@ pub(crate) fn read(text: &str, entries: &mut RegistryEntries) -> Result<(), Text
     Ok(())
 }
 
-/// Returns the drop-in. For each registry, it names pierhead, then the mirrors of other files, then
-/// the registry itself. If pierhead speaks plain HTTP, one more entry allows that for the name of
-/// pierhead.
+/// Returns the text of the drop-in. For each registry, the text names pierhead, then the mirrors of
+/// other files, then the registry itself. If pierhead uses plain HTTP, one more entry allows plain
+/// HTTP for the name of pierhead.
 pub(crate) fn drop_in(
     address: &Address,
     registries: &[String],
@@ -74,10 +74,10 @@ pub(crate) fn drop_in(
         let others = others.get(registry).cloned().unwrap_or_default();
         entry(&mut text, registry, others, Some((&mirror, address)));
     }
-    // Two entries with the same prefix would be an error.
+    // The entry is not written twice, because two entries with the same prefix would be an error.
     let is_named = registries.iter().any(|it| it == address.authority());
     if !address.is_tls() && !is_named {
-        // This entry is for images that a user pulls by the name of pierhead.
+        // This entry is for images whose name contains the address of pierhead.
         let name = address.authority();
         let mut others = others.get(name).cloned().unwrap_or_default();
         others.insert("insecure".to_owned(), true.into());
@@ -86,8 +86,8 @@ pub(crate) fn drop_in(
     text
 }
 
-/// Writes one `[[registry]]` with the keys of other files, and with pierhead in front of their
-/// mirrors.
+/// Writes one `[[registry]]` entry with the keys of other files, and with pierhead in front of
+/// their mirrors.
 fn entry(text: &mut String, prefix: &str, mut others: Table, ours: Option<(&str, &Address)>) {
     let mirrors = match others.remove("mirror") {
         Some(Value::Array(mirrors)) => mirrors,
@@ -101,7 +101,7 @@ fn entry(text: &mut String, prefix: &str, mut others: Table, ours: Option<(&str,
         "\n[[registry]]\nprefix = {}\n",
         toml_text::quoted(prefix)
     ));
-    // An empty location, as with a wildcard prefix, stays empty.
+    // A location that is empty, as in an entry with a wildcard prefix, stays empty.
     let location = location.unwrap_or_else(|| prefix.to_owned());
     text.push_str(&format!("location = {}\n", toml_text::quoted(&location)));
     keys(text, &others);
@@ -124,7 +124,7 @@ fn entry(text: &mut String, prefix: &str, mut others: Table, ours: Option<(&str,
     }
 }
 
-/// Returns the effective mirrors, by prefix.
+/// Returns the mirrors that are in effect, by prefix.
 pub(crate) fn mirrors(entries: &RegistryEntries) -> BTreeMap<String, Vec<String>> {
     let of = |entry: &Table| {
         let mirrors = entry.get("mirror").and_then(Value::as_array);

@@ -12,7 +12,7 @@ fn address(text: &str) -> Address {
     text.parse().expect("an address")
 }
 
-/// The ends of lines that files are written with, and files without a last one.
+/// Returns the text with CRLF or LF as line ends, with or without a line end after the last line.
 fn dressed(text: String, crlf: bool, open_end: bool) -> String {
     let text = if open_end {
         text.trim_end().to_owned()
@@ -43,8 +43,8 @@ fn json_value() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Whatever dockerd's file says: pierhead comes first, all else stays, a second time changes
-    /// nothing.
+    /// Whatever dockerd's file contains: pierhead becomes the first mirror, all other bytes stay,
+    /// and a second edit changes nothing.
     #[test]
     fn docker_gains_a_mirror_and_nothing_else(
         others in proptest::collection::btree_map("[a-z\"\\\\ -]{1,12}", json_value(), 0..5),
@@ -80,7 +80,7 @@ proptest! {
         }
     }
 
-    /// containerd's file, of any version and with anything around.
+    /// The edit works with a file of any version of containerd, whatever else the file contains.
     #[test]
     fn containerd_gains_a_folder_and_nothing_else(
         version in 0..5_u8,
@@ -124,7 +124,7 @@ proptest! {
         prop_assert_eq!(certs.as_deref(), Some(CERTS));
         prop_assert_eq!(containerd_config::with_config_path(Some(&after), CERTS).expect("again"), after.clone());
         if says.certs.is_none() {
-            // Every line stays, comments too, but the one with an empty path.
+            // Every line stays, comments too, except for the line with the empty path.
             let missing: Vec<_> = text.lines().filter(|line| !after.lines().any(|it| it == *line)).collect();
             prop_assert!(missing.iter().all(|line| line.contains("config_path")), "{:?}", missing);
         }
@@ -146,7 +146,8 @@ proptest! {
         }
     }
 
-    /// A file of hosts that somebody wrote by hand: pierhead is asked first, the others as before.
+    /// In a file of hosts that somebody wrote by hand, pierhead becomes the first host, and the
+    /// other hosts keep their order.
     #[test]
     fn hosts_come_after_pierhead(
         names in proptest::collection::btree_set("[a-z]{1,8}", 0..4),
@@ -226,7 +227,7 @@ fn what_somebody_else_configured_is_carried_on() {
     assert_eq!(ours.matches("insecure = true").count(), 3, "{ours}");
 }
 
-/// podman asks a registry by HTTPS alone, unless an entry for its name allows plain HTTP.
+/// podman connects to a registry only by HTTPS, unless an entry for its name allows plain HTTP.
 #[test]
 fn podman_may_pull_by_the_name_of_pierhead() {
     let registries = ["quay.io".to_owned()];
@@ -306,7 +307,7 @@ fn errors_of_others_have_a_line() {
             .as_deref(),
         Some("/a")
     );
-    // Nothing can be written below an inline table without rewriting it.
+    // No key can be inserted below an inline table without rewriting the table.
     let inline = "version = 2\nplugins = { \"io.containerd.grpc.v1.cri\" = { registry = {} } }\n";
     let refused = containerd_config::with_config_path(Some(inline), CERTS).expect_err("refused");
     assert!(refused.message.contains("by hand"), "{}", refused.message);

@@ -1,4 +1,4 @@
-//! Edits of TOML text that keep every other byte.
+//! Edits TOML text in such a way that every other byte stays.
 //!
 //! An edit inserts a key into the text, and parses the result again. The result must have the same
 //! values as before, plus the new key. Otherwise the edit is refused.
@@ -15,7 +15,7 @@ use crate::error::TextProblem;
 /// Parses the text.
 ///
 /// # Errors
-/// The line with the error.
+/// The line with the syntax error.
 pub(crate) fn parse(text: &str) -> Result<Table, TextProblem> {
     toml::from_str(text).map_err(|error| TextProblem {
         line: error.span().map(|span| line_of(text, span.start)),
@@ -23,18 +23,18 @@ pub(crate) fn parse(text: &str) -> Result<Table, TextProblem> {
     })
 }
 
-/// The line number of a byte, from 1.
+/// Returns the number of the line that contains a byte, from 1.
 pub(crate) fn line_of(text: &str, offset: usize) -> usize {
     let before = text.as_bytes().iter().take(offset);
     1 + before.filter(|byte| **byte == b'\n').count()
 }
 
-/// The line end of the text: CRLF or LF.
+/// Returns the line end that the text uses: CRLF or LF.
 pub(crate) fn newline(text: &str) -> &'static str {
     if text.contains("\r\n") { "\r\n" } else { "\n" }
 }
 
-/// The value at a path of keys.
+/// Returns the value at a path of keys.
 pub(crate) fn at<'a>(table: &'a Table, path: &[&str]) -> Option<&'a toml::Value> {
     let (last, parents) = path.split_last()?;
     let mut table = table;
@@ -44,13 +44,13 @@ pub(crate) fn at<'a>(table: &'a Table, path: &[&str]) -> Option<&'a toml::Value>
     table.get(*last)
 }
 
-/// Returns the text with the string `value` at `path`.
+/// Returns the text with `path` set to the string `value`.
 ///
-/// Tries three places in this order: in place of the present value, below the header of its table,
-/// and in a new table at the end.
+/// Tries three places in this order: the place of the present value, the line below the header of
+/// its table, and a new table at the end.
 ///
 /// # Errors
-/// If no place changes that value alone.
+/// There is no place at which the edit changes only that value.
 pub(crate) fn set(text: &str, path: &[&str], value: &str) -> Result<String, TextProblem> {
     let before = parse(text)?;
     let mut expected = before.clone();
@@ -94,11 +94,11 @@ pub(crate) fn set(text: &str, path: &[&str], value: &str) -> Result<String, Text
         .ok_or_else(|| refuse(spans.table.map(|header| line_of(text, header))))
 }
 
-/// Returns the text with a block of lines before the first `[header]` of the table `table`. If
-/// there is no such header, the block is at the end.
+/// Returns the text with a block of lines inserted before the first `[header]` of the table
+/// `table`. If there is no such header, the block goes to the end.
 ///
 /// # Errors
-/// If the result does not have exactly the old values and the values of the block.
+/// The result does not have exactly the old values and the values of the block.
 pub(crate) fn put_first(text: &str, table: &str, block: &str) -> Result<String, TextProblem> {
     let mut expected = parse(text)?;
     let end = newline(text);
@@ -156,7 +156,7 @@ impl Spans {
             match value.get_ref() {
                 DeValue::Table(inner) => {
                     table = inner;
-                    // A key can be inserted below the header of the innermost table only.
+                    // A key can be inserted only below the header of the innermost table.
                     if index + 2 == path.len() {
                         spans.table = Some(name.span().end);
                     }
@@ -197,14 +197,14 @@ fn splice(text: &str, start: usize, end: usize, with: &str) -> String {
     format!("{}{with}{}", &text[..start], &text[end..])
 }
 
-/// The white space at the start of the line of a byte.
+/// Returns the white space at the start of the line that contains a byte.
 fn indent_of(text: &str, offset: usize) -> &str {
     let start = text[..offset].rfind('\n').map_or(0, |at| at + 1);
     let line = &text[start..];
     &line[..line.len() - line.trim_start_matches([' ', '\t']).len()]
 }
 
-/// The text as a TOML string with quotes.
+/// Returns the text as a TOML string with quotes.
 pub(crate) fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }

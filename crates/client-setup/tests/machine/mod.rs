@@ -1,4 +1,5 @@
-//! A folder that stands for the root of a machine, with setup and undo of its clients.
+//! A test machine: a folder that stands for the root of a machine, with functions to set up and
+//! undo its clients.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -78,7 +79,7 @@ impl Machine {
         found.expect("it is read").mirrors
     }
 
-    /// Every path below the root, sorted.
+    /// Returns every path below the root, sorted.
     pub(crate) fn everything(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut folders = vec![self.folder.path().to_owned()];
