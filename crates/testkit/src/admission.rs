@@ -1,4 +1,5 @@
-//! The conformance suite of admission policies (trait `Admission`).
+//! The conformance test suite that every admission policy of the cache must pass (trait
+//! `Admission`).
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::policy::{Key, key};
 /// [`crate::policy::CAPACITY`] bytes, each time with the same seed.
 ///
 /// # Panics
-/// When the admission violates the contract of [`Admission`].
+/// If the admission policy violates the contract of [`Admission`].
 pub fn conforms<A: Admission<Key>>(new: impl Fn() -> A) {
     admits_a_key_after_many_misses(new());
     decides_deterministically(new(), new());
@@ -31,7 +32,7 @@ fn admits_a_key_after_many_misses(mut admission: impl Admission<Key>) {
     }
 }
 
-/// Runs a fixed sequence of requests. Returns the decisions.
+/// Runs a fixed sequence of requests. Returns the decisions of the policy.
 fn run(admission: &mut impl Admission<Key>) -> Vec<bool> {
     let mut random = fastrand::Rng::with_seed(0x0c1);
     let mut decisions = Vec::new();
@@ -72,7 +73,7 @@ fn refuses_a_foreign_state<A: Admission<Key>>(new: &impl Fn() -> A) {
         other.admit(&access(n, 0));
     }
     let (before, state) = (admission.save(), other.save());
-    // Every prefix of a large sketch would take minutes.
+    // Not every prefix is tested, because every prefix of a large sketch would take minutes.
     let step = (state.len() / 500).max(1);
     for at in (0..state.len()).step_by(step) {
         assert!(admission.restore(&state[..at]).is_err(), "cut at {at}");

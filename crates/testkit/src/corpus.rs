@@ -1,18 +1,19 @@
-//! Runs the properties of the fuzz targets over their stored corpus, in tests without a fuzzer.
+//! Checks the properties of the fuzz targets on the stored inputs, in regular tests without a
+//! fuzzer.
 
 use std::path::Path;
 
-/// Minimum number of inputs of a target.
+/// Minimum number of stored inputs of a fuzz target.
 const MIN_INPUTS: usize = 6;
-/// Maximum length in bytes of inputs whose prefixes are all tested. For longer ones this would take
-/// quadratic time.
+/// Maximum length in bytes of an input of which all prefixes are tested. For longer inputs, this
+/// would take too long, because the time grows with the square of the length.
 const MAX_PREFIX_TESTED: usize = 2 << 10;
 
-/// Calls `property` with every stored input of `target`, and with every prefix of the short ones:
-/// truncated inputs find most errors of parsers.
+/// Calls `property` with every stored input of `target`, and with every prefix of the short inputs,
+/// because truncated inputs find most errors of parsers.
 ///
 /// # Panics
-/// When `property` panics, or when there are fewer than [`MIN_INPUTS`] inputs.
+/// If `property` panics, or if there are fewer than [`MIN_INPUTS`] inputs.
 pub fn each(target: &str, property: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/corpus")

@@ -1,4 +1,4 @@
-//! Reads images from an OCI image layout on disk, for examples that measure real images.
+//! Reads images from an OCI image layout on disk, for example programs that measure real images.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -74,7 +74,7 @@ impl OciLayout {
         })
     }
 
-    /// The file of a blob.
+    /// Returns the path of the file of a blob.
     pub fn path(&self, digest: &Digest) -> PathBuf {
         let blobs = self.folder.join("blobs");
         blobs.join(digest.algorithm().as_str()).join(digest.hex())

@@ -1,5 +1,5 @@
-//! Test fixtures: a fake registry with faults, generated images, an HTTP client, tiers, and
-//! conformance suites. For tests only: other crates may depend on this one only in
+//! Test fixtures: a fake registry with faults, generated images, an HTTP client, storage tiers, and
+//! conformance suites. The crate is only for tests: other crates may depend on it only in
 //! dev-dependencies. All generators are deterministic for a given seed. All servers listen on
 //! loopback. Functions panic with a message instead of returning errors that tests would unwrap.
 

@@ -1,4 +1,4 @@
-//! Captures the log of the code under test, in the daemon's text format.
+//! Captures the log lines of the code under test, in the daemon's text format.
 
 use parking_lot::Mutex;
 use std::io;
@@ -8,12 +8,13 @@ use tracing::subscriber::DefaultGuard;
 use tracing::{Dispatch, Subscriber};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Captures the log of this thread (levels info and above) until the result is dropped, including
-/// tasks of a current-thread runtime.
+/// Captures the log of this thread (levels info and above), including tasks of a current-thread
+/// runtime, until the result is dropped.
 pub fn capture() -> Lines {
-    // `tracing` caches for each callsite whether any subscriber wants its events. While the process has a single
-    // subscriber, it asks the one of the thread that reaches the callsite first, which may have none. A second
-    // subscriber makes it ask all of them.
+    // `tracing` caches for each callsite whether any subscriber wants its events. While the process
+    // has a single subscriber, `tracing` asks the subscriber of the thread that reaches the
+    // callsite first, and that thread may have none. A second subscriber makes `tracing` ask all
+    // subscribers.
     static SECOND: OnceLock<Dispatch> = OnceLock::new();
     SECOND.get_or_init(|| Dispatch::new(subscriber(&Text::default())));
     let text = Text::default();
@@ -24,10 +25,10 @@ pub fn capture() -> Lines {
     }
 }
 
-/// Captures the log of all threads of this process (levels info and above) until it ends.
+/// Captures the log of all threads of this process (levels info and above) until the process ends.
 ///
 /// # Panics
-/// When a process calls it twice.
+/// If a process calls this function twice.
 pub fn capture_process() -> Lines {
     let text = Text::default();
     let set = tracing::subscriber::set_global_default(subscriber(&text));
@@ -51,12 +52,12 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// All lines so far.
+    /// Returns all captured lines so far.
     pub fn text(&self) -> String {
         self.text.lock().clone()
     }
 
-    /// The lines that contain this text.
+    /// Returns the captured lines that contain this text.
     pub fn with(&self, part: &str) -> Vec<String> {
         let text = self.text();
         let lines = text.lines().filter(|line| line.contains(part));

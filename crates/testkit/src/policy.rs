@@ -1,4 +1,4 @@
-//! The conformance suite of eviction policies (trait `Policy` and its parts).
+//! The conformance test suite that every eviction policy must pass (trait `Policy` and its parts).
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pierhead_eviction::{Access, Policy};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Size of the cache in the suite in bytes, enough for all of its keys.
+/// Size in bytes of the cache in the suite, enough for all of its keys.
 pub const CAPACITY: u64 = 1 << 30;
 
 /// A reference-counted key, so that the suite detects a policy that leaks keys.
@@ -34,7 +34,7 @@ pub(crate) fn key(n: u32) -> Key {
 /// each time with the same seed.
 ///
 /// # Panics
-/// When the policy violates the contract of [`Policy`].
+/// If the policy violates the contract of [`Policy`].
 pub fn conforms<P: Policy<Key>>(new: impl Fn() -> P) {
     evicts_each_key_once(new());
     counts_a_key_that_enters_twice_once(new());
@@ -69,7 +69,7 @@ fn evict_all(policy: &mut dyn Policy<Key>) -> Vec<u32> {
     std::iter::from_fn(|| next(policy)).collect()
 }
 
-/// One request, as from a cache with enough space.
+/// Makes one request to the policy, as a cache with enough space does.
 fn request(policy: &mut dyn Policy<Key>, n: u32, tick: u64) {
     let access = access(n, tick);
     if !policy.hit(&access) {
@@ -150,7 +150,7 @@ fn skips_keys_in_use(mut policy: impl Policy<Key>) {
 
 fn accepts_a_returned_victim(mut policy: impl Policy<Key>) {
     (0..5).for_each(|n| policy.insert(&access(n, n.into())));
-    // A client that requests one key many times must not hide the others.
+    // A client that requests one key many times must not protect the other keys from eviction.
     let mut victims = Vec::new();
     for tick in 5..10_000 {
         match next(&mut policy) {
@@ -344,14 +344,14 @@ fn takes_little_memory_per_key(mut policy: impl Policy<Key>) {
     );
 }
 
-/// A key of the size of a digest: 65 bytes.
+/// A key as large as a digest: 65 bytes.
 pub type Large = pierhead_oci::Digest;
 
-/// Measures the memory of a policy for a cache of [`CAPACITY`] bytes, while keys enter, leave, and
-/// return as ghosts.
+/// Measures the memory of a policy for a cache of [`CAPACITY`] bytes while keys enter, leave, and
+/// return as ghosts (evicted keys that the policy remembers).
 ///
 /// # Panics
-/// When a key or a ghost takes more than its size and 64 bytes, or when there are more ghosts than
+/// If a key or a ghost uses more than its size plus 64 bytes, or if there are more ghosts than
 /// keys.
 pub fn stays_small(mut policy: impl Policy<Large>) {
     let (empty, held) = (policy.memory(), 20_000_u64);
@@ -359,7 +359,7 @@ pub fn stays_small(mut policy: impl Policy<Large>) {
     let mut random = fastrand::Rng::with_seed(0x0c2);
     let mut evicted = false;
     for tick in 0..3 * held {
-        // New keys, and keys that recently entered or left.
+        // These are new keys, and keys that recently entered or left.
         let n = if random.bool() {
             tick
         } else {
@@ -373,7 +373,7 @@ pub fn stays_small(mut policy: impl Policy<Large>) {
                 assert!(policy.evict(&mut |_| false).is_some(), "a victim exists");
                 evicted = true;
             }
-            // Requested keys that do not enter are ghosts of another kind.
+            // Keys that are requested and do not enter are another kind of ghosts.
             if random.u8(..10) > 0 {
                 policy.insert(&access);
             }

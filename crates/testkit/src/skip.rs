@@ -4,8 +4,8 @@ use std::env;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 
-/// Returns `has`. If it is `false`, prints that the test is skipped because of `needs`, past the
-/// capture of the test runner.
+/// Returns `has`. If `has` is `false`, prints that the test is skipped because of `needs`. The
+/// message appears even though the test runner captures output.
 ///
 /// # Panics
 /// In CI (`CI=true`), where a skipped test is a failure.
@@ -21,31 +21,32 @@ pub fn unless(needs: &str, has: bool) -> bool {
     false
 }
 
-/// Whether this is CI, which has everything that tests need.
+/// Whether the tests run in CI, which has everything that tests need.
 #[must_use]
 pub fn is_ci() -> bool {
     env::var("CI").is_ok_and(|it| !matches!(it.as_str(), "" | "false" | "0"))
 }
 
-/// The name of the running test.
+/// Returns the name of the running test.
 #[must_use]
 pub fn test() -> String {
     let thread = std::thread::current();
     thread.name().unwrap_or("a test").to_owned()
 }
 
-/// Reports that this test is skipped: on the terminal, past the capture of the test runner, and as
-/// a line in the file `PIERHEAD_SKIPPED`. The test runner counts the test as passed.
+/// Reports that this test is skipped: on the terminal (even though the test runner captures
+/// output), and as a line in the file `PIERHEAD_SKIPPED`. The test runner counts the test as
+/// passed.
 pub fn say(reason: &str) {
     let test = test();
-    // A closed stderr is ignored.
+    // If stderr is closed, the error is ignored.
     let _ = writeln!(
         std::io::stderr().lock(),
         "\n*** SKIPPED *** {test}: {reason}\n"
     );
     if let Some(path) = env::var_os("PIERHEAD_SKIPPED") {
         let file = OpenOptions::new().append(true).create(true).open(path);
-        // One write per line, since tests run in parallel.
+        // Each line is one write, because tests run in parallel.
         let text = file.and_then(|mut file| file.write_all(format!("{test}\n").as_bytes()));
         assert!(text.is_ok(), "PIERHEAD_SKIPPED: {text:?}");
     }

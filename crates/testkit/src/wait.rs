@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-/// Time limit of a wait, far longer than any event takes, even on a busy machine.
+/// Time limit of a wait. It is far longer than any event takes, even on a busy machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Yields this thread until `is` returns true.
 ///
 /// # Panics
-/// After [`TIME_LIMIT`], with `what`.
+/// After [`TIME_LIMIT`], with `what` in the message.
 #[track_caller]
 pub fn until(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -18,10 +18,10 @@ pub fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Yields this task until `is` returns true, whatever tokio's clock says.
+/// Yields this task until `is` returns true, without regard to tokio's clock.
 ///
 /// # Panics
-/// After [`TIME_LIMIT`], with `what`.
+/// After [`TIME_LIMIT`], with `what` in the message.
 pub async fn until_async(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {

@@ -1,4 +1,4 @@
-//! A client connection: sends requests and reads the heads of responses.
+//! A client connection of the test HTTP client: sends requests and reads responses.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,7 +14,8 @@ use tokio::net::TcpStream;
 use super::request::Request;
 use super::response::{Framing, Response, ResponseReader, invalid, text};
 
-/// Maximum size of a response head in bytes. A larger head is a fault of the server under test.
+/// Maximum size of a response head in bytes. A larger head counts as a fault of the server under
+/// test.
 const MAX_HEAD_SIZE: usize = 4 << 20;
 
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -42,8 +43,8 @@ impl Connection {
         })
     }
 
-    /// Connects by TLS with HTTP/1.1, and trusts only this authority. `name` is the expected name
-    /// of the certificate.
+    /// Connects by TLS with HTTP/1.1, and trusts only the given authority. `name` is the name that
+    /// the certificate must have.
     ///
     /// # Errors
     /// The connection or the handshake failed.
@@ -141,8 +142,8 @@ impl Connection {
         })
     }
 
-    /// Waits until the server sends bytes or closes the connection. Returns whether it closes
-    /// without further bytes.
+    /// Waits until the server sends bytes or closes the connection. Returns whether the server
+    /// closes it without further bytes.
     pub async fn closes_silently(&mut self) -> bool {
         self.received.is_empty()
             && !matches!(self.socket.read_buf(&mut self.received).await, Ok(1..))

@@ -1,6 +1,6 @@
-//! A small HTTP/1.1 client for tests, with access to exact headers and to the way in which each
-//! body ended. It follows no redirects, adds only the header `Host`, and interprets only the
-//! framing of a response. The end-to-end tests use real clients in addition.
+//! A small HTTP/1.1 client for tests. It gives access to exact headers, and to the way in which
+//! each body ended. It follows no redirects, adds only the header `Host`, and interprets only the
+//! framing of a response. The end-to-end tests use real clients, too.
 
 mod connection;
 mod request;

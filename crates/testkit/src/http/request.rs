@@ -1,4 +1,4 @@
-//! Requests that are sent exactly as a test builds them.
+//! HTTP requests that are sent exactly as a test builds them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::connection::Connection;
 use super::response::Response;
 
-/// A request.
+/// An HTTP request.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(super) method: String,
@@ -18,7 +18,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request with any method. `path` includes the query and is sent unchanged.
+    /// Creates a request with any method. `path` includes the query and is sent unchanged.
     pub fn new(method: &str, path: impl Into<String>) -> Self {
         Self {
             method: method.to_owned(),
@@ -28,17 +28,17 @@ impl Request {
         }
     }
 
-    /// `GET path`
+    /// Creates a GET request.
     pub fn get(path: impl Into<String>) -> Self {
         Self::new("GET", path)
     }
 
-    /// `HEAD path`
+    /// Creates a HEAD request.
     pub fn head(path: impl Into<String>) -> Self {
         Self::new("HEAD", path)
     }
 
-    /// Adds a header line. A name may occur several times.
+    /// Adds a header line. Headers of one name may occur several times.
     pub fn header(mut self, name: &str, value: impl Into<String>) -> Self {
         self.headers.push((name.to_owned(), value.into()));
         self
@@ -84,7 +84,7 @@ impl Request {
 /// Sends a GET over a new plain connection.
 ///
 /// # Panics
-/// When there is no response.
+/// If there is no response.
 pub async fn get(addr: SocketAddr, path: &str) -> Response {
     let answer = Request::get(path).send(addr).await;
     answer.unwrap_or_else(|error| panic!("GET {path}: {error}"))
@@ -93,7 +93,7 @@ pub async fn get(addr: SocketAddr, path: &str) -> Response {
 /// Sends a HEAD over a new plain connection.
 ///
 /// # Panics
-/// When there is no response.
+/// If there is no response.
 pub async fn head(addr: SocketAddr, path: &str) -> Response {
     let answer = Request::head(path).send(addr).await;
     answer.unwrap_or_else(|error| panic!("HEAD {path}: {error}"))

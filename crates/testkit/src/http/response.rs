@@ -1,4 +1,4 @@
-//! A response with its body, read by the framing of its headers.
+//! An HTTP response whose body is read as its headers delimit it.
 
 use std::io;
 
@@ -20,7 +20,7 @@ pub enum End {
 /// A response with its whole body.
 #[derive(Clone, Debug)]
 pub struct Response {
-    /// The status.
+    /// The status code.
     pub status: u16,
     /// The exact headers.
     pub headers: HeaderMap,
@@ -31,15 +31,15 @@ pub struct Response {
 }
 
 impl Response {
-    /// The value of a header as text; `None` when the header is missing.
+    /// Returns the value of a header as text. `None` if the header is missing.
     pub fn header(&self, name: &str) -> Option<&str> {
         text(&self.headers, name)
     }
 
-    /// The body as JSON.
+    /// Parses the body as JSON.
     ///
     /// # Panics
-    /// When the body is not JSON, or is incomplete.
+    /// If the body is not JSON, or is incomplete.
     pub fn json(&self) -> serde_json::Value {
         assert_eq!(self.end, End::Clean, "the body is incomplete");
         serde_json::from_slice(&self.body)
@@ -55,7 +55,7 @@ pub(super) fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// The position in a body, by its framing.
+/// The position in a body, depending on how the headers delimit it.
 pub(super) enum Framing {
     Left(u64),
     ChunkSize,
@@ -69,7 +69,7 @@ pub(super) enum Framing {
 /// connection cannot be reused.
 pub struct ResponseReader<'a> {
     pub(super) connection: &'a mut Connection,
-    /// The status.
+    /// The status code.
     pub status: u16,
     /// The exact headers.
     pub headers: HeaderMap,
@@ -77,13 +77,13 @@ pub struct ResponseReader<'a> {
 }
 
 impl ResponseReader<'_> {
-    /// The value of a header as text; `None` when the header is missing.
+    /// Returns the value of a header as text. `None` if the header is missing.
     pub fn header(&self, name: &str) -> Option<&str> {
         text(&self.headers, name)
     }
 
-    /// The next bytes of the body; `None` at its end, also after an error: see [`end`](Self::end).
-    /// Cancel safe.
+    /// Returns the next bytes of the body. `None` at its end, and after an error: see
+    /// [`end`](Self::end). Cancel safe.
     pub async fn chunk(&mut self) -> Option<Bytes> {
         match self.step().await {
             Ok(bytes) => bytes,
@@ -94,7 +94,7 @@ impl ResponseReader<'_> {
         }
     }
 
-    /// How the body ended; `None` before its end.
+    /// Returns how the body ended. `None` before its end.
     pub fn end(&self) -> Option<End> {
         match self.framing {
             Framing::Ended => Some(End::Clean),
@@ -106,7 +106,7 @@ impl ResponseReader<'_> {
     /// Reads the rest of the body.
     ///
     /// # Errors
-    /// None: [`Response::end`] reports an incomplete body.
+    /// There are none: [`Response::end`] reports an incomplete body.
     pub async fn whole(mut self) -> io::Result<Response> {
         let mut body = BytesMut::new();
         while let Some(bytes) = self.chunk().await {
@@ -161,7 +161,7 @@ impl ResponseReader<'_> {
         }
     }
 
-    /// Reads between 1 and `most` bytes; `None` when the connection is closed.
+    /// Reads between 1 and `most` bytes. `None` if the connection is closed.
     async fn some(&mut self, most: u64) -> io::Result<Option<Bytes>> {
         let received = &mut self.connection.received;
         if received.is_empty() {

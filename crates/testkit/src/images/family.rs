@@ -1,4 +1,4 @@
-//! Generates well-formed images of every kind: OCI and Docker manifests, indexes, artifacts.
+//! Generates well-formed test images of every kind: OCI and Docker manifests, indexes, artifacts.
 
 use pierhead_oci::MediaType;
 use serde_json::{Value, json};
@@ -31,8 +31,8 @@ const DOCKER: MediaTypes = MediaTypes {
 const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 
 impl Image {
-    /// An image of one manifest, a config, and layers of these sizes in bytes. The layers are
-    /// random bytes and not tars.
+    /// Creates an image of one manifest, a config, and layers of these sizes in bytes. The layers
+    /// are random bytes and not tars.
     pub fn random(seed: u64, layers: &[usize]) -> Self {
         let config = json!({
             "architecture": "amd64",
@@ -49,12 +49,14 @@ impl Image {
         Self::assemble(&OCI, &config, (1..).zip(layers).map(layer).collect())
     }
 
-    /// An image whose layers are tars of some files. It can be unpacked, but contains no program.
+    /// Creates an image whose layers are tars of some files. The image can be unpacked, but
+    /// contains no program.
     pub fn unpackable(seed: u64, layers: u64) -> Self {
         Self::unpackable_as(&OCI, seed, layers, "amd64")
     }
 
-    /// As [`unpackable`](Self::unpackable), with the media types of Docker's schema 2.
+    /// Does the same as [`unpackable`](Self::unpackable), with the media types of Docker's schema
+    /// 2.
     pub fn docker(seed: u64, layers: u64) -> Self {
         Self::unpackable_as(&DOCKER, seed, layers, "amd64")
     }
@@ -77,7 +79,7 @@ impl Image {
         )
     }
 
-    /// An image of gzip layers with OCI media types.
+    /// Creates an image of gzip layers with OCI media types.
     pub(super) fn of_layers(architecture: &str, diff_ids: &[String], layers: Vec<Vec<u8>>) -> Self {
         let blobs = layers
             .into_iter()
@@ -119,13 +121,14 @@ impl Image {
         }
     }
 
-    /// An index with one image for each architecture (a GOARCH value), each with an attestation in
-    /// BuildKit's form: an entry for the platform `unknown/unknown`.
+    /// Creates an index with one image for each architecture (a GOARCH value). Each image has an
+    /// attestation in BuildKit's form: an entry for the platform `unknown/unknown`.
     pub fn multi_arch(seed: u64, architectures: &[&str]) -> Self {
         Self::index_as(&OCI, seed, architectures, true)
     }
 
-    /// As [`multi_arch`](Self::multi_arch), as a Docker manifest list, which has no attestations.
+    /// Does the same as [`multi_arch`](Self::multi_arch), as a Docker manifest list, which has no
+    /// attestations.
     pub fn docker_multi_arch(seed: u64, architectures: &[&str]) -> Self {
         Self::index_as(&DOCKER, seed, architectures, false)
     }
@@ -173,7 +176,7 @@ impl Image {
         family
     }
 
-    /// An artifact of this type that refers to `subject`, such as a signature or an SBOM.
+    /// Creates an artifact of this type that refers to `subject`, such as a signature or an SBOM.
     pub fn artifact(seed: u64, artifact_type: &str, subject: &Document) -> Self {
         let payload = Blob::new("application/octet-stream", random_bytes(seed, 500));
         let config = Blob::new(EMPTY, "{}");
@@ -200,7 +203,7 @@ impl Image {
     }
 }
 
-/// An in-toto statement about an image, stored as an image.
+/// Creates an in-toto statement about an image, stored as an image.
 fn attestation(of: &Image) -> Image {
     let statement = json!({
         "_type": "https://in-toto.io/Statement/v0.1",

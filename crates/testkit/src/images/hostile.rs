@@ -1,19 +1,20 @@
-//! Hostile manifests, which pierhead must refuse or handle within limits.
+//! Generates hostile manifests and names for tests. pierhead must refuse them or handle them within
+//! limits.
 
 use pierhead_oci::{Digest, Manifest, MediaType};
 use serde_json::{Value, json};
 
 use super::{Blob, Document, descriptor, digest_of, index};
 
-/// A hostile document and its attack.
+/// A hostile document, and the attack that it tries.
 #[derive(Clone, Debug)]
 pub struct Hostile {
-    /// The attack, for messages of tests.
+    /// The attack, as text for the messages of tests.
     pub tries: &'static str,
     /// The document.
     pub document: Document,
     /// Whether the image specification or a limit forbids the document, so that a parser must
-    /// refuse it. Other documents are well-formed: their use must do no harm.
+    /// refuse it. Other documents are well-formed: using them must do no harm.
     pub malformed: bool,
 }
 
@@ -121,9 +122,9 @@ pub fn documents() -> Vec<Hostile> {
         .collect()
 }
 
-/// Two indexes that contain each other, which no hash allows: the second is served under a wrong
-/// digest, by [`put_manifest_as`](crate::registry::FakeRegistry::put_manifest_as). The first has
-/// its correct digest.
+/// Two indexes that contain each other. No hash function allows this, so the second index is served
+/// under a wrong digest, by [`put_manifest_as`](crate::registry::FakeRegistry::put_manifest_as).
+/// The first index has its correct digest.
 pub fn cycle() -> (Document, (Digest, Document)) {
     let claimed = digest_of(b"what the second index claims to be");
     let entry = |digest: &Digest, size| descriptor(MediaType::OCI_INDEX, digest, size);
@@ -132,8 +133,8 @@ pub fn cycle() -> (Document, (Digest, Document)) {
     (first, (claimed, second))
 }
 
-/// A chain of `depth` nested indexes above one manifest. All are well-formed. The outermost is
-/// last.
+/// Creates a chain of `depth` nested indexes above one manifest. All of them are well-formed. The
+/// outermost index is the last.
 pub fn nested_indexes(depth: usize) -> Vec<Document> {
     let layer = Blob::new("application/vnd.oci.image.layer.v1.tar+gzip", "layer").descriptor();
     let mut documents = vec![Document::raw(MediaType::OCI_MANIFEST, manifest(&[&layer]))];
@@ -182,7 +183,7 @@ fn manifest(layers: &[&Value]) -> String {
     .to_string()
 }
 
-/// A valid manifest of this size in bytes.
+/// Creates a valid manifest of this size in bytes.
 fn padded(size: usize) -> String {
     let bare = manifest(&[]);
     let annotation = ",\"annotations\":{\"a\":\"\"}}";

@@ -1,4 +1,4 @@
-//! Generates gzip layers with tars of files.
+//! Generates gzip layers of test images: compressed tars of files.
 
 use std::io::Write;
 
@@ -16,8 +16,8 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    /// A layer of compressible and incompressible files of up to 8 KiB in folders, with a symbolic
-    /// link. A layer other than the first has a whiteout too.
+    /// Creates a layer of compressible and incompressible files of up to 8 KiB in folders, with a
+    /// symbolic link. Every layer except the first also has a whiteout.
     pub(super) fn new(media_type: &str, seed: u64, nth: u64, files: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed ^ nth.rotate_left(32));
         let mut tar = tar::Builder::new(Vec::new());

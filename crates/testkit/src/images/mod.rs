@@ -1,4 +1,4 @@
-//! Generates images from a seed. The same seed always produces the same bytes.
+//! Generates test images from a seed. The same seed always produces the same bytes.
 
 mod family;
 pub mod hostile;
@@ -36,7 +36,7 @@ pub struct Document {
     pub digest: Digest,
     /// The exact bytes.
     pub bytes: Bytes,
-    /// The media type with which the registry serves it.
+    /// The media type with which the registry serves the document.
     pub media_type: String,
 }
 
@@ -47,16 +47,16 @@ pub struct Image {
     pub blobs: Vec<Blob>,
     /// Manifests and indexes, including the root.
     pub documents: Vec<Document>,
-    /// The digest to which a tag points.
+    /// The digest of the document to which a tag points.
     pub root: Digest,
 }
 
-/// The SHA-256 digest of `bytes`.
+/// Returns the SHA-256 digest of `bytes`.
 pub fn digest_of(bytes: &[u8]) -> Digest {
     Digest::of(Algorithm::Sha256, bytes)
 }
 
-/// Pseudo-random bytes.
+/// Returns pseudo-random bytes.
 pub fn random_bytes(seed: u64, len: usize) -> Bytes {
     let mut bytes = vec![0; len];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
@@ -88,13 +88,13 @@ fn descriptor(media_type: &str, digest: &Digest, size: usize) -> Value {
     json!({ "mediaType": media_type, "digest": digest.to_string(), "size": size })
 }
 
-/// An index of these descriptors.
+/// Creates an index of these descriptors.
 pub(crate) fn index(manifests: &[Value]) -> Value {
     json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": manifests })
 }
 
 impl Blob {
-    /// A blob of these bytes.
+    /// Creates a blob of these bytes.
     pub fn new(media_type: &str, bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
         Self {
@@ -104,14 +104,15 @@ impl Blob {
         }
     }
 
-    /// The descriptor of the blob for a manifest.
+    /// Returns the descriptor of the blob for a manifest.
     pub fn descriptor(&self) -> Value {
         descriptor(&self.media_type, &self.digest, self.bytes.len())
     }
 }
 
 impl Document {
-    /// A document from JSON. Its media type is the one in the JSON, else that of an OCI manifest.
+    /// Creates a document from JSON. Its media type is the type in the JSON, else the type of OCI
+    /// manifests.
     pub fn new(json: &Value) -> Self {
         let media_type = json["mediaType"]
             .as_str()
@@ -119,7 +120,7 @@ impl Document {
         Self::raw(media_type, json.to_string())
     }
 
-    /// A document of any bytes.
+    /// Creates a document of any bytes.
     pub fn raw(media_type: &str, bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
         Self {
@@ -129,17 +130,17 @@ impl Document {
         }
     }
 
-    /// The descriptor of the document for an index.
+    /// Returns the descriptor of the document for an index.
     pub fn descriptor(&self) -> Value {
         descriptor(&self.media_type, &self.digest, self.bytes.len())
     }
 }
 
 impl Image {
-    /// The document that a tag points to.
+    /// Returns the document to which a tag points.
     ///
     /// # Panics
-    /// When the root is missing, which is possible only in handmade images.
+    /// If the root is missing, which is possible only in handmade images.
     pub fn root_document(&self) -> &Document {
         self.documents
             .iter()

@@ -1,5 +1,5 @@
-//! Writes tar entries of a layer in all formats: ustar, GNU and PAX, including sparse files and
-//! whiteouts.
+//! Writes the tar entries of a test layer in all formats: ustar, GNU and PAX, including sparse
+//! files and whiteouts.
 
 use pierhead_toc::{Entry, Kind};
 use tar::{Builder, EntryType, Header};

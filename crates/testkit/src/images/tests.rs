@@ -130,8 +130,8 @@ fn a_random_file_has_its_size_and_digest() {
     assert_eq!((bytes.len(), digest_of(&bytes)), (300_001, digest));
 }
 
-/// Malformed documents are refused. Well-formed ones parse or are refused, without a panic, a stack
-/// overflow or a hang.
+/// A parser refuses malformed documents. It parses or refuses well-formed documents. It never
+/// panics, hangs or overflows the stack.
 #[test]
 fn malformed_documents_are_refused() {
     for Hostile {
@@ -163,7 +163,7 @@ fn malformed_documents_are_refused() {
     }
 }
 
-/// The expected tree equals the entries of the only layer's tar.
+/// The expected tree equals the entries in the tar of the only layer.
 #[test]
 fn a_random_tree_equals_the_tar_of_its_layer() {
     use std::os::unix::ffi::OsStrExt as _;

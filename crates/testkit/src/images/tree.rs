@@ -1,7 +1,7 @@
-//! Generates images of random file trees with every kind of tar entry, and the expected unpacked
-//! tree. The generator tracks the expected tree in the simplest way, independently of pierhead's
-//! unpacker. Cases in which unpackers disagree are left out: hard links whose header differs from
-//! the target, times before 1970, folders without an entry.
+//! Generates test images of random file trees with every kind of tar entry, and the tree that is
+//! expected after unpacking. The generator computes the expected tree in the simplest way,
+//! independently of pierhead's unpacker. Cases in which unpackers disagree are left out: hard links
+//! whose header differs from the target, times before 1970, folders without an entry.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,18 +18,18 @@ pub struct TreeOptions {
     pub layers: u32,
     /// Number of changes per layer. A change is one or several entries.
     pub changes: u32,
-    /// Version of the contents. Versions of one seed have the same tree and metadata, and about a
-    /// quarter of the files differ slightly.
+    /// Version of the contents. Versions with the same seed have the same tree and metadata, and
+    /// about a quarter of the files differ slightly.
     pub version: u32,
     /// Whether the tree has devices, owners, special mode bits and capabilities, which only root
     /// can unpack.
     pub privileged: bool,
     /// Whether some files have up to 10 MiB. Other files have at most 8 KiB.
     pub large: bool,
-    /// Whether every layer has entries for the parent folders of its changes, as from all builders.
-    /// Otherwise some are missing.
+    /// Whether every layer has entries for the parent folders of its changes, as the layers of all
+    /// builders have. Otherwise some of these entries are missing.
     pub parents: bool,
-    /// Whether sparse files use the PAX format, since unpackers in Go refuse GNU's format.
+    /// Whether sparse files use the PAX format, because unpackers in Go refuse GNU's format.
     pub sparse_pax: bool,
 }
 
@@ -54,13 +54,14 @@ pub struct TreeImage {
     pub image: Image,
     /// The uncompressed layers, lowest first.
     pub tars: Vec<Vec<u8>>,
-    /// The expected tree, in the order of a TOC: sorted by path components, the root first.
+    /// The expected tree, in the order of a table of contents (TOC): sorted by path components, the
+    /// root first.
     pub tree: Vec<Entry>,
     /// The contents of all files, including those that upper layers hide.
     pub contents: BTreeMap<FileDigest, Vec<u8>>,
 }
 
-/// A path as its components, which sort in the order of a TOC.
+/// A path as its components. Such paths sort in the order of a table of contents (TOC).
 type Path = Vec<Vec<u8>>;
 
 /// The attributes that hard links share.
@@ -83,7 +84,7 @@ struct Generator<'a> {
 }
 
 impl Image {
-    /// An image of a random tree. The same seed and options always give the same bytes.
+    /// Creates an image of a random tree. The same seed and options always give the same bytes.
     pub fn tree(seed: u64, options: &TreeOptions) -> TreeImage {
         let mut growing = Generator {
             random: Rng::with_seed(seed),
@@ -181,7 +182,7 @@ impl Generator<'_> {
         const PARTS: [&str; 12] = [
             "a", "b", "lib", "x-1.0", ".so", "-", " ", "é", "README", "..", "~", "_",
         ];
-        // Longer than the 100 and 155 bytes of the header fields.
+        // The name is longer than the 100 and 155 bytes of the header fields.
         let parts = if self.random.u8(..) < 8 { 60 } else { 3 };
         let mut name = String::new();
         for _ in 0..self.random.usize(1..=parts) {
@@ -211,7 +212,7 @@ impl Generator<'_> {
             uid = self.pick(&[0, 0, 0, 1000, 65534]);
             gid = self.pick(&[0, 0, 50, 3_000_000]);
             if matches!(kind, Kind::File { .. }) && self.random.u8(..) < 12 {
-                // VFS_CAP_REVISION_2, effective, CAP_NET_RAW.
+                // The bytes are VFS_CAP_REVISION_2 with the effective bit, and CAP_NET_RAW.
                 let mut value = vec![1, 0, 0, 2, 0, 0x20, 0, 0];
                 value.resize(20, 0);
                 xattrs.push((b"security.capability".to_vec(), value));
@@ -308,14 +309,14 @@ impl Generator<'_> {
 
     fn data(&mut self) -> Vec<u8> {
         self.files += 1;
-        // A separate seed, so that versions differ only in contents.
+        // The contents have a seed of their own, so that versions differ only in contents.
         let mut random = Rng::with_seed(self.files.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let large = self.options.large && random.u8(..) < 10;
         let size = random.usize(..if large { 10 << 20 } else { 8 << 10 });
         let mut data = match random.u8(0..8) {
             0 => Vec::new(),
             1 => vec![b'a'; size],
-            // Equal contents in many files.
+            // Many files have these equal contents.
             2 => vec![random.u8(..3); 100],
             3 => random_bytes(random.u64(..), size).to_vec(),
             _ => words(&mut random, size),
@@ -359,7 +360,7 @@ impl Generator<'_> {
         };
         let path = self.new_path();
         self.parents(&path);
-        // Both entries have equal attributes, since unpackers disagree on which ones count.
+        // Both entries have equal attributes, because unpackers disagree on whose attributes count.
         let mut entry = self.inodes[inode].entry.clone();
         entry.path = path.join(&b'/');
         entry.kind = Kind::HardLink {
@@ -399,7 +400,7 @@ impl Generator<'_> {
         let kind = self.file_kind(&data);
         self.parents(&path);
         let mut entry = self.entry(&path, kind);
-        // This header format has times in seconds only, and no extended attributes.
+        // This header format has times only in seconds, and no extended attributes.
         (entry.modified.nanos, entry.xattrs) = (0, Vec::new());
         match self.options.sparse_pax {
             true => self.tar.sparse_pax(&entry, &data, &pieces),
@@ -414,7 +415,7 @@ impl Generator<'_> {
         self.some(|this, path| path.len() > 1 && !this.touched.contains(path))
     }
 
-    /// Replaces an entry by one of any kind.
+    /// Replaces an entry by an entry of any kind.
     fn replace(&mut self) {
         let Some(path) = self.unchanged_path() else {
             return;
@@ -486,7 +487,7 @@ impl Generator<'_> {
     }
 }
 
-/// Text that compresses about as well as source code.
+/// Returns text that compresses about as well as source code.
 fn words(random: &mut Rng, len: usize) -> Vec<u8> {
     const WORDS: [&str; 10] = [
         "return ", "the ", "if ", "(x)", "\n    ", "import ", "== ", "self.", "value", ", ",
@@ -503,7 +504,7 @@ fn words(random: &mut Rng, len: usize) -> Vec<u8> {
 }
 
 impl Image {
-    /// An image of these tars as gzip layers.
+    /// Creates an image of these tars as gzip layers.
     pub fn of_tars(architecture: &str, tars: &[Vec<u8>]) -> Self {
         let layers = tars.iter().map(|tar| super::layer::gzip(tar)).collect();
         let diff_ids: Vec<String> = tars
@@ -513,11 +514,11 @@ impl Image {
         Self::of_layers(architecture, &diff_ids, layers)
     }
 
-    /// An image of one layer with one file of `len` zeros. Gzip compresses it by a factor of about
-    /// a thousand.
+    /// Creates an image of one layer with one file of `len` zeros. Gzip compresses the layer by a
+    /// factor of about a thousand.
     ///
     /// # Panics
-    /// When memory is too small.
+    /// If the memory is too small.
     pub fn of_zeros(len: u64) -> Self {
         let mut tar = tar::Builder::new(Vec::new());
         let mut header = tar::Header::new_gnu();
@@ -533,7 +534,8 @@ impl Image {
     }
 }
 
-/// The uncompressed and the compressed layer of a random image, for tests that need one layer.
+/// Returns the uncompressed and the compressed layer of a random image, for tests that need one
+/// layer.
 pub fn layer(seed: u64) -> (Vec<u8>, Blob) {
     let options = TreeOptions {
         layers: 1,

@@ -1,4 +1,5 @@
-//! Authentication of the fake registry: basic, and a token server like Docker Hub's.
+//! Authentication of the fake registry: basic authentication, and a token server that behaves like
+//! Docker Hub's.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -95,7 +96,7 @@ fn bearer(shared: &Shared, request: &RecordedRequest) -> Result<(), Reply> {
     )))
 }
 
-/// The repository in a path of the API.
+/// Returns the repository in a path of the API.
 fn repository(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("/v2/")?;
     let ends = ["/manifests/", "/blobs/", "/tags/", "/referrers/"];
@@ -151,7 +152,7 @@ pub(super) fn token(shared: &Shared, request: &RecordedRequest) -> Reply {
         .collect();
     let mut issued = shared.issued.lock();
     issued.count += 1;
-    // Unique to this registry: another fake registry must not accept the token.
+    // The token is unique to this registry, because another fake registry must not accept it.
     let port = shared
         .bases
         .get()
@@ -173,7 +174,8 @@ pub(super) fn token(shared: &Shared, request: &RecordedRequest) -> Reply {
     Reply::json(200, &response)
 }
 
-/// Whether the client is a user (`true`) or anonymous (`false`); `None` when it gets no token.
+/// Whether the client is a user (`true`) or anonymous (`false`). `None` if the client gets no
+/// token.
 fn login(
     rules: &TokenAuth,
     request: &RecordedRequest,

@@ -8,7 +8,7 @@ use super::{Builder, FakeRegistry};
 
 /// A [`FakeRegistry`] in background threads.
 pub struct Background {
-    /// Declared before the runtime, so that it is dropped first.
+    /// The registry is declared before the runtime, so that it is dropped first.
     registry: FakeRegistry,
     runtime: Runtime,
 }
@@ -27,17 +27,17 @@ impl Builder {
 }
 
 impl Background {
-    /// [`FakeRegistry::stop`], blocking.
+    /// Stops the registry, as [`FakeRegistry::stop`] does, and blocks until that is done.
     pub fn stop(&self) {
         self.runtime.block_on(self.registry.stop());
     }
 
-    /// [`FakeRegistry::restart`], blocking.
+    /// Restarts the registry, as [`FakeRegistry::restart`] does, and blocks until that is done.
     pub fn restart(&self) {
         self.runtime.block_on(self.registry.restart());
     }
 
-    /// Runs any other asynchronous operation and blocks:
+    /// Runs any other asynchronous operation of the registry and blocks until it ends:
     /// `registry.wait(async |registry| registry.stop_tokens().await)`.
     pub fn wait<T>(&self, operation: impl AsyncFnOnce(&FakeRegistry) -> T) -> T {
         self.runtime.block_on(operation(&self.registry))

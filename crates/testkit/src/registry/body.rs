@@ -1,4 +1,5 @@
-//! Sends a response body at the configured rate, until its end or an injected fault.
+//! Sends a response body of the fake registry at the configured rate, until its end or an injected
+//! fault.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -15,8 +16,8 @@ use super::wire::{Connection, Next};
 /// Size of one write in bytes. At 1 MB/s, a write takes less than 0.1 s.
 const WRITE_SIZE: usize = 64 << 10;
 
-/// Maximum delay that a sender may catch up. Timers are about a millisecond late, which would slow
-/// down a fast link.
+/// Maximum delay that a sender may make up for. Timers are about a millisecond late, which would
+/// otherwise slow down a fast link.
 const MAX_CATCH_UP: Duration = Duration::from_millis(10);
 
 enum Stop {
@@ -99,7 +100,7 @@ pub(super) async fn send(
     })
 }
 
-/// The stops in order of their offsets. Stops beyond the end have no effect.
+/// Returns the stops in the order of their offsets. Stops beyond the end have no effect.
 fn stops(faults: &[Fault], len: u64) -> Vec<(u64, Stop)> {
     let stop = |fault: &Fault| match fault {
         Fault::HangBody(after) => Some((*after, Stop::Hang)),
@@ -137,7 +138,7 @@ async fn pace(shared: &Shared, bytes: usize, slow: Option<u64>, own_free: &mut I
     }
 }
 
-/// Counts a blob body as in flight until dropped.
+/// Counts a blob body as being sent until this value is dropped.
 struct Flight(std::sync::Arc<Shared>);
 
 impl Flight {

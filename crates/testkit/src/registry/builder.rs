@@ -1,4 +1,4 @@
-//! Options and start of a fake registry.
+//! The options of a fake registry, and the functions that start it.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicUsize;
@@ -59,12 +59,12 @@ impl Builder {
         self
     }
 
-    /// Demands bearer tokens like Docker Hub. Every client gets one.
+    /// Requires bearer tokens, as Docker Hub does. Every client gets a token.
     pub fn token_auth(self) -> Self {
         self.with(|settings| settings.auth = Auth::Token(TokenAuth::default()))
     }
 
-    /// Demands basic authentication of this user.
+    /// Requires basic authentication of this user.
     pub fn basic_auth(self, user: &str, password: &str) -> Self {
         self.with(|settings| {
             settings.auth = Auth::Basic {

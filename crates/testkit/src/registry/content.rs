@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-/// Readable bytes. Clones share them.
+/// The bytes of a blob or document. Clones share them.
 #[derive(Clone)]
 pub(super) struct Content {
     source: Source,
     /// Length in bytes. It may be shorter than the source, or longer with zeros at the end.
     len: u64,
-    /// Offset of a flipped bit.
+    /// Offset of the byte in which one bit is flipped, if any.
     flipped: Option<u64>,
 }
 
@@ -62,8 +62,8 @@ impl Content {
         self
     }
 
-    /// Reads up to `most` bytes from `offset`; empty only at the end. Reads files blocking, since
-    /// test files are in the page cache.
+    /// Reads up to `most` bytes from `offset`; empty only at the end. Reads files in a blocking
+    /// way, because test files are in the page cache.
     pub(super) fn read(&self, offset: u64, most: usize) -> Bytes {
         let most = usize::try_from(self.len.saturating_sub(offset))
             .unwrap_or(usize::MAX)

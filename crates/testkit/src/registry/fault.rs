@@ -1,4 +1,5 @@
-//! Faults that tests inject into the fake registry, and the rules that select their requests.
+//! Faults that tests inject into the fake registry, and the rules that select the affected
+//! requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +11,8 @@ use tokio::sync::watch;
 
 use crate::wait::TIME_LIMIT;
 
-/// A fault. Several faults may affect one request. Offsets named `after` count bytes of the sent
-/// body, which is the range in a response to a range request.
+/// A fault of the fake registry. Several faults may affect one request. Offsets in the body of a
+/// response count the sent bytes; a range request gets only the bytes of its range.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Fault {
@@ -25,13 +26,13 @@ pub enum Fault {
     GateHead(Gate),
     /// The response is a line that is not HTTP, and the connection is closed.
     Garbage,
-    /// This status with an error body of the specification.
+    /// The response has this status, with an error body of the specification.
     Status(u16),
-    /// This status with a `Retry-After`.
+    /// The response has this status, with a `Retry-After` header of this value.
     RetryAfter(u16, String),
-    /// A 307 to the same URL, always.
+    /// The response is always a 307 to the same URL.
     RedirectLoop,
-    /// A 307 to this URL.
+    /// The response is a 307 to this URL.
     RedirectTo(String),
 
     /// After this many bytes the body stops; the connection stays open.
@@ -56,14 +57,14 @@ pub enum Fault {
     Truncate(u64),
     /// This number of zero bytes follows the blob, with matching headers.
     Pad(u64),
-    /// Other contents, with matching headers.
+    /// The blob has other contents, with matching headers.
     Replace(Bytes),
 
-    /// Adds or replaces a header.
+    /// The response has this header, in addition or instead of another value.
     Header(&'static str, String),
-    /// Removes a header, for example `docker-content-digest`.
+    /// The response lacks this header, for example `docker-content-digest`.
     WithoutHeader(&'static str),
-    /// Adds this number of bytes of unneeded headers.
+    /// The response has this number of bytes of unneeded headers.
     HugeHeaders(usize),
     /// The body is chunked, without `Content-Length`.
     Chunked,
@@ -79,7 +80,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Affects the requests whose path (without query) matches. `*` matches any characters,
+    /// Limits the fault to requests whose path (without query) matches. `*` matches any characters,
     /// including slashes.
     pub fn on(self, pattern: impl Into<String>) -> Rule {
         Rule {
@@ -92,22 +93,22 @@ impl Fault {
         }
     }
 
-    /// Affects requests for this blob, at the registry and at the CDN.
+    /// Limits the fault to requests for this blob, at the registry and at the CDN.
     pub fn on_blob(self, digest: &Digest) -> Rule {
         self.on(format!("*/{digest}"))
     }
 
-    /// Affects requests for manifests.
+    /// Limits the fault to requests for manifests.
     pub fn on_manifests(self) -> Rule {
         self.on("/v2/*/manifests/*")
     }
 
-    /// Affects requests for blobs, at the registry and at the CDN.
+    /// Limits the fault to requests for blobs, at the registry and at the CDN.
     pub fn on_blobs(self) -> Rule {
         self.on("*/blobs/*")
     }
 
-    /// Affects requests for tokens.
+    /// Limits the fault to requests for tokens.
     pub fn on_tokens(self) -> Rule {
         self.on("/token")
     }
@@ -125,26 +126,26 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Affects only requests with this method.
+    /// Limits the fault to requests with this method.
     pub fn method(mut self, method: &'static str) -> Self {
         self.method = Some(method);
         self
     }
 
-    /// Affects only this number of requests. The default is no limit.
+    /// Limits the fault to this number of requests. The default is no limit.
     pub fn times(mut self, times: usize) -> Self {
         self.times = Some(times);
         self
     }
 
-    /// Skips this number of matching requests.
+    /// Skips this number of matching requests before the fault takes effect.
     pub fn skip(mut self, skip: usize) -> Self {
         self.skip = skip;
         self
     }
 
-    /// Also affects requests without authorization. By default, these get their 401 and do not
-    /// count.
+    /// Makes the fault affect requests without authorization, too. By default, such requests get
+    /// their 401 and do not count.
     pub fn before_auth(mut self) -> Self {
         self.before_auth = true;
         self
@@ -164,7 +165,7 @@ impl Injected {
         self.active.hits.load(Ordering::SeqCst)
     }
 
-    /// Removes the fault. Running requests stay affected.
+    /// Removes the fault. It still affects requests that are running.
     pub fn remove(&self) {
         self.rules
             .lock()
@@ -201,7 +202,7 @@ impl Rules {
         self.0.lock().clear();
     }
 
-    /// The faults that affect a request. Counts the request for each of them.
+    /// Returns the faults that affect a request. Counts the request for each of them.
     pub(super) fn matching(&self, method: &str, path: &str, authorized: bool) -> Vec<Fault> {
         let rules = self.0.lock();
         rules
@@ -236,7 +237,7 @@ impl Active {
     }
 }
 
-/// Matches by backtracking over bytes, since patterns are short.
+/// Matches by backtracking over bytes, which is fast enough because patterns are short.
 fn matches(pattern: &str, path: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == path,
@@ -246,7 +247,7 @@ fn matches(pattern: &str, path: &str) -> bool {
     }
 }
 
-/// Delays responses until the test releases them: synchronisation without sleeping.
+/// Delays responses until the test releases them, so that tests can synchronise without sleeping.
 #[derive(Clone, Debug)]
 pub struct Gate {
     waiting: Arc<watch::Sender<usize>>,
@@ -260,7 +261,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// A closed gate.
+    /// Creates a closed gate.
     pub fn new() -> Self {
         Self {
             waiting: Arc::new(watch::Sender::new(0)),
@@ -268,7 +269,7 @@ impl Gate {
         }
     }
 
-    /// Opens the gate for waiting and later responses.
+    /// Opens the gate for responses that wait and for later responses.
     pub fn release(&self) {
         self.open.send_replace(true);
     }
@@ -281,7 +282,7 @@ impl Gate {
     /// Waits until `count` responses have reached the gate.
     ///
     /// # Panics
-    /// After 30 seconds.
+    /// After 30 seconds without success.
     pub async fn reached(&self, count: usize) {
         let mut waiting = self.waiting.subscribe();
         let arrived =
@@ -293,10 +294,10 @@ impl Gate {
         );
     }
 
-    /// Waits until the gate is open. Cancel safe, but each call counts as an arrival.
+    /// Waits until the gate is open. Cancel safe, but each call counts as one arrived response.
     pub(super) async fn pass(&self) {
         self.waiting.send_modify(|waiting| *waiting += 1);
-        // The sender is in `self`, so that this cannot fail.
+        // This cannot fail, because the sender is in `self`.
         let _ = self.open.subscribe().wait_for(|&open| open).await;
     }
 }

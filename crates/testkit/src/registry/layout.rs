@@ -1,5 +1,5 @@
-//! Serves an OCI image layout on disk from the fake registry, for images that are too large for
-//! memory.
+//! Adds the images of an OCI image layout on disk to the fake registry, for images that are too
+//! large for memory.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A listener that can be stopped and started again on the same port.
+//! The listeners of the fake registry, which can be stopped and started again on the same port.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,7 +16,8 @@ use super::shared::Shared;
 use super::wire;
 
 pub(super) struct Listener {
-    /// Bound but never listening: it reserves the port while connections are refused.
+    /// A socket that is bound but never listens. It reserves the port while connections are
+    /// refused.
     reserve: Socket,
     role: Role,
     shared: Arc<Shared>,
@@ -24,7 +25,7 @@ pub(super) struct Listener {
 }
 
 struct Running {
-    /// Dropping it stops the listener.
+    /// Dropping this sender stops the listener.
     stop: oneshot::Sender<()>,
     accepting: JoinHandle<()>,
 }
@@ -83,7 +84,7 @@ fn bound(addr: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Listens at `addr`, and retries while the port is in use: a process that another test starts
-/// holds a copy of the last socket from its `fork` to its `exec`.
+/// holds a copy of the previous socket from its `fork` to its `exec`.
 async fn listening(addr: SocketAddr) -> io::Result<Socket> {
     let mut tries = 0;
     loop {

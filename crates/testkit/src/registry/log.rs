@@ -11,14 +11,14 @@ use tokio::sync::watch;
 
 use crate::wait::TIME_LIMIT;
 
-/// The port that received a request.
+/// The port of the fake registry that received a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The registry.
+    /// The port of the registry.
     Registry,
-    /// The token server.
+    /// The port of the token server.
     Tokens,
-    /// The target of redirects for blobs.
+    /// The port of the CDN, to which requests for blobs are redirected.
     Cdn,
 }
 
@@ -27,7 +27,7 @@ pub enum Role {
 pub struct RecordedRequest {
     /// The port that received the request.
     pub role: Role,
-    /// `GET`, …
+    /// The method of the request: `GET`, …
     pub method: String,
     /// The path as sent, without the query.
     pub path: String,
@@ -42,21 +42,21 @@ pub struct RecordedRequest {
     /// Number of the connection, counted from 0 over all ports. Requests on one connection have the
     /// same number.
     pub connection: u64,
-    /// The sent status, if any.
+    /// The status code that was sent, if any.
     pub status: Option<u16>,
-    /// Number of body bytes written to the socket.
+    /// Number of body bytes of the response that were written to the socket.
     pub sent: u64,
     /// Whether the response has ended.
     pub done: bool,
 }
 
 impl RecordedRequest {
-    /// The value of a header as text; `None` when the header is missing.
+    /// Returns the value of a header as text. `None` if the header is missing.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// A decoded parameter of the query.
+    /// Returns a decoded parameter of the query.
     pub fn param(&self, name: &str) -> Option<String> {
         let query = self.query.as_deref()?;
         form_urlencoded::parse(query.as_bytes())

@@ -57,17 +57,17 @@ impl FakeRegistry {
         Self::builder().start().await
     }
 
-    /// The options for a start.
+    /// Returns the options for starting a registry.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// The address of the registry.
+    /// Returns the address of the registry.
     pub fn addr(&self) -> SocketAddr {
         self.main.addr()
     }
 
-    /// `http://127.0.0.1:port`, or `https://…` with TLS.
+    /// Returns `http://127.0.0.1:port`, or `https://…` if the registry uses TLS.
     pub fn url(&self) -> String {
         let scheme = if self.shared.tls.is_some() {
             "https"
@@ -77,20 +77,21 @@ impl FakeRegistry {
         format!("{scheme}://{}", self.addr())
     }
 
-    /// The address of the token server.
+    /// Returns the address of the token server.
     pub fn token_addr(&self) -> SocketAddr {
         self.tokens.addr()
     }
 
-    /// The address of the CDN, to which blobs are redirected.
+    /// Returns the address of the CDN, to which requests for blobs are redirected.
     pub fn cdn_addr(&self) -> SocketAddr {
         self.cdn.addr()
     }
 
-    /// The certificate of the authority behind the TLS of this registry, as PEM.
+    /// Returns the certificate of the authority that signed the TLS certificate of this registry,
+    /// as PEM.
     ///
     /// # Panics
-    /// When the registry uses plain HTTP.
+    /// If the registry uses plain HTTP.
     pub fn ca_pem(&self) -> &str {
         self.shared
             .tls
@@ -236,7 +237,7 @@ impl FakeRegistry {
         self.shared.rules.clear();
     }
 
-    /// All requests so far, in the order of arrival.
+    /// Returns all requests so far, in the order of arrival.
     pub fn requests(&self) -> Vec<RecordedRequest> {
         self.shared.log.requests()
     }
@@ -246,7 +247,7 @@ impl FakeRegistry {
         self.shared.log.clear();
     }
 
-    /// Number of requests so far that match.
+    /// Returns the number of matching requests so far.
     pub fn count(&self, fits: impl FnMut(&RecordedRequest) -> bool) -> usize {
         let mut fits = fits;
         self.requests()
@@ -255,13 +256,13 @@ impl FakeRegistry {
             .count()
     }
 
-    /// Number of GETs of this blob or manifest at the registry itself, including those with a
-    /// fault.
+    /// Returns the number of GETs of this blob or manifest at the registry itself, including GETs
+    /// that a fault affected.
     pub fn gets_of(&self, digest: &Digest) -> usize {
         self.count_of("GET", digest)
     }
 
-    /// Number of HEADs of this blob or manifest at the registry itself.
+    /// Returns the number of HEADs of this blob or manifest at the registry itself.
     pub fn heads_of(&self, digest: &Digest) -> usize {
         self.count_of("HEAD", digest)
     }
@@ -275,15 +276,15 @@ impl FakeRegistry {
         })
     }
 
-    /// Waits until the requests so far satisfy `enough`.
+    /// Waits until `enough` is true for the requests so far.
     ///
     /// # Panics
-    /// After 30 seconds.
+    /// After 30 seconds without success.
     pub async fn wait_for(&self, enough: impl FnMut(&[RecordedRequest]) -> bool) {
         self.shared.log.wait_for(enough).await;
     }
 
-    /// Maximum number of concurrent blob bodies.
+    /// Returns the maximum number of blob bodies that were sent at the same time.
     pub fn peak_blobs_in_flight(&self) -> usize {
         self.shared.peak_blobs_in_flight.load(Ordering::SeqCst)
     }

@@ -81,7 +81,7 @@ impl Reply {
         self.headers.push((name.to_owned(), value));
     }
 
-    /// Limits the body to bytes `start..=end` of the content, with a `Content-Range`.
+    /// Limits the body to the bytes `start..=end` of the content, and adds a `Content-Range`.
     pub(super) fn ranged(mut self, start: u64, end: u64) -> Self {
         self.status = 206;
         self.start = start;
@@ -91,7 +91,7 @@ impl Reply {
         self.header("content-range", format!("bytes {start}-{end}/{total}"))
     }
 
-    /// Applies the faults of headers and framing. Module `body` applies those of the body.
+    /// Applies the faults of headers and framing. The module `body` applies the faults of the body.
     pub(super) fn spoil(&mut self, faults: &[Fault]) {
         for fault in faults {
             match fault {
@@ -100,7 +100,8 @@ impl Reply {
                     .headers
                     .retain(|(other, _)| !other.eq_ignore_ascii_case(name)),
                 Fault::HugeHeaders(bytes) => {
-                    // 4 KiB per line, since a client may limit lines as well as the head.
+                    // A line has 4 KiB, because a client may limit single lines as well as the
+                    // whole head.
                     for (nth, left) in (0..*bytes).step_by(4096).enumerate() {
                         let value = "n".repeat((bytes - left).min(4096));
                         self.headers.push((format!("x-needless-{nth}"), value));
@@ -124,7 +125,7 @@ impl Reply {
         }
     }
 
-    /// The encoded head.
+    /// Returns the encoded head.
     pub(super) fn head(&self) -> Vec<u8> {
         let reason = http::StatusCode::from_u16(self.status)
             .ok()

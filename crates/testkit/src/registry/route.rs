@@ -1,4 +1,5 @@
-//! Creates the response of a correct registry for a request, or that of a fault.
+//! Creates the response of the fake registry to a request: the response of a correct registry, or
+//! that of an injected fault.
 
 use pierhead_oci::{Digest, MediaType};
 use serde_json::json;
@@ -10,7 +11,7 @@ use super::log::{RecordedRequest, Role};
 use super::reply::{Framing, Reply};
 use super::shared::Shared;
 
-/// The response to an authorized request.
+/// Creates the response to an authorized request.
 pub(super) fn route(shared: &Shared, request: &RecordedRequest, faults: &[Fault]) -> Reply {
     match request.role {
         Role::Tokens => damage(auth::token(shared, request), faults),
@@ -22,7 +23,7 @@ pub(super) fn route(shared: &Shared, request: &RecordedRequest, faults: &[Fault]
     }
 }
 
-/// The response of a fault, which replaces the correct one.
+/// Returns the response of a fault that replaces the correct response, if any.
 pub(super) fn replaced(request: &RecordedRequest, faults: &[Fault]) -> Option<Reply> {
     faults.iter().find_map(|fault| match fault {
         Fault::Status(status) => Some(Reply::error(*status, code(*status))),
@@ -122,8 +123,8 @@ fn manifest(
     reply
 }
 
-/// The referrers index under the tag `<algorithm>-<hex>`, for clients of registries without the
-/// referrers API.
+/// Returns the referrers index under the tag `<algorithm>-<hex>`, for clients of registries without
+/// the referrers API.
 fn tag_schema(shared: &Shared, name: &str, target: &str) -> Option<String> {
     let digest: Digest = target.replacen('-', ":", 1).parse().ok()?;
     let descriptors = shared.store.lock().referrers(name, &digest);
@@ -182,8 +183,8 @@ fn blob(
     identified(reply, &digest)
 }
 
-/// The CDN. Like an object store, it refuses a request that is authorized both by its URL and by a
-/// header.
+/// Creates the response of the CDN. Like an object store, the CDN refuses a request that is
+/// authorized both by its URL and by a header.
 fn cdn(shared: &Shared, request: &RecordedRequest, faults: &[Fault]) -> Reply {
     let digest = request
         .path
@@ -249,7 +250,7 @@ fn ranged(content: Content, request: &RecordedRequest, faults: &[Fault]) -> Repl
     }
 }
 
-/// First and last byte of a single range; `None` for a range that a server may ignore.
+/// Returns the first and last byte of a single range. `None` for a range that a server may ignore.
 fn span(range: &str, total: u64) -> Option<Result<(u64, u64), ()>> {
     let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
     let (start, end) = match (first, last) {

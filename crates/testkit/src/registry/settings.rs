@@ -1,4 +1,5 @@
-//! The settings of the fake registry.
+//! The settings of the fake registry that a test can change: authentication, redirects, rate
+//! limits.
 
 use std::time::Duration;
 
@@ -8,11 +9,11 @@ use std::time::Duration;
 pub struct Settings {
     /// The required authentication.
     pub auth: Auth,
-    /// Whether blobs are redirected (307) to the CDN, which refuses a request with an
-    /// `Authorization`.
+    /// Whether requests for blobs are redirected (307) to the CDN. The CDN refuses a request with
+    /// an `Authorization` header.
     pub redirect_blobs: bool,
-    /// Whether the referrers API exists. Without it, its status is 404, and clients use the tag
-    /// schema.
+    /// Whether the registry has the referrers API. Without it, the API responds 404, and clients
+    /// use the referrers tag.
     pub referrers_api: bool,
     /// Maximum number of tags per page, whatever the client requests.
     pub tags_page: Option<usize>,
@@ -35,41 +36,41 @@ impl Default for Settings {
     }
 }
 
-/// The required authentication.
+/// The authentication that the registry requires.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Auth {
     /// No authentication.
     Open,
-    /// One user, by basic authentication.
+    /// Basic authentication of one user.
     Basic {
         /// The name of the user.
         user: String,
         /// The password of the user.
         password: String,
     },
-    /// A token of the token server.
+    /// A bearer token of the token server.
     Token(TokenAuth),
 }
 
 /// How the token server issues tokens.
 #[derive(Clone, Debug)]
 pub struct TokenAuth {
-    /// Issues tokens to callers without credentials.
+    /// Whether clients without credentials get tokens.
     pub anonymous: bool,
     /// Names and passwords of the users.
     pub users: Vec<(String, String)>,
-    /// An accepted identity token (OAuth2 refresh token, sent by POST).
+    /// The identity token that is accepted, if any (an OAuth2 refresh token, sent by POST).
     pub identity: Option<String>,
     /// Repositories to which an anonymous token gives no access.
     pub private: Vec<String>,
-    /// Lifetime of a token. Zero issues expired tokens.
+    /// Lifetime of a token. If the lifetime is zero, the issued tokens are expired.
     pub lifetime: Duration,
-    /// Number of requests for which a token is valid; `None`: no limit within its lifetime.
+    /// Number of requests for which a token is valid. `None`: no limit within its lifetime.
     pub uses: Option<u32>,
     /// Whether the response contains `expires_in`.
     pub tells_expiry: bool,
-    /// Whether the token is in `access_token` only, not in `token`.
+    /// Whether the token is only in `access_token`, not in `token`.
     pub only_access_token: bool,
 }
 
@@ -88,13 +89,13 @@ impl Default for TokenAuth {
     }
 }
 
-/// Docker Hub's limit of pulls, reported in `ratelimit-limit` and `ratelimit-remaining`.
+/// A limit of pulls like Docker Hub's, reported in `ratelimit-limit` and `ratelimit-remaining`.
 #[derive(Clone, Copy, Debug)]
 pub struct RateLimit {
-    /// Maximum number of manifest GETs per window.
+    /// Maximum number of manifest GETs per time window.
     pub limit: u64,
     /// Number of remaining manifest GETs. At 0, a manifest GET gets a 429.
     pub remaining: u64,
-    /// The reported window in seconds. The fake window never ends.
+    /// The reported time window in seconds. The window of the fake registry never ends.
     pub window: u64,
 }

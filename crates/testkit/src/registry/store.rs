@@ -78,7 +78,8 @@ impl Store {
             .cloned()
     }
 
-    /// A blob of any repository, for the CDN, whose URLs have no repository.
+    /// Returns a blob of any repository, for the CDN, because the URLs of the CDN name no
+    /// repository.
     pub(super) fn any_blob(&self, digest: &Digest) -> Option<Content> {
         self.repositories
             .values()
@@ -86,7 +87,7 @@ impl Store {
             .cloned()
     }
 
-    /// A manifest by tag or digest.
+    /// Returns a manifest by tag or digest.
     pub(super) fn manifest(&self, repository: &str, target: &str) -> Option<Document> {
         let repository = self.repositories.get(repository)?;
         let digest = target
@@ -96,7 +97,7 @@ impl Store {
         repository.manifests.get(&digest).cloned()
     }
 
-    /// All tags in lexical order; `None` for an unknown repository.
+    /// Returns all tags in lexical order. `None` for an unknown repository.
     pub(super) fn tags(&self, repository: &str) -> Option<Vec<String>> {
         Some(
             self.repositories
@@ -108,7 +109,8 @@ impl Store {
         )
     }
 
-    /// The descriptors of all manifests whose subject is `digest`, in order of digest.
+    /// Returns the descriptors of all manifests whose subject is `digest`, in the order of their
+    /// digests.
     pub(super) fn referrers(&self, repository: &str, digest: &Digest) -> Vec<Value> {
         let digest = digest.to_string();
         let manifests = self
@@ -123,7 +125,7 @@ impl Store {
     }
 }
 
-/// The referrers descriptor of a manifest, if it refers to `subject`.
+/// Returns the referrers descriptor of a manifest, if the manifest refers to `subject`.
 fn descriptor(document: &Document, subject: &str) -> Option<Value> {
     let parsed: Value = serde_json::from_slice(&document.bytes).ok()?;
     (parsed["subject"]["digest"] == subject).then(|| {

@@ -1,4 +1,4 @@
-//! A certificate authority for one test.
+//! A certificate authority for tests, which issues certificates for servers and clients.
 
 use std::sync::Arc;
 
@@ -34,12 +34,13 @@ impl Authority {
         }
     }
 
-    /// The certificate of the authority as PEM.
+    /// Returns the certificate of the authority as PEM.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// A certificate for these host names and addresses, with its key, both as PEM.
+    /// Issues a certificate for these host names and addresses. Returns the certificate and its
+    /// key, both as PEM.
     pub fn issue(&self, names: &[String]) -> (String, String) {
         let (certificate, key) = self.sign(names, None);
         (certificate.pem(), key.serialize_pem())

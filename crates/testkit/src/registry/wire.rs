@@ -17,7 +17,7 @@ use super::log::{RecordedRequest, Role};
 use super::shared::Shared;
 use super::{auth, body, route};
 
-/// Maximum size of a request's head or body in bytes.
+/// Maximum size in bytes of a request's head, and of its body.
 const MAX_REQUEST_SIZE: usize = 1 << 20;
 
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
@@ -36,15 +36,15 @@ impl Socket for TlsStream<TcpStream> {
     }
 }
 
-/// The state of a connection after a response.
+/// What the connection does after a response.
 #[derive(PartialEq, Eq)]
 pub(super) enum Next {
     KeepAlive,
-    /// Close orderly, with TLS close_notify.
+    /// Close in an orderly way, with TLS close_notify.
     Close,
-    /// Close abruptly by FIN.
+    /// Close abruptly, by a FIN.
     Cut,
-    /// Close abruptly by RST.
+    /// Close abruptly, by an RST.
     Reset,
 }
 
@@ -58,14 +58,14 @@ pub(super) struct Connection {
 }
 
 pub(super) async fn serve(shared: Arc<Shared>, role: Role, stream: TcpStream, peer: SocketAddr) {
-    // A failure means that the client has disconnected.
+    // An error here means that the client has disconnected, which is noticed later.
     let _ = stream.set_nodelay(true);
     let id = shared.log.connection();
     let socket: Box<dyn Socket> = match &shared.tls {
         None => Box::new(stream),
         Some(tls) => match tls.acceptor.accept(stream).await {
             Ok(stream) => Box::new(stream),
-            // The client does not trust the certificate, or disconnected.
+            // The client does not trust the certificate, or has disconnected.
             Err(_) => return,
         },
     };
@@ -81,7 +81,7 @@ pub(super) async fn serve(shared: Arc<Shared>, role: Role, stream: TcpStream, pe
         match connection.exchange().await {
             Ok(Next::KeepAlive) => {}
             Ok(next) => break next,
-            // The client disconnected.
+            // The client has disconnected.
             Err(_) => break Next::Cut,
         }
     };
@@ -160,7 +160,7 @@ impl Connection {
         Ok(Next::Cut)
     }
 
-    /// Waits for `event`. Fails when the client disconnects before.
+    /// Waits for `event`. Returns an error if the client disconnects first.
     pub(super) async fn unless_gone(&mut self, event: impl Future<Output = ()>) -> io::Result<()> {
         tokio::select! {
             () = event => Ok(()),
@@ -168,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// Reads the next request with its body; `None` when the client closes the connection.
+    /// Reads the next request with its body. `None` if the client closes the connection.
     async fn read_request(&mut self) -> io::Result<Option<RecordedRequest>> {
         let (mut request, length) = loop {
             if let Some(parsed) = self.parse()? {

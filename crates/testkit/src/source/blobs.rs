@@ -1,4 +1,4 @@
-//! Blobs from which tests read layers: in memory, or as files of a folder.
+//! Blobs from which tests read layers: a blob in memory, and a folder of blob files.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,18 +25,18 @@ impl Blob for MemoryBlob {
     }
 }
 
-/// Blobs as files of one folder, named by the hex digits of their digests, as in `blobs/sha256` of
-/// an OCI layout.
+/// A folder of blob files. Each file has the hex digits of its digest as its name, as in
+/// `blobs/sha256` of an OCI layout.
 #[derive(Clone, Debug)]
 pub struct BlobFolder(PathBuf);
 
 impl BlobFolder {
-    /// Uses an existing folder.
+    /// Uses a folder that exists.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self(folder.into())
     }
 
-    /// The path of the folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -44,7 +44,7 @@ impl BlobFolder {
     /// Adds a blob. Returns its digest.
     ///
     /// # Panics
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn put(&self, bytes: &[u8]) -> Digest {
         let digest = Digest::of(Algorithm::Sha256, bytes);
         fs::write(self.0.join(digest.hex()), bytes).expect("written");

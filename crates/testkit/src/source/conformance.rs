@@ -1,19 +1,19 @@
-//! The conformance suite of sources of file contents (trait `Source`).
+//! The conformance test suite that every source of file contents must pass (trait `Source`).
 
 use std::io;
 
 use pierhead_bundle::MAX_FRAME;
 use pierhead_toc::{FileDigest, Source};
 
-/// Number of reads at random offsets. They alternate over all contents, so that state that leaks
-/// between reads is found.
+/// Number of reads at random offsets. The reads alternate between all contents, so that the suite
+/// finds state that leaks from one read to the next.
 const READS: usize = 300;
 
-/// Runs the conformance suite. `new` returns a source with exactly these contents: one empty, some
-/// larger than a frame, some compressible and some not.
+/// Runs the conformance suite. `new` returns a source with exactly the given contents: one is
+/// empty, some are larger than a frame, some are compressible and some are not.
 ///
 /// # Panics
-/// When the source violates the contract of [`Source`].
+/// If the source violates the contract of [`Source`].
 pub fn conforms<S: Source>(new: impl Fn(&[Vec<u8>]) -> S) {
     let contents = contents();
     let source = new(&contents);
@@ -51,7 +51,7 @@ fn contents() -> Vec<Vec<u8>> {
         random.fill(&mut bytes);
         contents.push(bytes);
     }
-    // Compressible text, similar in each version.
+    // The contents are compressible text that is similar in each version.
     for version in 0..4 {
         let lines = (0..2000).map(|line| format!("{line}: version {version} of this line\n"));
         contents.push(lines.collect::<String>().into_bytes());
@@ -65,12 +65,12 @@ fn read(source: &impl Source, bytes: &[u8], offset: usize, len: usize) {
 }
 
 fn read_named(source: &impl Source, content: &FileDigest, bytes: &[u8], offset: usize, len: usize) {
-    // Not zeros, so that unwritten bytes are detected.
+    // The buffer is not filled with zeros, so that the test detects bytes that were not written.
     let mut buf = vec![0xa5; len];
     source
         .read_at(content, offset as u64, &mut buf)
         .unwrap_or_else(|error| panic!("{len} bytes from {offset} of {}: {error}", bytes.len()));
-    // Not by `assert_eq!`, which would print megabytes.
+    // `assert_eq!` is not used, because it would print megabytes.
     assert!(
         buf == bytes[offset..offset + len],
         "{len} bytes from {offset} of {} are wrong",

@@ -18,7 +18,7 @@ impl MemorySource {
         content
     }
 
-    /// The whole contents of a file.
+    /// Returns the whole contents of a file.
     pub fn get(&self, content: &FileDigest) -> Option<&[u8]> {
         self.0.get(content).map(Vec::as_slice)
     }
@@ -59,7 +59,7 @@ mod tests {
         conforms(|contents| contents.iter().cloned().collect::<MemorySource>());
     }
 
-    /// A source with one error.
+    /// A source that makes one kind of error.
     struct Wrong<F>(MemorySource, F);
 
     impl<F: Fn(&MemorySource, &FileDigest, u64, &mut [u8]) -> io::Result<()>> Source for Wrong<F> {

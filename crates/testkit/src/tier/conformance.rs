@@ -1,4 +1,4 @@
-//! The conformance suite of storage tiers (trait `Tier`).
+//! The conformance test suite that every storage tier of the cache must pass (trait `Tier`).
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt as _;
@@ -9,7 +9,7 @@ use pierhead_oci::{Algorithm, Digest, MediaType};
 /// Runs the conformance suite. `new` returns a new, empty tier.
 ///
 /// # Panics
-/// When the tier violates the contract of [`Tier`].
+/// If the tier violates the contract of [`Tier`].
 pub fn conforms<T: Tier>(new: impl Fn() -> T) {
     reads_committed_blobs(&new());
     shows_nothing_before_the_commit(&new());
@@ -94,7 +94,7 @@ fn reads_committed_blobs(tier: &impl Tier) {
     }
 }
 
-/// Checks that consecutive extents, from any offset on, contain the blob.
+/// Checks that the consecutive extents of the blob, from any offset on, contain its bytes.
 fn returns_its_content_at_each_offset(blob: &dyn Blob, content: &[u8]) {
     let end = content.len() as u64;
     assert!(

@@ -1,4 +1,4 @@
-//! A tier with injected faults, on top of a working tier.
+//! A storage tier that forwards to another tier and injects faults, for tests.
 
 use parking_lot::Mutex;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pierhead_cache::tier::{Blob, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 use pierhead_oci::Digest;
 
-/// The operations that can fail.
+/// The operations of a tier that can fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the names are those of the traits' methods")]
 pub enum Op {
@@ -32,8 +32,8 @@ pub struct Faulty {
 
 #[derive(Default)]
 struct Plan {
-    /// The failing calls: the number of calls that pass first, the number that fail, and their
-    /// `errno`.
+    /// The calls that fail: the number of calls that pass first, the number of calls that fail, and
+    /// their `errno`.
     faults: Vec<Fault>,
     /// The number of the call from which on all calls fail.
     crash: Option<u64>,
@@ -57,7 +57,7 @@ enum How {
 }
 
 impl Faulty {
-    /// A tier without faults.
+    /// Creates a tier without faults.
     pub fn new(tier: Arc<dyn Tier>) -> Self {
         Self {
             tier,
@@ -65,7 +65,7 @@ impl Faulty {
         }
     }
 
-    /// Lets `pass` calls of `op` succeed, and the next `fail` calls fail with `errno`.
+    /// Lets `pass` calls of `op` succeed, and makes the next `fail` calls fail with `errno`.
     pub fn fail(&self, op: Op, pass: u64, fail: u64, errno: i32) {
         let how = How::Errno(errno);
         self.plan().faults.push(Fault {
@@ -76,7 +76,7 @@ impl Faulty {
         });
     }
 
-    /// Lets `pass` calls of `op` succeed, and panics in the next one.
+    /// Lets `pass` calls of `op` succeed, and panics in the next call.
     pub fn panic(&self, op: Op, pass: u64) {
         let (fail, how) = (1, How::Panic);
         self.plan().faults.push(Fault {
@@ -94,7 +94,7 @@ impl Faulty {
         plan.crash = Some(plan.calls + calls);
     }
 
-    /// Number of calls so far.
+    /// Returns the number of calls so far.
     pub fn calls(&self) -> u64 {
         self.plan().calls
     }
@@ -142,7 +142,7 @@ impl Faulty {
                 break;
             }
         }
-        // The panic happens without a lock on the plan.
+        // The lock is released first, so that the panic happens without a lock on the plan.
         drop(plan);
         match how {
             Some(How::Panic) => panic!("injected panic in {op:?}"),
@@ -215,11 +215,11 @@ impl Staged for FaultyStaged {
         self.staged.size()
     }
 
-    /// Counts each piece as one call.
+    /// Each piece counts as one call.
     fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         for piece in pieces {
             if let Err(error) = self.faults.step(Op::Write) {
-                // A full disk writes a part of the piece.
+                // A full disk writes only a part of the piece.
                 self.staged.write(&[&piece[..piece.len() / 2]])?;
                 return Err(error);
             }

@@ -1,4 +1,4 @@
-//! A tier in memory, for tests. A test keeps the value to simulate a restart.
+//! A storage tier in memory, for tests. A test keeps the value of the tier to simulate a restart.
 
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ struct Bytes(RwLock<Vec<u8>>);
 struct MemoryBlob {
     bytes: Arc<Bytes>,
     trailer: Trailer,
-    /// Length of the encoded trailer.
+    /// Length in bytes of the encoded trailer of a blob.
     extra: u64,
 }
 

@@ -7,7 +7,7 @@ use super::*;
 use crate::http::{self, End};
 use crate::images::digest_of;
 
-/// Two GETs of the layer: with the fault, which affects one request, and without it.
+/// Sends two GETs of the layer: one with the fault, which affects one request, and one without it.
 async fn spoiled(fault: Fault) -> (Response, Response) {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let injected = registry.inject(fault.on_blob(&digest).times(1));
@@ -162,7 +162,7 @@ async fn gates_delay_responses_until_released() {
     assert_eq!((before_head.arrived(), in_body.arrived()), (1, 1));
 }
 
-/// Checks the maximum rate only, so that a slow machine does not fail the test.
+/// The test checks only the maximum rate, so that a slow machine does not fail it.
 #[tokio::test]
 async fn a_slow_body_has_its_rate() {
     let began = tokio::time::Instant::now();

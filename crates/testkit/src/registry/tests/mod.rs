@@ -13,7 +13,8 @@ use crate::images::Image;
 const REPOSITORY: &str = "library/thing";
 const SIZE: usize = 300_000;
 
-/// A registry with one image of one layer of [`SIZE`] bytes, and the digest of the layer.
+/// Starts a registry with one image of one layer of [`SIZE`] bytes. Returns the registry and the
+/// digest of the layer.
 async fn with_layer(builder: Builder) -> (FakeRegistry, Digest) {
     let registry = builder.start().await;
     let image = Image::random(7, &[SIZE]);

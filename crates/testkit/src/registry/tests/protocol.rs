@@ -1,4 +1,4 @@
-//! Tests of the fake registry without faults: the Distribution protocol.
+//! Tests of the fake registry without faults: it implements the OCI Distribution protocol.
 
 use pierhead_oci::MediaType;
 use serde_json::json;
@@ -423,7 +423,7 @@ async fn the_log_has_headers_connections_and_bytes() {
     assert_eq!(registry.requests().len(), 0);
 }
 
-/// Checks the maximum rate only, so that a slow machine does not fail the test.
+/// The test checks only the maximum rate, so that a slow machine does not fail it.
 #[tokio::test]
 async fn all_bodies_share_the_bandwidth() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
@@ -432,7 +432,7 @@ async fn all_bodies_share_the_bandwidth() {
     let path = blob_path(&digest);
     let (one, two) = tokio::join!(ask(&registry, &path, &[]), ask(&registry, &path, &[]));
     assert_eq!((one.body.len(), two.body.len()), (SIZE, SIZE));
-    // 0.2 s for both at this rate. The last write may finish early.
+    // At this rate, both bodies take 0.2 s. The last write may finish early.
     assert!(
         began.elapsed() > std::time::Duration::from_millis(120),
         "{:?}",
