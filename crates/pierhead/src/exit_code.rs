@@ -153,7 +153,7 @@ impl CommandError {
     /// Prints the error on standard error, and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
         match self {
-            // As in `pierhead cache ls | head`: the reader has closed the pipe.
+            // The reader has closed the pipe, as in `pierhead cache ls | head`.
             Self::Failed(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
             Self::Failed(error) => {
                 eprintln!("pierhead: {}", escaped_lines(&describe(&error)));

@@ -36,7 +36,7 @@ impl HttpBody for Body {
     }
 }
 
-/// A body with a guard, which is dropped after the body is sent.
+/// A body with a guard (such as a permit). The guard is dropped after the body is sent.
 pub(super) struct BodyWithGuard<T> {
     body: Body,
     _guard: T,

@@ -50,7 +50,7 @@ impl Slots {
         held < (max / 2).max(1) && self.by_address.values().sum::<usize>() < max
     }
 
-    /// Removes the longest idle connection whose end gives `address` room.
+    /// Removes the longest idle connection whose slot `address` may take.
     fn pop_idle(&mut self, address: IpAddr, max: usize) -> Option<Arc<Notify>> {
         let held = self.by_address.get(&address).copied().unwrap_or(0);
         let only_own = held >= (max / 2).max(1);

@@ -129,7 +129,8 @@ fn metric_type() -> prometheus_client::metrics::MetricType {
 /// User and system CPU time of all threads, in seconds.
 fn cpu_seconds() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Fields 14 and 15. The second field is the name in parentheses, which may contain spaces and parentheses.
+    // The CPU times are fields 14 and 15. The second field is the process name in parentheses,
+    // which may contain spaces and parentheses.
     let fields = stat
         .rsplit_once(") ")
         .map(|(_, rest)| rest)

@@ -59,7 +59,8 @@ pub(crate) struct Cache {
     pub(crate) min_free: Size,
     /// Maximum bytes written per day; 0 is no limit.
     pub(crate) daily_write_budget: u64,
-    /// Bytes of small blobs in memory. There is no key: the value follows from `limits.memory` or the profile.
+    /// Bytes of small blobs in memory. No key sets this value: the value follows from
+    /// `limits.memory` or the profile.
     pub(crate) memory: u64,
 }
 
@@ -122,12 +123,13 @@ pub(crate) struct Limits {
     /// Maximum rate of all downloads from upstreams in bytes per second.
     pub(crate) upstream_bandwidth: Option<u64>,
     pub(crate) downloads: usize,
-    /// Bytes of responses in progress. There is no key: the value follows from `memory` or the profile.
+    /// Bytes of responses in progress. No key sets this value: the value follows from `memory` or
+    /// the profile.
     pub(crate) response_memory: usize,
     pub(crate) response_timeout: Duration,
     pub(crate) upstream_timeout: Duration,
     pub(crate) shutdown_grace: Duration,
-    /// Bytes from which the defaults of other limits follow.
+    /// Memory budget in bytes, from which the defaults of other limits follow.
     pub(crate) memory: Option<u64>,
     pub(crate) cores: CpuSelection,
     pub(crate) pause_under: Vec<Resource>,

@@ -18,8 +18,8 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// The URLs of this registry in the order of preference. The boolean is true for the registry itself, which gets the
-    /// credentials, and false for a mirror.
+    /// The URLs of this registry in the order of preference. The boolean is true for a URL of the
+    /// registry itself, which gets the credentials, and false for the URL of a mirror.
     pub(crate) fn urls(&self, registry: &Registry) -> Vec<(String, bool)> {
         let default = pierhead_remote::default_url(registry);
         let urls = match &self.addresses[..] {

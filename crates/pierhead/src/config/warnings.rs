@@ -25,7 +25,8 @@ fn server_certificate_is_ca(config: &Config) -> Option<String> {
     })
 }
 
-/// Returns the problem and its fix if `cache.size` is `wanted` bytes, and the file system has room for only `available`.
+/// Returns the problem and its fix if `cache.size` is `wanted` bytes, but the file system has room
+/// for only `available` bytes.
 pub(crate) fn size_above_disk(
     config: &Config,
     wanted: u64,

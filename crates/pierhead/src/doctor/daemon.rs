@@ -32,7 +32,8 @@ pub(crate) enum RunningDaemon {
         stat: Box<Stat>,
         metrics: Metrics,
         ready: bool,
-        /// The configuration in effect, without secrets; `None` from an older version.
+        /// The configuration in effect, without secrets; `None` if an older version of the daemon
+        /// does not report it.
         config: Option<String>,
     },
 }
@@ -259,7 +260,8 @@ fn check_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
         ));
     }
     for (labels, state) in metrics.of("pierhead_remote_upstream_state") {
-        // 0: healthy, 1: probing, 2: ejected. Unconfigured registries share the series `other`.
+        // Values of the metric: 0 is healthy, 1 is probing, 2 is ejected. Unconfigured registries
+        // share the series `other`.
         if labels.contains("upstream=\"other\"") || state < 1.0 {
             continue;
         }

@@ -19,7 +19,7 @@ const TEST_BYTES: u64 = 32 << 20;
 const WRITE_BYTES: usize = 1 << 20;
 /// Time limit of the writes and of the reads of the speed test. The test then measures the bytes so far.
 const TEST_TIMEOUT: Duration = Duration::from_secs(4);
-/// Bytes per second below which the check warns: the rate of a 1 Gbit/s link.
+/// Rate of the disk, in bytes per second, below which the check warns: the rate of a 1 Gbit/s link.
 const MIN_BYTES_PER_SECOND: f64 = 125e6;
 /// Time of one sync above which the check warns: longer syncs slow down every pull of small layers.
 const MAX_SYNC_TIME: Duration = Duration::from_millis(50);

@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-/// Time limit of `GET /info`, for which dockerd counts containers and images.
+/// Time limit of `GET /info`. dockerd counts all containers and images for the response.
 const INFO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size of a response of dockerd that `doctor` reads, in bytes.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;

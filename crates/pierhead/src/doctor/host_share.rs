@@ -11,7 +11,8 @@ use pierhead_host::machine::Machine;
 use pierhead_host::network_interface::{MissingAddress, NetworkInterface};
 use pierhead_host::pressure::{PressureReader, Resource};
 
-/// Memory limit of a cgroup in bytes below which pierhead needs a profile or `limits.memory`: its defaults may not fit.
+/// Memory limit of a cgroup in bytes below which pierhead needs a profile or `limits.memory`, since
+/// the default limits may need more memory.
 const MIN_LIMIT_WITHOUT_PROFILE: u64 = 1 << 30;
 
 /// Runs all checks of profile, CPU quota, pressure and network interface. Blocks for some

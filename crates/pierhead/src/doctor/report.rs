@@ -128,7 +128,8 @@ fn text(findings: &[Finding], colours: bool) -> String {
         } else {
             label.to_owned()
         };
-        // Texts may contain data from outside, which must not add lines or control the terminal.
+        // The text of a finding may contain data of clients or registries. Such data must not add
+        // lines or control the terminal.
         let one_line = |text: &str| text.replace(char::is_control, " ");
         let (about, what) = (&finding.about, one_line(&finding.what));
         text.push_str(&format!("{label}  {about:widest$}  {what}\n"));

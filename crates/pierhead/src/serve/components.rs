@@ -27,8 +27,9 @@ pub(super) async fn open_cache(
     let open = move || -> anyhow::Result<_> {
         let space = crate_configs::file_system_space(&config.data)
             .map_err(|error| data_folder_error::unreadable_file_system(&config.data, error))?;
-        // `auto` depends on the size of the cached blobs, which is known after the cache is open. Until then, this capacity
-        // is large enough that the cache evicts nothing.
+        // `cache.size = "auto"` depends on the size of the cached blobs, which is known only after
+        // the cache is open. Until then, this capacity is large enough that the cache evicts
+        // nothing.
         let provisional = match config.cache.size {
             Size::Auto => space.total,
             size => size.resolve(space.total, 0),

@@ -72,7 +72,7 @@ fn ownership_fix(data: &Path, failed: &Path) -> String {
     let nearest = failed
         .ancestors()
         .find_map(|folder| Some((folder, folder.metadata().ok()?)));
-    // If the file is missing, its closest existing folder lacks the permission.
+    // If the file is missing, this user has no permission for its closest existing folder.
     let lacks_mode = nearest.as_ref().filter(|(_, it)| {
         let needed = if it.is_dir() { 0o700 } else { 0o600 };
         it.uid() == user && it.mode() & needed != needed

@@ -19,7 +19,8 @@ use crate::config::{Config, MANAGEMENT};
 use crate::exit_code::{ExitError, ExitReason};
 use pierhead_host::network_interface::{MissingAddress, NetworkInterface, all_addresses};
 
-/// Interval at which a start reads the addresses of the interface. One read takes some microseconds.
+/// Interval at which a starting daemon reads the addresses of `network.interface`. One read takes
+/// some microseconds.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval at which the running daemon reads the addresses of the interface. Addresses change about once a day.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);

@@ -91,7 +91,7 @@ impl ServiceManager {
 }
 
 fn connect(name: &OsStr) -> io::Result<UnixDatagram> {
-    // A leading @ stands for the zero byte of an abstract socket.
+    // In the name of an abstract socket, a leading @ stands for a zero byte.
     let address = match name.as_bytes() {
         [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest)?,
         _ => SocketAddr::from_pathname(name)?,

@@ -33,7 +33,8 @@ impl Signals {
         }
     }
 
-    /// Returns the result of `work`, or `None` if a shutdown signal comes first. So `work` that hangs cannot block a shutdown.
+    /// Returns the result of `work`, or `None` if a shutdown signal comes first. So a shutdown does
+    /// not wait for a `work` that hangs.
     pub(super) async fn unless_shutdown<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             done = work => Some(done),
