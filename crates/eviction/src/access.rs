@@ -1,4 +1,4 @@
-//! A request, as policies and admissions see it.
+//! One request for a key, as eviction policies and admission filters see it.
 
 use std::hash::Hash;
 
@@ -15,11 +15,11 @@ impl<K: Clone + Eq + Hash + Send + Serialize + DeserializeOwned + 'static> Key f
 pub struct Access<K> {
     /// The requested key.
     pub key: K,
-    /// Size in bytes, as it counts against the capacity. A key keeps the size with which it
-    /// entered.
+    /// Size in bytes, as it counts against the capacity. While the cache holds a key, the key keeps
+    /// the size with which it entered.
     pub size: u64,
-    /// Time in seconds on the caller's clock; never decreases. Policies that measure time in
-    /// requests count them themselves.
+    /// Time in seconds on the caller's clock; never decreases. A policy that measures time in
+    /// requests counts the requests itself.
     pub tick: u64,
     /// Cost of a miss: seconds for which a client waits.
     pub cost: f32,
@@ -57,7 +57,7 @@ impl<K> Access<K> {
     }
 
     /// Assumed time in seconds to fetch `size` bytes, before any measurement of the upstream.
-    // The precision of an f32 suffices for a cost.
+    // The precision of an `f32` suffices for a cost in seconds.
     #[allow(clippy::cast_possible_truncation)]
     pub fn prior(size: u64) -> f32 {
         (Self::ROUND_TRIP + Self::PER_MEGABYTE * size as f64 / 1e6) as f32

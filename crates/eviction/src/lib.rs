@@ -1,5 +1,5 @@
-//! Eviction policies and admission filters of a cache. The crate does no I/O, has no clock and
-//! knows no OCI.
+//! Eviction policies and admission filters of a cache. The crate makes no I/O, reads no clock and
+//! does not depend on OCI.
 //!
 //! A [`Policy`] ranks the keys of a cache and names the next one to evict. An [`Admission`] decides
 //! which keys may enter. The owner of the bytes deletes them and enforces the capacity. The caller

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::policy::{cherry, gdsf, learned, lru, s3_fifo, size_split};
 use crate::{Cherry, Gdsf, Key, Learned, Lru, Policy, S3Fifo, SizeSplit};
 
-/// A policy of the daemon with its documented default parameters.
+/// A policy that the daemon offers, with its documented default parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PolicyName {
@@ -43,12 +43,12 @@ impl PolicyName {
         Self::Learned,
     ];
 
-    /// The default policy. On every synthetic registry workload it misses fewer objects and bytes
-    /// than LRU, at 1 % and 10 % of the footprint. Above about a fifth of the footprint, clients
-    /// wait longer than under LRU (`docs/explanation/eviction.md`).
+    /// The default policy. On every synthetic registry workload, it misses fewer objects and fewer
+    /// bytes than LRU at cache sizes of 1 % and 10 % of the footprint. At sizes above about a fifth
+    /// of the footprint, clients wait longer than under LRU (`docs/explanation/eviction.md`).
     pub const DEFAULT: Self = Self::SizeSplit;
 
-    /// Its name in the configuration.
+    /// Name of the policy in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lru => lru::NAME,

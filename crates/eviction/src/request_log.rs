@@ -29,7 +29,7 @@ pub struct Record {
 /// Result of a recorded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RecordedOutcome {
-    /// A hit: the cache held the blob.
+    /// A hit: the cache had the blob.
     Hit,
     /// A miss: the blob was fetched and stored.
     Miss,
@@ -41,7 +41,7 @@ impl RecordedOutcome {
     /// All results.
     pub const ALL: [Self; 3] = [Self::Hit, Self::Miss, Self::Passed];
 
-    /// The word in the log line.
+    /// The word for this result in a line of the log.
     pub fn word(self) -> &'static str {
         match self {
             Self::Hit => "hit",

@@ -1,9 +1,10 @@
-//! A simulated cache of keys without bytes. A replay runs it, and the policy `learned` runs two
-//! beside itself.
+//! A simulated cache: tracks keys and sizes, without the bytes. A replay of a trace runs one, and
+//! the policy `learned` runs two beside the real cache.
 
 use crate::{Access, Admission, Key, Policy};
 
-/// A policy, a capacity and an optional admission, driven as the real cache drives them.
+/// A policy, a capacity and an optional admission, called in the order in which the real cache
+/// calls them.
 pub struct SimulatedCache<K, P = Box<dyn Policy<K>>> {
     policy: P,
     admission: Option<Box<dyn Admission<K>>>,
@@ -14,11 +15,11 @@ pub struct SimulatedCache<K, P = Box<dyn Policy<K>>> {
 /// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The cache held the key.
+    /// A hit: the cache had the key.
     Hit,
     /// A miss; the key entered.
     Kept {
-        /// Number of keys that were evicted for it.
+        /// Number of keys that were evicted to make room for the key.
         evicted: u32,
     },
     /// A miss; the key did not enter, because it is too large, refused, or not admitted.
@@ -42,16 +43,17 @@ impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
         self
     }
 
-    /// Inserts a key before it evicts, so that the new key may be evicted at once, as libcachesim's
-    /// GDSF does. The capacity then holds after each request, but not during one.
+    /// Makes the cache insert a key before it evicts, so that the new key itself may be evicted at
+    /// once, as in libcachesim's GDSF. The cache then exceeds its capacity during a request, but
+    /// not after it.
     pub fn inserting_first(mut self) -> Self {
         self.inserts_first = true;
         self
     }
 
     /// Performs one request. The cache never exceeds its capacity, not even during a request. A key
-    /// that is larger than the capacity does not enter. Afterwards the policy does one step of its
-    /// deferred work ([`crate::Adaptation::train`]).
+    /// that is larger than the capacity does not enter. After the request, the policy does one step
+    /// of its deferred work ([`crate::Adaptation::train`]).
     pub fn request(&mut self, access: &Access<K>) -> Outcome {
         let outcome = self.simulate(access);
         if let Some(adaptation) = self.policy.adaptation() {
@@ -107,12 +109,12 @@ impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
         &self.policy
     }
 
-    /// The policy, to save, restore or resize it.
+    /// The policy, for callers that save, restore or resize it.
     pub fn policy_mut(&mut self) -> &mut P {
         &mut self.policy
     }
 
-    /// Sets the capacity in bytes. A smaller capacity holds from the next key that enters.
+    /// Sets the capacity in bytes. A smaller capacity takes effect when the next key enters.
     pub fn resize(&mut self, capacity: u64) {
         self.capacity = capacity;
         if let Some(adaptation) = self.policy.adaptation() {

@@ -1,4 +1,5 @@
-//! Helpers for tests and fuzz targets of policies: play a one-line trace, and read the victims.
+//! Helpers for tests and fuzz targets of policies: they replay a trace that is written as one line
+//! of text, and return the victims.
 
 use crate::building_blocks::rank_policy::{RankPolicy, RankRule};
 use crate::building_blocks::saved;
@@ -6,8 +7,8 @@ use crate::{Access, Contents, PersistentState, Policy};
 
 pub use crate::building_blocks::saved::with_valid_checksum;
 
-/// The heuristic of [`crate::Learned`] without its network. [`crate::Learned`] must not wait much
-/// longer than it.
+/// The heuristic of [`crate::Learned`] without its network, as the baseline of a test: with
+/// [`crate::Learned`], clients must not wait much longer.
 pub fn heuristic_of_learned(seed: u64) -> Box<dyn Policy<u64>> {
     crate::policy::learned::heuristic(seed)
 }

@@ -1,4 +1,5 @@
-//! Admission `always`: each key may enter; the policy alone decides which keys stay.
+//! Admission filter `always`: admits every key, so the eviction policy alone decides which keys
+//! stay in the cache.
 
 use crate::building_blocks::saved;
 use crate::{Access, Admission, PersistentState, StateError};

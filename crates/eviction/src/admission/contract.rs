@@ -1,11 +1,11 @@
-//! The trait of admissions, which decide whether a requested key may enter the cache.
+//! The trait of admission filters, which decide whether a requested key may enter the cache.
 
 use crate::{Access, PersistentState};
 
-/// Decides whether a key that the cache does not hold may enter. The cache serves a refused key
-/// without storing it. Every implementer runs the conformance suite of `testkit`.
+/// Decides whether a key that the cache does not hold may enter. If the key is refused, the cache
+/// serves it without storing it. Every implementer runs the conformance suite of `testkit`.
 ///
-/// The memory of an implementer is bounded, whatever clients request.
+/// The memory of an implementer is bounded, whatever keys clients request.
 pub trait Admission<K>: PersistentState + Send {
     /// Counts a request for a key that the cache holds.
     fn hit(&mut self, _access: &Access<K>) {}

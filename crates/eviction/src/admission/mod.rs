@@ -1,4 +1,4 @@
-//! Admissions: filters that decide which keys may enter the cache.
+//! Admission filters: they decide which keys may enter the cache.
 
 mod contract;
 mod named;

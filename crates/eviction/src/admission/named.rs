@@ -1,4 +1,4 @@
-//! Admissions by the names that the configuration and `pierhead-replay` use.
+//! The admission filters by the names that the configuration and `pierhead-replay` use.
 
 use std::fmt;
 use std::str::FromStr;
@@ -37,7 +37,7 @@ impl AdmissionName {
         Self::TinyLfu,
     ];
 
-    /// Its name in the configuration.
+    /// Name of the admission in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Always => always::NAME,

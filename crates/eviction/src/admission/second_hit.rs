@@ -1,9 +1,9 @@
-//! Admission `second-hit`: a key may enter with its second request. Most objects are requested once
-//! only; not storing them spares the flash.
+//! Admission filter `second-hit`: a key may enter on its second request. Most objects are requested
+//! only once; the cache saves disk writes when it does not store them.
 //!
 //! Maggs and Sitaraman, "Algorithmic nuggets in content delivery", Computer Communication Review
-//! 45(3), 2015, section 4 (cache on second hit). They keep the history in alternating Bloom
-//! filters; this history is exact.
+//! 45(3), 2015, section 4 (cache on second hit). In the paper, alternating Bloom filters remember
+//! the requested keys; here, an exact list does.
 
 use crate::building_blocks::parameter::{ParameterError, check};
 use crate::building_blocks::queues::{Queues, SavedQueues};
@@ -26,8 +26,9 @@ impl Default for SecondHitParameters {
     }
 }
 
-/// The keys of the last misses. A miss of a key in this history is admitted. An admitted and
-/// evicted key stays in the history until newer keys displace it. O(1).
+/// The keys of the last misses (the history). A miss of a key in the history is admitted. A key
+/// stays in the history until newer keys displace it, even if it was admitted and evicted
+/// meanwhile. O(1).
 #[derive(Debug)]
 pub struct SecondHit<K> {
     history: usize,
@@ -36,7 +37,7 @@ pub struct SecondHit<K> {
 }
 
 impl<K: Key> SecondHit<K> {
-    /// An empty history.
+    /// Makes the filter with an empty history.
     ///
     /// # Errors
     /// When a parameter is out of its range.

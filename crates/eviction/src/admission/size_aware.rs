@@ -1,5 +1,5 @@
-//! Admission `size-aware`: the chance to enter falls with the size, so that one object of gigabytes
-//! does not displace thousands.
+//! Admission filter `size-aware`: the probability to enter falls with the size, so that one object
+//! of gigabytes does not displace thousands of small ones.
 //!
 //! Berger, Sitaraman and Harchol-Balter, "AdaptSize: Orchestrating the hot object memory cache in a
 //! content delivery network", NSDI '17, section 3.2: the probability is e^(-size/c). AdaptSize
@@ -15,14 +15,14 @@ pub(super) const NAME: &str = "size-aware";
 /// Parameters of [`SizeAware`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeAwareParameters {
-    /// c in bytes, from 1: an object of this size enters with probability 37 % per request.
-    /// [`SizeAwareParameters::of`] computes a default.
+    /// The parameter c in bytes, at least 1: a key of this size enters with a probability of 37 %
+    /// per request. [`SizeAwareParameters::of`] computes a default.
     pub typical: u64,
 }
 
 impl SizeAwareParameters {
-    /// The default for a cache of `capacity` bytes: 1/64 of them. An object that would fill a tenth
-    /// of the cache then enters once in six hundred requests.
+    /// The default for a cache of `capacity` bytes: c is 1/64 of the capacity. An object that would
+    /// fill a tenth of the cache then enters on one of six hundred requests.
     pub fn of(capacity: u64) -> Self {
         Self {
             typical: (capacity / 64).max(1),
@@ -30,7 +30,7 @@ impl SizeAwareParameters {
     }
 }
 
-/// Draws a random number for each miss.
+/// The filter. It draws a random number for each miss.
 #[derive(Clone, Debug)]
 pub struct SizeAware {
     typical: u64,

@@ -1,4 +1,5 @@
-//! Admission `tinylfu`: a key may enter once a sketch has counted enough recent requests for it.
+//! Admission filter `tinylfu`: a key may enter once a sketch has counted enough recent requests for
+//! the key.
 //!
 //! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4),
 //! 2017. In the paper, the new key must beat the victim. An admission does not know the victim, so
@@ -14,8 +15,8 @@ pub(super) const NAME: &str = "tinylfu";
 /// Parameters of [`TinyLfu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TinyLfuParameters {
-    /// Minimum number of requests, this one included, from 1 to 15. All counts are halved
-    /// periodically. Default 2.
+    /// Minimum number of requests for a key, including the current one, from 1 to 15. All counts
+    /// are halved periodically. Default 2.
     pub threshold: u8,
 }
 
@@ -94,7 +95,7 @@ mod tests {
         assert_eq!([admit('a'), admit('b'), admit('a')], [false; 3]);
         assert!(admit('a'));
         assert!(!admit('b'));
-        // Requests for a key in the cache count, too.
+        // Requests for a key that is in the cache count, too.
         admission.hit(&Access::new('b', 1, 0));
         assert!(admission.admit(&Access::new('b', 1, 0)));
     }

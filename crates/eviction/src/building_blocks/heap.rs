@@ -1,4 +1,4 @@
-//! A priority queue through a [`Table`], with priorities that can change.
+//! A priority queue over the entries of a [`Table`], in which priorities can change.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -6,14 +6,15 @@ use std::collections::BinaryHeap;
 use crate::Key;
 use crate::building_blocks::table::{Slot, Table};
 
-/// Children per node. Four items of 16 bytes fill a cache line, and the heap is half as deep as a
-/// binary one.
+/// Children per node. Four items of 16 bytes fill a cache line, and the heap has half the depth of
+/// a binary heap.
 const ARITY: usize = 4;
 
-/// A min-heap. Among equal priorities, the one that was set first comes first. Operations are O(log
-/// n); an entry takes 16 bytes.
+/// A min-heap. Of entries with equal priorities, the one whose priority was set first comes first.
+/// Operations are O(log n); an entry takes 16 bytes.
 ///
-/// Its entries must be on no [`crate::building_blocks::table::List`]: the heap stores the position
+/// An entry of the heap must be on no [`crate::building_blocks::table::List`]: the heap stores the
+/// position of each entry in the table ([`Table::set_place`]).
 /// of each entry in the table ([`Table::set_place`]).
 #[derive(Debug, Default)]
 pub struct Heap {
@@ -74,7 +75,8 @@ impl Heap {
         self.rise(table, self.items.len() - 1, item);
     }
 
-    /// Changes the priority of an entry of this heap. Among equals it becomes the last.
+    /// Changes the priority of an entry of this heap. Among entries with this priority, it becomes
+    /// the last.
     pub fn set<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot, priority: f64) {
         let age = self.age();
         let item = Item {
@@ -99,8 +101,8 @@ impl Heap {
         self.items[table.place(slot)].priority
     }
 
-    /// The lowest entry that is not pinned. Skipping p pinned entries costs O(p log p) and changes
-    /// nothing.
+    /// The entry with the lowest priority that is not pinned. Skipping p pinned entries takes O(p
+    /// log p) and changes nothing.
     pub fn first_unpinned<K: Key, T>(
         &self,
         table: &Table<K, T>,
@@ -140,7 +142,7 @@ impl Heap {
 
     fn age(&mut self) -> u32 {
         if self.next == u32::MAX {
-            // Once in 2^32 requests, all ages are renumbered in the same order.
+            // Once in 2^32 requests, renumbers all ages without changing their order.
             let mut order: Vec<usize> = (0..self.items.len()).collect();
             order.sort_unstable_by_key(|at| self.items[*at].age);
             self.next = 0;
@@ -154,7 +156,7 @@ impl Heap {
         age
     }
 
-    /// Puts an item at the free position `at`, or above or below it where it belongs.
+    /// Puts an item at the free position `at`, then moves it up or down to its place in the order.
     fn settle<K: Key, T>(&mut self, table: &mut Table<K, T>, at: usize, item: Item) {
         if at > 0 && item < self.items[(at - 1) / ARITY] {
             self.rise(table, at, item);

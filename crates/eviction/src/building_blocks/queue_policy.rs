@@ -1,5 +1,5 @@
-//! A policy made of queues: the code that all such policies share, around a rule that each of them
-//! implements.
+//! A policy that consists of queues: the code that all such policies share. Each policy implements
+//! a [`QueueRule`] that moves keys among its queues.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -11,12 +11,12 @@ use crate::{
     Access, Adaptation, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim,
 };
 
-/// How keys move among the queues of a [`QueuePolicy`]. The default methods are first in, first
-/// out.
+/// How keys move among the queues of a [`QueuePolicy`]. The default methods implement first in,
+/// first out.
 pub trait QueueRule: Send {
     /// Name of the policy, also in its saved states.
     const NAME: &'static str;
-    /// Number of queues of resident keys, those with the next victims first.
+    /// Number of queues of resident keys. The queues from which keys are evicted first come first.
     const RESIDENT_QUEUES: usize;
     /// Number of queues of ghosts.
     const GHOST_QUEUES: usize = 0;
@@ -25,10 +25,11 @@ pub trait QueueRule: Send {
     /// State that is saved beside the queues; `()` for none.
     type State: Default + Serialize + DeserializeOwned;
 
-    /// A request for a resident key.
+    /// Called at a request for a resident key.
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, access: &Access<K>);
 
-    /// A request for a key that is not resident. `ghost` is its slot if it is a ghost.
+    /// Called at a request for a key that is not resident. `ghost`: its slot, if the key is a
+    /// ghost.
     fn miss<K: Key>(&mut self, _queues: &mut Queues<K>, _ghost: Option<Slot>, _access: &Access<K>) {
     }
 
@@ -37,12 +38,12 @@ pub trait QueueRule: Send {
         false
     }
 
-    /// A key enters. `ghost` is the queue of ghosts from which it was removed.
+    /// Adds a key that enters. `ghost`: the queue of ghosts from which the key was removed.
     fn enter<K: Key>(&mut self, queues: &mut Queues<K>, _ghost: Option<usize>, access: &Access<K>) {
         queues.add(0, access.key.clone(), access.size);
     }
 
-    /// A resident key is about to be removed by the cache, without an eviction.
+    /// Called before the cache removes a resident key without an eviction.
     fn leave<K: Key>(&mut self, _queues: &Queues<K>, _slot: Slot) {}
 
     /// As [`Policy::evict`].
@@ -58,7 +59,7 @@ pub trait QueueRule: Send {
     /// As [`crate::Adaptation::resize`].
     fn resize(&mut self, _capacity: u64) {}
 
-    /// Memory use in bytes, without the queues.
+    /// Memory use in bytes, not including the queues.
     fn memory(&self) -> usize {
         0
     }
@@ -95,7 +96,7 @@ impl<K: Key, R: QueueRule> QueuePolicy<K, R> {
         }
     }
 
-    /// The resident keys, queue by queue, each from its front.
+    /// The resident keys, one queue after the other, each queue from its front.
     pub fn iter(&self) -> impl Iterator<Item = &K> {
         (0..R::RESIDENT_QUEUES).flat_map(|queue| self.queues.iter(queue).map(|entry| &entry.key))
     }
@@ -115,7 +116,7 @@ impl<K: Key, R: QueueRule> Policy<K> for QueuePolicy<K, R> {
             0 => None,
             _ => self.queues.find(&access.key),
         };
-        // An owner may have inserted the key between the miss and this call.
+        // The caller may have inserted the key between the miss and this call.
         if ghost.is_none_or(|slot| !self.queues.is_resident(slot)) {
             self.rule.miss(&mut self.queues, ghost, access);
         }

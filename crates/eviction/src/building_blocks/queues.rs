@@ -1,5 +1,5 @@
-//! Several queues of keys over one table: queues of resident keys, which the cache holds, and
-//! queues of ghosts, which it evicted.
+//! Several queues of keys that share one table: queues of resident keys (keys that the cache
+//! holds), and queues of ghosts (keys that it has evicted).
 
 use std::ops::Range;
 
@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 use crate::building_blocks::table::{Entry, List, Slot, Table};
 use crate::{Key, StateError, Victim};
 
-/// Minimum for the maximum number of ghosts: some thousand bytes, so that a cache of a few large
-/// objects learns, too.
+/// Minimum for the maximum number of ghosts. It takes some thousand bytes, and lets a cache of a
+/// few large objects learn, too.
 const MIN_GHOST_LIMIT: usize = 256;
 
 /// The queue of a key, and its request count.
@@ -21,9 +21,9 @@ pub struct QueueNote {
     pub frequency: u8,
 }
 
-/// A table of keys and the queues through it. Keys leave a queue at its front.
+/// A table of keys, and queues that link its entries. Keys leave a queue at its front.
 ///
-/// The first `resident` queues contain resident keys, the others ghosts.
+/// The first `resident` queues contain resident keys; all other queues contain ghosts.
 #[derive(Debug)]
 pub struct Queues<K> {
     table: Table<K, QueueNote>,
@@ -35,7 +35,7 @@ pub struct Queues<K> {
 pub type SavedQueues<K> = Vec<Vec<(K, u64, u8)>>;
 
 impl<K: Key> Queues<K> {
-    /// Empty queues: `resident` for resident keys and `ghosts` for ghosts.
+    /// Makes empty queues: `resident` queues for resident keys and `ghosts` queues for ghosts.
     pub fn new(resident: usize, ghosts: usize) -> Self {
         Self {
             table: Table::default(),
@@ -175,8 +175,8 @@ impl<K: Key> Queues<K> {
         }
     }
 
-    /// Removes the oldest ghosts of the longest of some queues, until these have together at most
-    /// `keys` ghosts per resident key.
+    /// Removes ghosts from the queues `ghosts`, each time the oldest of the longest queue, until
+    /// these queues together have at most `keys` ghosts per resident key.
     // A number of keys is far below 2^52, and the conversion saturates.
     #[allow(clippy::cast_possible_truncation)]
     pub fn trim_together(&mut self, ghosts: Range<usize>, keys: f64) {
@@ -213,7 +213,7 @@ impl<K: Key> Queues<K> {
         queues
     }
 
-    /// Builds queues from their saved form. The saved form must have as many queues as these, and
+    /// Builds queues from their saved form. The saved form must have as many queues as `self`, and
     /// no frequency above `max_frequency`.
     pub fn restored(&self, saved: SavedQueues<K>, max_frequency: u8) -> Result<Self, StateError>
     where

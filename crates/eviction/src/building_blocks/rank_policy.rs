@@ -1,5 +1,5 @@
-//! A policy that evicts the key with the lowest priority: the code that all such policies share,
-//! around a [`RankRule`] that computes priorities.
+//! A policy that evicts the key with the lowest priority: the code that all such policies share.
+//! Each policy implements a [`RankRule`] that computes priorities.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -9,17 +9,17 @@ use crate::building_blocks::saved;
 use crate::building_blocks::table::{Slot, Table};
 use crate::{Access, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim};
 
-/// How a policy computes priorities. Keys with high priorities stay.
+/// How a policy computes priorities. Keys with high priorities stay in the cache.
 pub trait RankRule: Send {
     /// Per-key data, at most 8 bytes.
     type Note: Clone + Send + Serialize + DeserializeOwned;
-    /// State beside the per-key data.
+    /// State of the rule, in addition to the per-key data.
     type State: Serialize + DeserializeOwned;
 
     /// Name of the policy, also in its saved states.
     const NAME: &'static str;
 
-    /// Called first for each request, whether or not the key is resident.
+    /// Called at each request, before all other methods, whether or not the key is resident.
     fn request(&mut self) {}
 
     /// Note and priority of a key that enters.
@@ -28,7 +28,7 @@ pub trait RankRule: Send {
     /// The new priority of a key that entered with `size` and is requested again.
     fn hit<K>(&self, access: &Access<K>, size: u64, note: &mut Self::Note) -> f64;
 
-    /// A key with this priority was evicted.
+    /// Called when a key with this priority was evicted.
     fn on_evict(&mut self, _priority: f64) {}
 
     /// The state for [`RankRule::resume`].
@@ -41,7 +41,7 @@ pub trait RankRule: Send {
     fn resume(&mut self, state: Self::State) -> Result<(), StateError>;
 }
 
-/// Checks a saved age (L in GDSF): it must be finite and at least 0.
+/// Checks a saved age, which is L in GDSF: it must be finite and at least 0.
 pub fn age(saved: f64) -> Result<f64, StateError> {
     if saved.is_finite() && saved >= 0.0 {
         return Ok(saved);
@@ -51,8 +51,8 @@ pub fn age(saved: f64) -> Result<f64, StateError> {
     ))
 }
 
-/// A policy with one order of priorities in an indexed heap. Each request is O(log n). Among equal
-/// priorities, the one that was set first is evicted first.
+/// A policy that keeps all priorities in one indexed heap. Each request is O(log n). Of keys with
+/// equal priorities, the key whose priority was set first is evicted first.
 #[derive(Debug)]
 pub struct RankPolicy<K, R: RankRule> {
     rule: R,
@@ -161,7 +161,7 @@ impl<K: Key, R: RankRule> PersistentState for RankPolicy<K, R> {
                 return Err(StateError::Content("a key is in it twice"));
             }
             // Negative infinity is valid: it is the priority of a key that is never requested
-            // again. Positive infinity is not.
+            // again. Positive infinity is invalid.
             if priority.is_nan() || priority == f64::INFINITY {
                 return Err(StateError::Content(
                     "a priority is not a number below infinity",

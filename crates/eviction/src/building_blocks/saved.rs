@@ -1,4 +1,5 @@
-//! The file format around saved states: which policy and version wrote the state, and a checksum.
+//! The file format of saved states of policies and admission filters: name, version, contents, and
+//! a checksum.
 //!
 //! ```text
 //! "PHEV" | version, u16 | length of the name, u8 | name | payload (postcard) | CRC-32C of all before, u32
@@ -9,17 +10,17 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 const MAGIC: &[u8; 4] = b"PHEV";
-/// Version of all payloads. Raise it when a payload changes; there is no migration, since a lost
-/// state only costs a cold start of the policy.
+/// Version of all payloads. Raise it when a payload changes. There is no migration, because without
+/// its state a policy only starts cold.
 const VERSION: u16 = 1;
 const CHECKSUM: usize = 4;
 
-/// Why a saved state cannot be restored. The fix is to start without it: only the ranking of keys
-/// is lost.
+/// Why a saved state cannot be restored. The caller starts without the state; only the ranking of
+/// keys is lost.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StateError {
-    /// The bytes are no saved state, or truncated.
+    /// The bytes are no saved state, or are truncated.
     #[error("not a saved eviction state, or truncated")]
     Damaged,
     /// Another version of pierhead wrote the state.
@@ -43,10 +44,10 @@ pub enum StateError {
 
 /// State that survives a restart of the process.
 pub trait PersistentState {
-    /// Everything on which future decisions depend, as bytes for [`PersistentState::restore`].
+    /// All data on which future decisions depend, as bytes for [`PersistentState::restore`].
     fn save(&self) -> Vec<u8>;
 
-    /// Continues from a saved state. The parameters stay those of `self`.
+    /// Restores a saved state. The parameters of `self` do not change.
     ///
     /// # Errors
     /// [`StateError`] if the bytes are damaged or of another version or kind. Then nothing changes.
@@ -79,7 +80,7 @@ pub fn seal<T: Serialize>(kind: &'static str, state: &T) -> Vec<u8> {
     }
 }
 
-/// The bytes with a valid checksum, so that a fuzzer need not guess it.
+/// The given bytes with a valid checksum, so that a fuzzer need not guess the checksum.
 #[cfg(any(test, feature = "testing"))]
 pub fn with_valid_checksum(saved: &[u8]) -> Vec<u8> {
     let body = saved.len().saturating_sub(CHECKSUM);

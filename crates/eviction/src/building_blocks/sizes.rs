@@ -1,11 +1,12 @@
-//! A histogram of sizes, and quantiles of it.
+//! A histogram of sizes, from which quantiles of the sizes are computed.
 
 use serde::{Deserialize, Serialize};
 
-/// Number of bits that divide each power of two into classes.
+/// Number of bits below the highest bit of a size that select its class: each power of two has 8
+/// classes.
 const CLASS_BITS: u32 = 3;
 const CLASSES: usize = 64 << CLASS_BITS;
-/// Number of counted sizes after which all counts are halved, so that quantiles follow the current
+/// Number of counted sizes at which all counts are halved, so that the quantiles follow the current
 /// requests.
 const WINDOW: u32 = 1 << 14;
 
@@ -27,7 +28,8 @@ fn least(class: usize) -> u64 {
     u64::try_from(u128::from(mantissa) << power >> CLASS_BITS).unwrap_or(u64::MAX)
 }
 
-/// Counts of sizes. Older sizes weigh less. Adding is O(1), a quantile O(512).
+/// Counts of sizes. Older sizes have a lower weight. Adding a size is O(1), computing a quantile
+/// O(512).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sizes {
     counts: Vec<u32>,
@@ -54,12 +56,12 @@ impl Sizes {
         self.len() == 0
     }
 
-    /// Number of counted sizes, after halvings.
+    /// Number of counted sizes, reduced by the halvings.
     pub fn len(&self) -> u32 {
         self.sum
     }
 
-    /// The size below which `part` of the counted sizes lie, to an eighth.
+    /// The size below which a share of `part` of the counted sizes lies, precise to an eighth.
     pub fn quantile(&self, part: f64) -> u64 {
         let mut left = part * f64::from(self.sum);
         let class = self.counts.iter().position(|count| {

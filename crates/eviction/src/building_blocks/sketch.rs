@@ -9,16 +9,17 @@ use serde::{Deserialize, Serialize};
 use crate::building_blocks::hash::{hash, mix};
 use crate::{Key, StateError};
 
-/// Number of counters of a key. Its estimate is the lowest of them.
+/// Number of counters per key. The estimate of a key is its lowest counter.
 const ROWS: u32 = 4;
 /// Maximum of a counter of 4 bits.
 pub const MAX_COUNT: u8 = 15;
-/// Number of requests per word after which all counters are halved: section 3.2.1 has a sample of
-/// about 10 for each key.
+/// Number of requests per word at which all counters are halved. In section 3.2.1, the sample size
+/// is about 10 per key.
 const SAMPLE: u64 = 10;
-/// Mask of all bits of each counter except its highest.
+/// Mask that selects all bits of each 4-bit counter except the highest.
 const HALVES: u64 = 0x7777_7777_7777_7777;
-/// Bytes of capacity per word. The mean size of a registry's blobs is larger, their median smaller.
+/// Bytes of capacity per word: less than the mean size of a registry's blobs, and more than the
+/// median.
 const BYTES_A_WORD: u64 = 256 << 10;
 /// Minimum and maximum number of words: 32 KiB to 2 MiB, whatever the capacity.
 const WORDS: (u64, u64) = (1 << 12, 1 << 18);
@@ -83,7 +84,7 @@ impl Sketch {
             .unwrap_or(0)
     }
 
-    /// For each counter of a key, its word and its offset in bits from the right.
+    /// For each counter of a key: index of its word, and offset in the word in bits from the right.
     fn counters<K: Key>(&self, key: &K) -> impl Iterator<Item = (usize, u32)> + use<K> {
         let (mut bits, mask) = (hash(key, self.seed), self.words.len() - 1);
         (0..ROWS).map(move |_| {
@@ -94,8 +95,9 @@ impl Sketch {
         })
     }
 
-    /// Follows a new capacity. No estimate falls: a larger sketch copies each counter to all words
-    /// where its keys may lie now; a smaller one takes the highest of the merged counters.
+    /// Changes the sketch to a new capacity. No estimate falls: a larger sketch copies each counter
+    /// to all words where its keys may lie now; a smaller sketch takes the highest of the merged
+    /// counters.
     pub fn resize(&mut self, capacity: u64) {
         let (old, new) = (self.words.len(), words(capacity));
         if new >= old {
@@ -116,8 +118,8 @@ impl Sketch {
         self.words.capacity() * size_of::<u64>()
     }
 
-    /// Restores a saved sketch. A sketch of another size, after a change of the capacity, is
-    /// dropped.
+    /// Restores a saved sketch. A sketch of another size is ignored: the capacity was changed since
+    /// it was saved.
     pub fn resume(&mut self, saved: Self) -> Result<(), StateError> {
         if !saved.words.len().is_power_of_two() {
             return Err(StateError::Content(

@@ -1,4 +1,5 @@
-//! A table of keys with per-key data of a policy (notes), and linked lists through it.
+//! A table of keys that also stores per-key data of a policy (notes), and linked lists of its
+//! entries.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -9,19 +10,20 @@ use crate::{Key, Victim};
 /// Marks the end of a list.
 const NIL: u32 = u32::MAX;
 
-/// Index of an entry in its table. It stays the same until the entry is removed; then another entry
-/// may reuse it.
+/// Index of an entry in its table. The index of an entry does not change; after the entry is
+/// removed, another entry may reuse the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(u32);
 
-/// Entries of key, size and note, found by key or by slot, each on at most one [`List`]. Each
-/// operation is O(1), and each key is stored once.
+/// Entries of key, size and note. An entry is found by its key or its slot, and is on at most one
+/// [`List`]. Each operation is O(1), and each key is stored once.
 ///
-/// The hash has a random seed against chosen keys. No order depends on it.
+/// The hash has a random seed, so that clients cannot choose colliding keys. No result depends on
+/// the seed.
 #[derive(Debug)]
 pub struct Table<K, T> {
     slots: Vec<Cell<K, T>>,
-    /// First free slot. Free slots are chained by `next`.
+    /// The first free slot. The field `next` of a free slot contains the next free slot.
     free: u32,
     index: HashTable<u32>,
     hasher: RandomState,
@@ -55,8 +57,8 @@ impl<K, T> From<Entry<K, T>> for Victim<K> {
     }
 }
 
-/// A doubly linked list through a [`Table`]. The links lie in the table; this value has only the
-/// ends.
+/// A doubly linked list of entries of a [`Table`]. The links are in the table; this value contains
+/// only the ends of the list.
 #[derive(Debug)]
 pub struct List {
     front: u32,
@@ -99,8 +101,8 @@ impl<K: Key, T> Table<K, T> {
         self.index.len()
     }
 
-    /// Sum of all sizes in bytes, at most [`u64::MAX`]. The internal sum is exact, so that the
-    /// result is exact again once enough entries left.
+    /// Sum of all sizes in bytes, at most [`u64::MAX`]. The internal sum is exact, so the result is
+    /// exact again once enough entries are removed.
     pub fn bytes(&self) -> u64 {
         u64::try_from(self.bytes).unwrap_or(u64::MAX)
     }
@@ -201,8 +203,8 @@ impl<K: Key, T> Table<K, T> {
         self.slots[slot.0 as usize].previous as usize
     }
 
-    /// Stores the position of an entry in an order that the caller keeps, such as a heap. The entry
-    /// is on no list; the order is no longer than this table.
+    /// Stores the position of an entry in an order that the caller manages, such as a heap. The
+    /// entry must be on no list, and the position must be below the length of this table.
     pub fn set_place(&mut self, slot: Slot, place: usize) {
         self.slots[slot.0 as usize].previous = u32::try_from(place).unwrap_or(NIL);
     }
@@ -220,7 +222,7 @@ fn some(at: u32) -> Option<Slot> {
 }
 
 impl List {
-    /// The front, where entries leave: the next victim is at the front.
+    /// The entry at the front. Keys are evicted at the front, so it is the next victim.
     pub fn front(&self) -> Option<Slot> {
         some(self.front)
     }
@@ -339,7 +341,8 @@ mod tests {
         let mut table = Table::<Bytes, u64>::default();
         for n in 0..40_000 {
             table.add((n, [0; 32]), 1, 0);
-            // A small table rounds up to whole groups of the index.
+            // In a small table, the index rounds its size up to whole groups, so only larger tables
+            // are checked.
             if table.len() >= 64 {
                 let beside = table.memory() - table.len() * size_of::<Bytes>();
                 assert!(beside <= table.len() * 64, "{beside} bytes for {n}");

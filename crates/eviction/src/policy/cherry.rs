@@ -1,35 +1,36 @@
 //! Policy `cherry`: evicts the layer that the fewest images share and that was requested least
 //! often.
 //!
-//! After CHERRY, a manager of image layers in a small fast store. There, the priority of a layer is
-//! the number of images that share it times the number of container starts that need it. Here, a
-//! request stands for a container start, and [`Access::shared`] is the number of images. Neither
-//! size nor age counts, so a layer that was popular once stays. Suits comparisons, and caches of
-//! few images.
+//! This policy follows CHERRY, a manager of image layers in a small fast store. There, the priority
+//! of a layer is the number of images that share it times the number of container starts that need
+//! it. Here, a request stands for a container start, and [`Access::shared`] is the number of
+//! images. Neither size nor age counts, so a layer that was once popular stays. The policy suits
+//! comparisons, and caches of few images.
 
 use crate::building_blocks::rank_policy::{RankPolicy, RankRule};
 use crate::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "cherry";
 
-/// One order of priorities. Only the requests since a layer entered count.
+/// The policy: one heap of priorities. Only the requests since a layer entered count.
 pub type Cherry<K> = RankPolicy<K, Cherished>;
 
-/// How the number of images and the number of requests make a priority.
+/// How the priority of a layer is computed from its number of images and its number of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Combination {
     /// Images × requests, as in CHERRY; the default.
     #[default]
     Product,
-    /// Images + requests, our own variant: a layer of a single image can stay because of its
-    /// requests.
+    /// Images + requests, which is pierhead's own variant: a layer of a single image can stay
+    /// because of its requests.
     Sum,
 }
 
 /// Parameters of [`Cherry`]; each value is valid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CherryParameters {
-    /// How the number of images and the number of requests make a priority.
+    /// How the priority of a layer is computed from its number of images and its number of
+    /// requests.
     pub combination: Combination,
 }
 

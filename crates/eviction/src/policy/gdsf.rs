@@ -1,5 +1,6 @@
-//! Policy `gdsf`, greedy dual size frequency: evicts the key with the least value per byte. The
-//! priorities of evicted keys age the others.
+//! Policy `gdsf`, greedy dual size frequency: evicts the key with the lowest priority, which is its
+//! value per byte plus an age. The age rises with each eviction, so that keys without requests are
+//! evicted after a while.
 //!
 //! Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy",
 //! HP Laboratories HPL-98-69R1, 1998, section 3: the priority of a key is L + frequency × cost /
@@ -12,25 +13,25 @@ use crate::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "gdsf";
 
-/// One order of priorities. Only the requests since a key entered count.
+/// The policy: one heap of priorities. Only the requests since a key entered count.
 ///
-/// Priorities are floats. Once L is 2^53 times as large as the value of a key, the value is lost in
-/// the sum. Then the key ranks by its last request.
+/// Priorities are floating-point numbers. Once L is 2^53 times as large as the value of a key,
+/// rounding removes the value from the sum. Then the key ranks by its last request.
 pub type Gdsf<K> = RankPolicy<K, Greedy>;
 
-/// The cost of a miss.
+/// What a miss costs, in the formula of the priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cost {
-    /// The same for each key: GDSF(1) of section 3. It minimises the requests to the upstream. The
-    /// default, because the paper and other implementations use it.
+    /// The cost is the same for each key: GDSF(1) of section 3. It minimises the number of requests
+    /// to the upstream. The default, because the paper and other implementations use it.
     #[default]
     One,
-    /// [`Access::cost`], the seconds of waiting. Large keys gain against small ones until the
-    /// transfer time of a key exceeds the round trip.
+    /// The cost is [`Access::cost`], the seconds for which a client waits. Large keys gain against
+    /// small keys until the transfer time of a key exceeds the round trip.
     Waiting,
-    /// The size, which cancels out: LFU with dynamic aging. It minimises the missed bytes (Arlitt,
-    /// Friedrich and Jin, "Evaluating content management techniques for Web proxy caches", PER
-    /// 27(4), 2000).
+    /// The cost is the size, which cancels out: LFU with dynamic aging. It minimises the missed
+    /// bytes (Arlitt, Friedrich and Jin, "Evaluating content management techniques for Web proxy
+    /// caches", PER 27(4), 2000).
     Bytes,
 }
 
@@ -64,8 +65,8 @@ impl GdsfParameters {
 #[derive(Debug)]
 pub struct Greedy {
     parameters: GdsfParameters,
-    /// L, the highest priority of any victim. It ages the keys that are not requested, and never
-    /// falls.
+    /// L, the highest priority of any victim. It is added to the priority of each requested key, so
+    /// keys without requests fall behind. It never decreases.
     last: f64,
 }
 
@@ -103,7 +104,7 @@ impl Greedy {
             Cost::Bytes => size.max(1) as f64,
         };
         let frequency = f64::from(frequency);
-        // `powf` costs more than the rest of this function.
+        // A call of `powf` costs more than the rest of this function.
         let frequency = if beta == 1.0 {
             frequency
         } else {
@@ -169,11 +170,12 @@ mod tests {
                 "",
                 vec![('b', 0.25), ('a', 0.5), ('c', 0.5)],
             ),
-            // d enters at L = 0.25; so a, with the same frequency and size, is evicted before it.
+            // d enters at L = 0.25. So a, which has the same frequency and size, is evicted before
+            // d.
             ("a2 b4 * d2", "b", vec![('a', 0.5), ('d', 0.75)]),
             ("a2 b4 * a2", "b", vec![('a', 1.25)]),
             ("a4 b4 c4 a -b !x", "", vec![('c', 0.25), ('a', 0.5)]),
-            // The frequency of a key that enters again starts at one.
+            // When a key enters again, its frequency starts at one.
             ("a4 a a * a4", "a", vec![('a', 1.0)]),
         ] {
             let found = after(GdsfParameters::default(), trace);

@@ -1,7 +1,7 @@
 //! Policy `lru`, least recently used: evicts the key whose last request is the oldest.
 //!
 //! Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2), 1970.
-//! The baseline for all other policies.
+//! All other policies are compared with this one.
 
 use crate::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use crate::building_blocks::queues::Queues;

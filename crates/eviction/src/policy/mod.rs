@@ -1,4 +1,5 @@
-//! The trait of eviction policies, its parts, and the policies that the daemon offers.
+//! The trait of eviction policies, the traits that it consists of, and the policies that the daemon
+//! offers.
 
 pub mod cherry;
 pub mod gdsf;
@@ -18,9 +19,9 @@ pub struct Victim<K> {
     pub size: u64,
 }
 
-/// Ranks the keys of a cache and names those to evict.
+/// Ranks the keys of a cache and names the next key to evict.
 ///
-/// Every implementer runs the conformance suite of `testkit`. It holds the following bounds.
+/// Every implementer runs the conformance suite of `testkit`, which checks the following bounds.
 ///
 /// 1. A call takes O(1) or O(log n) time for n keys.
 /// 2. A key costs at most 64 bytes of memory beside itself.
@@ -35,12 +36,12 @@ pub trait Policy<K>: Contents<K> + PersistentState + Diagnostics + Send {
     /// The cache calls this once, after [`Policy::hit`] returned `false` and before it evicts.
     fn miss(&mut self, _access: &Access<K>) {}
 
-    /// Whether this key must not enter, because keys that the cache holds are worth more.
+    /// Whether this key must not enter, because the keys that the cache holds are worth more.
     fn refuses(&self, _access: &Access<K>) -> bool {
         false
     }
 
-    /// Adds a key that entered the cache. A key that the cache already holds does not change.
+    /// Adds a key that entered the cache. If the cache already holds the key, nothing changes.
     fn insert(&mut self, access: &Access<K>);
 
     /// Removes a key that left the cache without an eviction. Leaves no ghost. Ignores a key that
@@ -48,7 +49,7 @@ pub trait Policy<K>: Contents<K> + PersistentState + Diagnostics + Send {
     fn remove(&mut self, key: &K);
 
     /// Removes the next victim and returns it. Skips each key for which `pinned` returns `true`;
-    /// such a key stays as it is. Returns `None` if all keys are pinned.
+    /// such a key stays as it is. Returns `None` if no key is left that is not pinned.
     fn evict(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>>;
 
     /// The part of this policy that adapts outside of requests; `None` if it has none.
@@ -81,22 +82,23 @@ pub trait Contents<K> {
 
 /// Changes of a policy that no request causes.
 pub trait Adaptation {
-    /// Follows a new capacity of the cache, in bytes. Queues that are a share of the capacity
-    /// grow or shrink as keys enter and leave.
+    /// Adapts to a new capacity of the cache, in bytes. A queue whose size is a share of the
+    /// capacity grows or shrinks when keys enter and leave.
     fn resize(&mut self, _capacity: u64) {}
 
     /// Does one step of deferred work, such as the training of a model, in well under a
     /// millisecond. Returns `true` if more work is left.
     ///
-    /// The work in total is bounded by the number of requests so far. The cache calls this between
-    /// requests; a simulated cache calls it after each request. A cache that never calls it gets
+    /// The number of requests so far bounds the total work. The cache calls this between requests;
+    /// a simulated cache calls it after each request. If a cache never calls it, the policy's
+    /// decisions stay valid, but the policy learns nothing.
     /// valid decisions, but the policy learns nothing.
     fn train(&mut self) -> bool {
         false
     }
 }
 
-/// Values for operators.
+/// Values that a policy shows to operators.
 pub trait Diagnostics {
     /// Memory that the policy uses, in bytes, without the heap memory of the keys.
     fn memory(&self) -> usize;

@@ -2,8 +2,8 @@
 //! and ghosts of the keys that left the small queue.
 //!
 //! Yang et al., "FIFO queues are all you need for cache eviction", SOSP '23, section 4 (Algorithm
-//! 1), with sizes in bytes. As in a later change by its authors, until the first eviction the main
-//! queue takes the keys for which the small queue has no room.
+//! 1), with sizes in bytes. Until the first eviction, keys for which the small queue has no room
+//! enter the main queue, as in a later change by the authors.
 
 use crate::building_blocks::parameter::{ParameterError, check, share};
 use crate::building_blocks::queue_policy::{QueuePolicy, QueueRule};
@@ -16,10 +16,11 @@ pub(crate) const NAME: &str = "s3-fifo";
 const SMALL: usize = 0;
 const MAIN: usize = 1;
 const GHOST: usize = 2;
-/// Ghosts that were requested and may enter soon. Their bytes do not count as those of [`GHOST`].
+/// The queue of ghosts that were requested and may enter soon. The bytes of these ghosts are not
+/// counted in [`GHOST`].
 const RETURNING: usize = 3;
 
-/// Maximum frequency of a key: section 4.1 uses two bits.
+/// Maximum frequency of a key. In section 4.1, a frequency has two bits.
 const MAX_FREQUENCY: u8 = 3;
 
 /// Parameters of [`S3Fifo`].
@@ -30,14 +31,14 @@ pub struct S3FifoParameters {
     /// The sum of the sizes of all ghosts, as a share of the capacity, from 0 to 10. Default 0.9,
     /// the share of the main queue (section 4.2).
     pub ghosts: f64,
-    /// Maximum number of ghosts per resident key, from 0. Default 1. Without it, small objects that
-    /// leave a cache of large ones would make many more ghosts.
+    /// Maximum number of ghosts per resident key, from 0. Default 1. Without this bound, small
+    /// objects that leave a cache of large objects would make many more ghosts.
     pub ghosts_per_key: f64,
     /// Number of requests after which a key moves from the small to the main queue, from 1 to 3.
     /// Default 2.
     pub threshold: u8,
-    /// Whether a key that is at least as large as the small queue is refused. Default no: a layer
-    /// that never enters is a miss each time. libcachesim refuses it.
+    /// Whether the policy refuses a key that is at least as large as the small queue. Default:
+    /// false, because each request for a refused layer is a miss. libcachesim refuses such keys.
     pub refuse_large: bool,
 }
 
@@ -83,8 +84,8 @@ impl S3FifoParameters {
     }
 }
 
-/// A small queue, a main queue, and ghosts. An eviction is O(1) amortised: a key moves once per
-/// request at most.
+/// The policy: a small queue, a main queue, and ghosts. An eviction is O(1) amortised, because a
+/// key moves at most once per request.
 pub type S3Fifo<K> = QueuePolicy<K, SmallAndMain>;
 
 /// The rule of [`S3Fifo`].
@@ -176,7 +177,7 @@ impl QueueRule for SmallAndMain {
     const RESIDENT_QUEUES: usize = 2;
     const GHOST_QUEUES: usize = 2;
     const MAX_FREQUENCY: u8 = MAX_FREQUENCY;
-    /// Whether a key was evicted before.
+    /// Whether the policy has evicted a key before.
     type State = bool;
 
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, _: &Access<K>) {
@@ -251,19 +252,20 @@ mod tests {
         for (trace, victims, queues) in [
             ("*", ".", "|||"),
             ("a b c a a a a a", "", "a3bc|||"),
-            // Until the first eviction, main takes the keys for which small has no room.
+            // Until the first eviction, the main queue takes the keys for which the small queue has
+            // no room.
             ("a b c d e", "", "abc|de||"),
             ("a b c d e * f", "a", "bcf|de|a|"),
-            // One more request is too few, two are enough.
+            // One more request for a key is too few, two are enough.
             ("a b c a b b *", "a", "b2c||a|"),
             ("a b c a b b * *", "ac", "|b|ac|"),
-            // A ghost enters main. A ghost that is requested without entering waits in the last
-            // queue.
+            // A ghost enters the main queue. A ghost that is requested without entering waits in
+            // the last queue.
             ("a b * a", "a", "b|a||"),
             ("a b c * * !a", "ab", "c||b|a"),
-            // Main is above its share and gives up a key without recent requests.
+            // The main queue is larger than its share, and gives up a key without recent requests.
             ("a3 b4 c4 b b *", "c", "a|b1||"),
-            // Small is empty.
+            // The small queue is empty.
             ("a b * * a b * ", "aba", "|b||"),
             ("a b * * a b a * *", "abba", "|||"),
             // A removed key leaves no ghost.

@@ -1,11 +1,12 @@
 //! The heuristic of the policy `learned`, and the ranking of its nominees by the network.
 //!
-//! Keys are in queues by class of size and number of requests. Only the front of each queue is
-//! compared: the pyramidal selection scheme (Aggarwal, Wolf, Yu, "Caching on the World Wide Web",
-//! IEEE TKDE 11(1), 1999, section 3.1), extended by classes of use and by the cost of a miss. The
-//! heuristic evicts the nominee whose bytes save the least waiting. This value is the root of its
-//! decayed number of requests over the time since the last one, times cost over size. The network
-//! replaces the estimated request rate by the learned one.
+//! Keys are in queues by size class and number of requests. Only the keys at the front of each
+//! queue, the nominees, are compared. This is the pyramidal selection scheme (Aggarwal, Wolf, Yu,
+//! "Caching on the World Wide Web", IEEE TKDE 11(1), 1999, section 3.1), extended by classes of use
+//! and by the cost of a miss. The heuristic evicts the nominee whose bytes save the least waiting.
+//! It estimates a nominee's value as the root of the decayed number of requests, divided by the
+//! time since the last request, times cost, divided by size. The network replaces the estimated
+//! request rate in this formula by the learned one.
 
 use std::sync::Arc;
 
@@ -22,19 +23,20 @@ use crate::{Access, Contents, Diagnostics, Key, PersistentState, Policy, StateEr
 
 const NAME: &str = "learned-classes";
 
-/// Number of size classes, each four times as large as the one before, from 1 KiB to 1 GiB.
+/// Number of size classes. Each covers sizes up to four times those of the class before; the limits
+/// reach from 1 KiB to 1 GiB.
 const SIZE_CLASSES: usize = 12;
-/// Number of use classes: requested once, twice, more often.
+/// Number of classes of use: keys that were requested once, twice, or more often.
 const USE_CLASSES: usize = 3;
 /// Number of nominees that the network ranks.
 const NOMINEES: usize = 8;
 /// Number of pairs of nominees per eviction that become training data.
 const PAIRS: usize = 4;
-/// Number of victims after which the turnover becomes a decaying mean: a new victim then has this
-/// weight.
+/// Number of victims up to which the turnover is a plain mean. From then on, it is a decaying mean
+/// in which a new victim has the weight 1/512.
 const TURNOVER_VICTIMS: u32 = 512;
 
-/// Keys in their classes. A request is O(1), an eviction O(classes).
+/// All keys in their classes. A request is O(1), an eviction O(number of classes).
 #[derive(Debug)]
 pub(super) struct Classes<K> {
     table: Table<K, Note>,
@@ -44,7 +46,7 @@ pub(super) struct Classes<K> {
     victims: u32,
     seed: u64,
     draws: u64,
-    /// The network that ranks the nominees; `None` while the heuristic does.
+    /// The network that ranks the nominees; `None` while the heuristic ranks them.
     pub(super) model: Option<Arc<Model>>,
     /// Whether evictions produce training pairs.
     pub(super) draws_pairs: bool,
@@ -56,7 +58,7 @@ pub(super) struct Classes<K> {
 struct Nominee {
     slot: Slot,
     density: f32,
-    /// The value per byte, as the heuristic estimates it.
+    /// The value of the key per byte, as the heuristic estimates it.
     worth: f32,
 }
 
@@ -122,11 +124,11 @@ impl<K: Key> Classes<K> {
         self.lists[usize::from(class)].unlink(&mut self.table, slot);
     }
 
-    /// Computes the nominees. The heuristic's victim is first.
+    /// Computes the nominees. The key that the heuristic would evict is the first.
     fn nominate(&mut self, pinned: &mut dyn FnMut(&K) -> bool) {
         let mut nominees = std::mem::take(&mut self.nominees);
         nominees.clear();
-        // If all sizes are alike, there are few lists, and each nominates more keys.
+        // If all sizes are alike, only a few lists contain keys, and each list nominates more keys.
         let queued = self.lists.iter().filter(|list| !list.is_empty()).count();
         let each = NOMINEES.div_ceil(queued.max(1));
         for list in &self.lists {
@@ -288,7 +290,7 @@ impl<K: Key> Policy<K> for Classes<K> {
         let entry = self.table.take(slot)?;
         let age = entry.note.age(&self.at);
         self.victims = self.victims.saturating_add(1).min(TURNOVER_VICTIMS);
-        // A plain mean at first, a decaying mean later.
+        // The turnover is a plain mean at first, a decaying mean later.
         let part = 1.0 / self.victims as f32;
         self.at.turnover += (age - self.at.turnover) * part;
         let key = hash(&entry.key, self.seed);

@@ -12,7 +12,7 @@ pub(super) const INPUTS: usize = 16;
 /// The inputs of the network for one key; each is within about ±4.
 pub(super) type Features = [f32; INPUTS];
 
-/// Whether the inputs of a saved state are valid. The bound leaves room for a cost that is not
+/// Whether the inputs in a saved state are valid. The bound is wide enough for a cost that is not
 /// finite.
 pub(super) fn are_valid(features: &Features) -> bool {
     features.iter().all(|x| x.abs() <= 64.0)
@@ -20,13 +20,14 @@ pub(super) fn are_valid(features: &Features) -> bool {
 
 /// Number of remembered times between requests.
 const GAPS: usize = 3;
-/// Steps per power of two in a logarithm of 16 bits: up to 2^32 in steps of 0.03 %.
+/// Steps per power of two in a logarithm of 16 bits. The logarithm covers values up to 2^32 in
+/// steps of 0.03 %.
 const STEPS: f32 = 2048.0;
-/// Size in bytes below which the round trip is the larger part of [`crate::Access::prior`].
+/// Size in bytes below which the round trip is more than half of [`crate::Access::prior`].
 const SMALL: u64 = 468_000;
 
-/// Per-key data, 24 bytes. Times are numbers of requests and wrap around; ages are differences of
-/// them.
+/// Per-key data, 24 bytes. A time is the number of requests so far, and wraps around. An age is the
+/// difference of two times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Note {
     last: u32,
@@ -42,7 +43,7 @@ pub(super) struct Note {
     pub(super) list: u8,
 }
 
-/// The current time and the turnover of the cache. Inputs are relative to them.
+/// The current time and the turnover of the cache. The inputs of the network are relative to both.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Clock {
     /// Number of requests so far, wrapping around.
@@ -55,8 +56,8 @@ pub(super) struct Clock {
 }
 
 impl Note {
-    /// The data of a key that enters. `ghost` has the number of its requests and the time of the
-    /// last one, before its eviction.
+    /// Makes the data of a key that enters. `ghost`: if the key is a ghost, the number of its
+    /// requests and the time of the last one before its eviction.
     pub(super) fn new(at: &Clock, cost: f32, shared: u32, ghost: Option<(u16, u32)>) -> Self {
         let mut note = Self {
             last: at.now,
@@ -115,8 +116,9 @@ impl Note {
     }
 
     /// The heuristic's estimate of the request rate, as a base-2 logarithm: the root of the decayed
-    /// number of requests, over the time since the last one. Many clients request a release at once
-    /// and hardly any later; the number itself, without the root, would rank such keys too high.
+    /// number of requests, divided by the time since the last request. The root is there because
+    /// many clients request a release at once and hardly any request it later: without the root,
+    /// such keys would rank too high.
     pub(super) fn rate(&self, at: &Clock) -> f32 {
         0.5 * decode(self.warmth) - lg(self.age(at))
     }
@@ -179,8 +181,8 @@ pub(super) fn float(size: u64) -> f32 {
     size as f32
 }
 
-/// The base-2 logarithm of a positive number, to 0.01. The bits of a float nearly contain it. A
-/// table or a library call would be most of the cost of an eviction.
+/// The base-2 logarithm of a positive number, precise to 0.01. The bits of a float nearly contain
+/// this logarithm. A table or a library call would take most of the time of an eviction.
 pub(super) fn lg(x: f32) -> f32 {
     let bits = x.to_bits();
     let exponent = (bits >> 23) as f32 - 127.0;
@@ -228,7 +230,8 @@ mod tests {
             note.record_request(&at(now), 1.0, 1);
         }
         let features = note.features(1, &at(81 + 15));
-        // Ages count from 1: 64, 16 and 4 requests between them, 16 since.
+        // Ages count from 1. There are 64, 16 and 4 requests between the requests for the key, and
+        // 16 since the last one.
         let expected = [0.0, -0.5, 0.0, 0.5, 1.0, 0.5];
         for (n, expected) in expected.into_iter().enumerate() {
             assert!((features[n] - expected).abs() < 0.01, "{n}: {features:?}");

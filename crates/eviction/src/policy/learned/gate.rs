@@ -1,5 +1,5 @@
-//! The gate of the policy `learned`: two simulated caches over a sample of the keys measure whether
-//! the network or the heuristic waits less.
+//! The gate of the policy `learned`: decides whether the network or the heuristic chooses victims.
+//! Two simulated caches over a sample of the keys measure which of the two makes clients wait less.
 //!
 //! A simulated cache over a sample of keys, smaller by the sampling rate, has about the miss ratio
 //! of the whole cache (Waldspurger et al., "Efficient MRC construction with SHARDS", FAST '15,
@@ -15,17 +15,18 @@ use crate::{Access, Contents, Diagnostics, Outcome, Policy, SimulatedCache, Stat
 
 /// Maximum number of keys of a simulated cache.
 const MAX_KEYS: usize = 16_384;
-/// Number of sampled requests after which a second of waiting counts 1/e.
+/// Number of sampled requests after which the weight of a second of waiting has fallen to 1/e.
 const DECAY_REQUESTS: f64 = 16_384.0;
-/// Number of sampled requests before the gate may open.
+/// Number of sampled requests that the gate observes before it may open.
 const TRIAL_REQUESTS: u64 = 512;
-/// The gate opens when the network has waited less than the heuristic by this share, and closes
-/// when it has waited more by this share.
+/// The gate opens when clients waited less with the network than with the heuristic by this share
+/// of the waiting, and closes when they waited more by this share.
 const MIN_LEAD: f64 = 0.002;
-/// Maximum share of the heuristic's total waiting by which the cache may wait longer than the
-/// heuristic. Above it, the gate stays closed until the share is below it again. Half of the
-/// promised 1 % is for this debt, half for the contents of the cache to adapt. If keys are sampled,
-/// the simulated cache in use stands for the real one.
+/// Maximum debt of the cache: the waiting beyond the heuristic's, as a share of the heuristic's
+/// total waiting. Above this share, the gate closes and stays closed until the share is below it
+/// again. The documentation promises at most 1 % more waiting: half of it is for this debt, half
+/// for the time in which the contents of the cache adapt. If keys are sampled, the simulated cache
+/// in use stands for the real cache.
 const MAX_DEBT: f64 = 0.005;
 
 /// Two simulated caches and their waiting times, in seconds.
@@ -44,8 +45,9 @@ struct Account {
     /// Decayed waiting times.
     heuristic: f64,
     learned: f64,
-    /// `total`: all waiting of the heuristic. `debt`: the waiting of the real cache, or of the
-    /// simulated one that stands for it, beyond the heuristic's, since the end of the trial.
+    /// `total`: all waiting of the heuristic, in seconds. `debt`: since the end of the trial, the
+    /// waiting of the real cache (or of the simulated cache that stands for it) minus that of the
+    /// heuristic.
     total: f64,
     debt: f64,
     open: bool,
@@ -86,8 +88,8 @@ impl Gate {
         hash & ((1 << self.account.zeros) - 1) == 0
     }
 
-    /// Counts a request. `hit`: whether the real cache had the key. O(1) for one in 2^`zeros` keys.
-    /// A cost that is not a time counts as 0.
+    /// Counts a request. `hit`: whether the real cache had the key. Only one of 2^`zeros` keys is
+    /// simulated, which is O(1). A cost that is negative or not finite counts as 0.
     pub(super) fn request<K>(&mut self, hash: u64, access: &Access<K>, hit: bool) {
         if !self.samples(hash) {
             return;
@@ -124,7 +126,7 @@ impl Gate {
         }
     }
 
-    /// Removes a key that left without an eviction.
+    /// Removes a key that left the cache without an eviction.
     pub(super) fn remove(&mut self, hash: u64) {
         if self.samples(hash) {
             self.heuristic.policy_mut().remove(&hash);
@@ -140,7 +142,7 @@ impl Gate {
         }
     }
 
-    /// Halves the sample.
+    /// Removes half of the keys from the sample.
     fn thin_out(&mut self) {
         self.account.zeros += 1;
         for shadow in [&mut self.heuristic, &mut self.learned] {

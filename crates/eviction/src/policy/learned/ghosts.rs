@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 /// Number of cells in which a key may lie.
 const WAYS: usize = 4;
 
-/// A set-associative table of fingerprints, 8 bytes each, with about as many cells as resident
-/// keys. A new ghost without a free cell overwrites the one with the oldest last request.
+/// A set-associative table of fingerprints of 8 bytes, with about as many cells as resident keys.
+/// If there is no free cell for a new ghost, it overwrites the ghost whose last request is the
+/// oldest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Ghosts {
     cells: Vec<Ghost>,
@@ -24,8 +25,9 @@ struct Ghost {
 impl Ghosts {
     /// Adds a ghost. `resident` is the number of resident keys.
     pub(super) fn put(&mut self, hash: u64, count: u16, last: u32, resident: usize) {
-        // The table grows when it has fewer cells than three quarters of the resident keys. It then
-        // loses its ghosts, which happens a few times in the life of a cache.
+        // The table grows when the number of its cells is below three quarters of the number of
+        // resident keys. Growing loses all ghosts, but happens only a few times in the life of a
+        // cache.
         if self.cells.len() * 4 < resident.max(WAYS) * 3 {
             self.cells = vec![Ghost::default(); resident.next_multiple_of(WAYS).max(WAYS)];
         }
@@ -78,7 +80,7 @@ impl Ghosts {
     }
 }
 
-/// The fingerprint uses the low bits, which do not choose the bucket.
+/// The fingerprint of a key, from the low bits of its hash. The high bits choose the bucket.
 fn fingerprint(hash: u64) -> u16 {
     let low = u16::try_from(hash & 0xffff).unwrap_or(0);
     low.max(1)

@@ -1,5 +1,6 @@
-//! Policy `learned`: a heuristic nominates victims, and a small neural network that learns online
-//! ranks them. A gate uses the network only while clients wait less with it.
+//! Policy `learned`: a heuristic nominates victims, and a small neural network, which learns while
+//! the cache runs, ranks them. A gate uses the network only while clients wait less with it than
+//! with the heuristic.
 //!
 //! After HALP (Song et al., "HALP: Heuristic aided learned preference eviction policy for YouTube
 //! content delivery network", NSDI '23).
@@ -42,8 +43,8 @@ use crate::{
 
 pub(crate) const NAME: &str = "learned";
 
-/// The learned policy. A request is O(1), an eviction O(size classes). Only [`Adaptation::train`]
-/// trains; without it, the policy equals its heuristic.
+/// The learned policy. A request is O(1), an eviction O(number of size classes). The network learns
+/// only in [`Adaptation::train`]; if nobody calls it, the policy equals its heuristic.
 pub struct Learned<K> {
     classes: Classes<K>,
     gate: Gate,

@@ -18,15 +18,15 @@ const HIDDEN: usize = 16;
 const BIAS: usize = INPUTS * HIDDEN;
 const OUT: usize = BIAS + HIDDEN;
 const DIRECT: usize = OUT + HIDDEN;
-/// Maximum of a weight's absolute value, far above the results of training. Products over two
-/// layers stay far below the limit of an f32.
+/// Maximum absolute value of a weight, far above the results of training. Products over two layers
+/// then stay far below the limit of an `f32`.
 pub(super) const LARGEST: f32 = 1e9;
 /// Number of weights.
 pub(super) const WEIGHTS: usize = DIRECT + INPUTS;
 
 /// One hidden layer of rectified linear units, and a direct connection from each input to the
-/// output. The direct connections start as the heuristic, so that an untrained network ranks as the
-/// heuristic does.
+/// output. The weights of the direct connections start with the values of the heuristic, so an
+/// untrained network ranks as the heuristic does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Model {
     /// The weights of the hidden layer, ordered by input so that all units of an input are added at
@@ -51,7 +51,8 @@ impl Model {
         Self { weights }
     }
 
-    /// Whether a saved model has the right number of weights, and no score can overflow.
+    /// Whether a saved model has the right number of weights, and all weights are small enough that
+    /// no score can overflow.
     pub(super) fn is_valid(&self) -> bool {
         self.weights.len() == WEIGHTS && self.weights.iter().all(|weight| weight.abs() <= LARGEST)
     }

@@ -1,5 +1,5 @@
-//! Tests of the whole policy `learned`: learning helps where requests have a pattern, and otherwise
-//! costs at most 1 %.
+//! Tests of the whole policy `learned`: it reduces waiting if the requests have a pattern;
+//! otherwise clients wait at most 1 % longer.
 
 use super::*;
 use crate::building_blocks::hash;
@@ -7,7 +7,7 @@ use crate::{Outcome, SimulatedCache};
 
 const MB: u64 = 1_000_000;
 
-/// Seconds for which clients wait.
+/// Replays the requests and returns the seconds for which clients wait.
 fn waiting<P: Policy<u64>>(
     cache: &mut SimulatedCache<u64, P>,
     trace: impl IntoIterator<Item = Access<u64>>,
@@ -30,8 +30,9 @@ fn heuristic(capacity: u64) -> SimulatedCache<u64, Classes<u64>> {
     SimulatedCache::new(Classes::new(7), capacity)
 }
 
-/// A request trace with keys in bursts of five requests that are never requested again, and keys
-/// that return at long intervals. A policy by recency and count keeps the former.
+/// A request trace with two kinds of keys: keys with a burst of five requests that are never
+/// requested again, and keys that return at long intervals. A policy that ranks by recency and
+/// count keeps the keys of the bursts.
 fn bursts_and_returns(requests: u64) -> Vec<Access<u64>> {
     let mut random = 3;
     let mut burst = Vec::new();

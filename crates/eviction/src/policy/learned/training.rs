@@ -1,5 +1,5 @@
-//! Training of the policy `learned`: pairs of nominees become labels, and labels become gradients,
-//! within a budget.
+//! Training of the policy `learned`: turns pairs of nominees into labels and labels into gradients,
+//! within a budget of training steps.
 //!
 //! HALP (NSDI '23, section 4.3): of two keys that were nominated together, the one that is
 //! requested first should have stayed.
@@ -14,8 +14,8 @@ use crate::building_blocks::hash::draw;
 
 /// Maximum number of pending pairs.
 const MAX_PAIRS: usize = 4096;
-/// Number of turnovers after which a new pair may replace a pending one. A key without a request by
-/// then rarely gets one later.
+/// Age of a pending pair, in turnovers, at which a new pair may replace it. If neither key was
+/// requested by then, a request is unlikely.
 const PAIR_TURNOVERS: f32 = 4.0;
 /// Maximum number of stored labels.
 const MAX_LABELS: usize = 4096;
@@ -23,7 +23,7 @@ const MAX_LABELS: usize = 4096;
 const REQUESTS_PER_STEP: u32 = 2;
 /// Mean number of training steps per label.
 const STEPS_PER_LABEL: u32 = 8;
-/// Maximum number of saved-up training steps.
+/// Maximum number of training steps that requests have paid for and that were not used yet.
 const BUCKET: u32 = 4096;
 /// Number of labels per update of the weights.
 const BATCH: u32 = 16;
@@ -42,7 +42,7 @@ pub(super) struct Pair {
     pub(super) features: [Features; 2],
 }
 
-/// Pairs without a result yet. Each key is in at most one pair.
+/// Pairs of which neither key was requested yet. Each key is in at most one pair.
 #[derive(Debug, Default)]
 pub(super) struct PendingPairs {
     open: Vec<Option<(u32, Pair)>>,
@@ -81,8 +81,8 @@ impl PendingPairs {
         self.next = (self.next + 1) % MAX_PAIRS;
     }
 
-    /// Handles a request for a key. Returns the inputs of its pair, the requested key first, if it
-    /// was in one.
+    /// Handles a request for a key. If the key is in a pair, returns the inputs of this pair, those
+    /// of the requested key first.
     pub(super) fn record_request(&mut self, key: u64) -> Option<[Features; 2]> {
         let (_, pair) = self.close(key)?;
         let [first, second] = pair.features;
@@ -132,8 +132,8 @@ impl PendingPairs {
     }
 }
 
-/// Labels, a budget, and the weights in training. The ranking uses only published copies of the
-/// weights.
+/// Labels, a budget of training steps, and the weights in training. The ranking uses only published
+/// copies of the weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Trainer {
     model: Model,
@@ -211,7 +211,7 @@ impl Trainer {
         self.fresh = self.fresh.saturating_add(STEPS_PER_LABEL).min(BUCKET);
     }
 
-    /// Whether requests and labels pay for a batch.
+    /// Whether there are enough labels and paid training steps for a batch.
     pub(super) fn can_train(&self) -> bool {
         self.earned.min(self.fresh) >= BATCH
     }

@@ -1,4 +1,5 @@
-//! The ghosts of the policy `size-split`: fingerprints of recently evicted keys.
+//! The ghosts of the policy `size-split`: fingerprints and sizes of the keys that it evicted
+//! recently.
 
 use std::hash::Hash;
 
@@ -6,7 +7,7 @@ use super::Side;
 use crate::building_blocks::hash::hash;
 use crate::building_blocks::table::{List, Slot, Table};
 
-/// Fingerprints and sizes of the keys that were evicted recently from each side.
+/// The ghosts of each side (small keys, large keys).
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
     pub(super) table: Table<u64, Side>,
@@ -14,8 +15,8 @@ pub(super) struct Ghosts {
     pub(super) large: List,
 }
 
-/// The fingerprint of a key. It is stable across restarts, because ghosts are saved. If two keys
-/// collide, the share moves once by error.
+/// The fingerprint of a key. It is the same after a restart, because ghosts are saved. If the
+/// fingerprints of two keys collide, the capacity shares of the two sides change once by error.
 pub(super) fn fingerprint<K: Hash>(key: &K) -> u64 {
     hash(key, 0)
 }
@@ -58,8 +59,8 @@ impl Ghosts {
         side
     }
 
-    /// Adds a ghost, and removes the oldest ghosts of the same side above `bytes` bytes or `count`
-    /// ghosts.
+    /// Adds a ghost. Then removes the oldest ghosts of the same side until it has at most `bytes`
+    /// bytes and `count` ghosts.
     pub(super) fn add(&mut self, key: u64, size: u64, side: Side, bytes: u64, count: usize) {
         self.take(key);
         let (list, table) = self.list(side);

@@ -1,11 +1,13 @@
-//! Policy `size-split`: small keys get a small share of the capacity and are ranked by value per
-//! byte. Large keys get the rest and are ranked by requests.
+//! Policy `size-split`: splits the cache by the size of keys. Small keys get a small share of the
+//! capacity and are ranked by value per byte. Large keys get the rest of the capacity and are
+//! ranked by requests.
 //!
-//! Our own policy. Small keys (manifests, configs, thin layers) receive most requests of a registry
-//! and have few of its bytes. In a single order, one large layer displaces thousands of them, and
-//! each costs a round trip to fetch again. GDSF over all keys avoids this, but misses more bytes of
-//! large keys. Here, GDSF on the small side saves round trips, and LFU with dynamic aging on the
-//! large side saves bytes. `docs/explanation/eviction.md` has the measurements.
+//! This policy is pierhead's own. Small keys (manifests, configs, thin layers) receive most
+//! requests of a registry and have few of its bytes. If all keys have one order, one large layer
+//! displaces thousands of small keys, and each of these costs a round trip to fetch again. GDSF
+//! over all keys avoids this, but misses more bytes of large keys. Here, GDSF for the small keys
+//! saves round trips, and LFU with dynamic aging for the large keys saves bytes.
+//! `docs/explanation/eviction.md` has the measurements.
 
 mod ghosts;
 
@@ -25,11 +27,12 @@ use crate::{
 
 pub(crate) const NAME: &str = "size-split";
 
-/// Number of sizes below which [`FIRST_LIMIT`] separates small from large keys.
+/// Number of counted sizes below which [`FIRST_LIMIT`] separates small from large keys.
 const MIN_SIZES: u32 = 64;
-/// First limit in bytes: 65 % of the layers of Docker Hub are smaller (Zhao et al., CLUSTER '19).
+/// First limit between small and large keys, in bytes: 65 % of the layers of Docker Hub are smaller
+/// (Zhao et al., CLUSTER '19).
 const FIRST_LIMIT: u64 = 1_000_000;
-/// Number of misses between two computations of the quantile.
+/// Number of misses between two computations of the quantile that separates small from large keys.
 const QUANTILE_INTERVAL: u32 = 64;
 
 /// Parameters of [`SizeSplit`]. The defaults were found on the synthetic workloads of seeds 1 and 2
@@ -37,16 +40,17 @@ const QUANTILE_INTERVAL: u32 = 64;
 /// depend little on them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SizeSplitParameters {
-    /// The share of the requested keys that count as small, 0 to 1. Default 0.65.
+    /// The share of the requested keys that count as small, from 0 to 1. Default 0.65.
     pub quantile: f64,
     /// The initial share of the small keys in the capacity, from `least` to `most`. Default 0.05.
     pub share: f64,
-    /// The minimum share of the small keys, 0 to 1. Default 0.02.
+    /// The minimum share of the small keys in the capacity, from 0 to 1. Default 0.02.
     pub least: f64,
-    /// The maximum share of the small keys. Default 0.1.
+    /// The maximum share of the small keys in the capacity. Default 0.1.
     pub most: f64,
-    /// The change of the share per request for a ghost with the mean cost of a miss, 0 to 0.1. A
-    /// costlier request moves it by up to 16 times as much. Default 0.0005.
+    /// By how much a request for a ghost with the mean cost of a miss changes the share of the
+    /// small keys, from 0 to 0.1. A request with a higher cost changes it by up to 16 times as
+    /// much. Default 0.0005.
     pub step: f64,
     /// The sum of the sizes of each side's ghosts, as a share of the capacity, 0 to 1. Default
     /// 0.05.
@@ -89,8 +93,8 @@ impl SizeSplitParameters {
     }
 }
 
-/// Two policies behind a split by size. A request costs as much as theirs. A key stays on the side
-/// on which it entered.
+/// The policy: one policy for small keys and one for large keys. A request costs as much as a
+/// request to one of these policies. A key stays on the side on which it entered.
 #[derive(Debug)]
 pub struct SizeSplit<K, S = Gdsf<K>, L = Gdsf<K>> {
     parameters: SizeSplitParameters,
@@ -194,14 +198,14 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
         self.share
     }
 
-    /// The current size in bytes below which a new key is small, unless it is larger than the whole
-    /// share of the small keys.
+    /// The current size in bytes below which a new key counts as small. A key that is larger than
+    /// the whole share of the small keys counts as large.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
     fn side(&self, size: u64) -> Side {
-        // A key larger than the whole share would displace all other small keys.
+        // A key that is larger than the whole share would displace all other small keys.
         if size < self.limit && size <= self.small_bytes() {
             Side::Small
         } else {
@@ -235,8 +239,8 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
         }
     }
 
-    /// A request for a ghost shows that its side has too few bytes: moves the share towards that
-    /// side.
+    /// Handles a request for a ghost. It shows that the side of the ghost has too few bytes, so the
+    /// capacity share of this side grows.
     fn learn(&mut self, access: &Access<K>) {
         let cost = access.seconds();
         self.cost += (cost - self.cost) / f64::from(self.misses.clamp(1, 1024));

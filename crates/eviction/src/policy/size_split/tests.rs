@@ -1,4 +1,5 @@
-//! Tests of `size-split`: the side of a key, the side that evicts, and how the share moves.
+//! Tests of `size-split`: the side of a key, the side that evicts, and how the capacity shares of
+//! the sides change.
 
 use super::*;
 
@@ -15,7 +16,8 @@ fn fixed_share() -> SizeSplitParameters {
     }
 }
 
-/// A policy for 20 bytes: keys below 4 bytes are small and get 4 bytes.
+/// A policy for a cache of 20 bytes: keys below 4 bytes are small, and all small keys together get
+/// 4 bytes.
 fn split(parameters: SizeSplitParameters) -> SizeSplit<char> {
     let mut split = SizeSplit::new(20, parameters).expect("in range");
     split.limit = 4;
@@ -34,10 +36,10 @@ fn each_side_has_its_order_and_the_side_above_its_share_evicts() {
         ("a1 b2 c4 d9", "", "ba", "cd"),
         // The small keys have less than their 4 bytes, so the least requested large key is evicted.
         ("a1 c4 d9 c *", "d", "a", "c"),
-        // With the entering key, the small keys have more than their share.
+        // Together with the entering key, the small keys have more than their share.
         ("a2 b2 c9 !x1 *", "a", "b", "c"),
         ("a2 b2 c9 !x9 *", "c", "ab", ""),
-        // Large keys are ranked by requests, small ones by value for their bytes.
+        // Large keys are ranked by requests, small keys by value per byte.
         ("c9 d4 c !x9 * a1 b3 b b !x1 *", "da", "b", "c"),
         // An empty side has no victim.
         ("a1 b1 * * *", "ab.", "", ""),
@@ -75,7 +77,7 @@ fn keys_below_the_quantile_are_small() {
             assert_eq!(split.limit(), FIRST_LIMIT, "too few sizes");
         }
     }
-    // 65 % of the 192 sizes at the last computation of the quantile.
+    // The limit is the 65 % quantile of the 192 sizes at the last computation.
     let limit = split.limit() as f64;
     assert!((11_000.0..=12_500.0).contains(&limit), "{limit}");
 }
@@ -87,13 +89,13 @@ fn the_share_moves_towards_the_side_whose_ghosts_are_requested() {
         ..fixed_share()
     };
     let mut split = split(moving);
-    // c is evicted and requested again: the large keys have too few bytes.
+    // c is evicted and requested again, which shows that the large keys have too few bytes.
     play(&mut split, "a2 c9 !x9 *");
     let before = split.share();
     play(&mut split, "!c9");
     assert!(split.share() < before, "{}", split.share());
-    // b is evicted and requested again: the small keys have too few bytes. A request uses up the
-    // ghost.
+    // b is evicted and requested again, which shows that the small keys have too few bytes. A ghost
+    // counts only once.
     play(&mut split, "b3 *");
     assert!(split.small.contains(&'a') && !split.small.contains(&'b'));
     let before = split.share();
@@ -133,7 +135,7 @@ fn ghosts_are_bounded_in_bytes_and_number() {
 fn a_key_above_the_share_of_the_small_keys_is_large() {
     let mut split = split(fixed_share());
     split.limit = 9;
-    // The small keys have 4 bytes. A key of 5 bytes would displace all of them and not fit.
+    // The small keys have 4 bytes. A key of 5 bytes would displace all of them and still not fit.
     assert_eq!(play(&mut split, "a1 b2 c9 !e5 * e5"), "c");
     assert_eq!(sides(&split), ("ba".into(), "e".into()));
 }
