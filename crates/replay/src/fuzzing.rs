@@ -1,5 +1,5 @@
-//! Invariants of the trace parsers and of saved states, checked by the fuzz targets and on their
-//! stored corpus.
+//! Invariants of the trace parsers and of saved policy states. The fuzz targets check them on
+//! random input, and tests check them on the stored corpus.
 
 use crate::SimulatedPolicy;
 use crate::trace::csv::Columns;
@@ -7,8 +7,9 @@ use crate::trace::{Format, Reader, TraceCounts, TraceError};
 use pierhead_eviction::testing::with_valid_checksum;
 use pierhead_eviction::{Access, Contents as _, Policy as _, SimulatedCache};
 
-/// Checks a trace. Its first byte chooses the format. The result must not depend on the lengths of
-/// the fed pieces; time never decreases; no request is empty; the requests can be replayed.
+/// Checks a trace, whose first byte chooses the format. The result must not depend on how the bytes
+/// are cut into pieces; time must never decrease; no request may be empty; and the requests must be
+/// replayable.
 pub fn trace(input: &[u8]) {
     let Some((first, bytes)) = input.split_first() else {
         return;

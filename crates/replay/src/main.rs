@@ -28,7 +28,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The message and its causes, without causes whose text the message contains.
+/// The message of an error and of its causes. A cause whose text the message already contains is
+/// omitted.
 fn message_of(error: &anyhow::Error) -> String {
     let mut message = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {

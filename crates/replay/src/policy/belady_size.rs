@@ -1,10 +1,11 @@
-//! Policy `belady-size`: evicts the key with the largest size × time to its next request. It knows
-//! the future of the trace, so it is a reference for comparisons and not offered by the daemon.
+//! Policy `belady-size`, libcachesim's Belady-size (Yang et al.): evicts the key with the largest
+//! product of size and distance to the key's next request. The policy knows the future of the
+//! trace, so it serves only for comparisons, and the daemon does not offer it.
 //!
-//! The greedy rule of libcachesim's Belady-size (Yang et al.): the largest size × distance to the
-//! next request. libcachesim samples keys; here, sizes are in classes of 1/8 of a power of two, and
-//! the farthest next request of each class is known. The victim's value is therefore at least 8/9
-//! of the largest. Optimal eviction with sizes is NP-hard, so this is no bound.
+//! libcachesim computes the product for a sample of keys. Here, keys are in size classes of 1/8 of
+//! a power of two, and the key with the farthest next request of each class is known. The product
+//! of the victim is therefore at least 8/9 of the largest product. Optimal eviction with sizes is
+//! NP-hard, so the result of this policy is no bound for other policies.
 
 use crate::policy::belady::Future;
 use pierhead_eviction::building_blocks::heap::Heap;
@@ -17,8 +18,8 @@ use pierhead_eviction::{
 
 pub(crate) const NAME: &str = "belady-size";
 
-/// One order of next requests per size class, at most 512 classes: a request is O(log n) and an
-/// eviction O(classes). A key that is never requested again does not enter.
+/// The policy: one heap of next requests per size class, with at most 512 classes. A request is
+/// O(log n), an eviction O(number of classes). A key that is never requested again does not enter.
 #[derive(Debug)]
 pub struct BeladySize<K> {
     future: Future,
@@ -51,8 +52,8 @@ impl<K: Key> BeladySize<K> {
         self.table.take(slot).map(Victim::from)
     }
 
-    /// Size × number of requests until the next one for this key; and its size, for keys without a
-    /// next request.
+    /// Size times the number of requests until the next request for the key. The second number is
+    /// the size, which decides between keys that are never requested again.
     fn worth(&self, class: &Heap, slot: Slot) -> (f64, u64) {
         let size = self.table.get(slot).size;
         let next = -class.priority(&self.table, slot);
@@ -175,11 +176,11 @@ mod tests {
     #[test]
     fn the_largest_size_times_distance_leaves_first() {
         for (trace, future, victims) in [
-            // 9 bytes × 2 requests before 1 byte × 4.
+            // 9 bytes × 2 requests is evicted before 1 byte × 4 requests.
             ("a1 b9 * * *", "abxbxa", "ba."),
-            // 3 bytes × 5 requests before 4 bytes × 2.
+            // 3 bytes × 5 requests is evicted before 4 bytes × 2 requests.
             ("a3 b4 * *", "abxbxxa", "ab"),
-            // A key that is never requested again is first, the largest before the others.
+            // Keys that are never requested again are evicted first, the largest before the others.
             ("a1 b3 c9 d2 * * * *", "abcdc", "bdac"),
             ("a1 b9 b * *", "abbxxxa", "ba"),
             ("a1 b9 -b * *", "abba", "a."),
@@ -203,7 +204,8 @@ mod tests {
         play(&mut saved, "a3 b8");
         let mut restored = of("abxbxxa");
         restored.restore(&saved.save()).expect("its own state");
-        // 3 bytes × 4 requests before 8 bytes × 1; at the start of the trace it would be the other way.
+        // 3 bytes × 4 requests is evicted before 8 bytes × 1 request. From the start of the trace,
+        // the order would be reversed.
         assert_eq!(play(&mut restored, "!x * *"), "ab");
     }
 }

@@ -11,14 +11,15 @@ use pierhead_eviction::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "lfu";
 
-/// One order of ranks. Among equal ranks, the key with the oldest last request leaves first. Only
-/// requests since the key entered count. Operations are O(log n).
+/// The policy: one heap of ranks. Of keys with equal ranks, the key with the oldest last request is
+/// evicted first. Only the requests since a key entered count. Operations are O(log n).
 pub type Lfu<K> = RankPolicy<K, Frequency>;
 
 /// Parameters of [`Lfu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LfuParameters {
-    /// Whether frequencies age. Default yes; libcachesim's LFU does not, its LFUDA does.
+    /// Whether frequencies age. Default: true, as in libcachesim's LFUDA. In libcachesim's LFU,
+    /// frequencies do not age.
     pub aged: bool,
 }
 
@@ -32,7 +33,7 @@ impl Default for LfuParameters {
 #[derive(Clone, Debug)]
 pub struct Frequency {
     parameters: LfuParameters,
-    /// L of the paper, which never falls. Integers up to 2^53 are exact in it.
+    /// L in the paper; it never decreases. An `f64` represents integers up to 2^53 exactly.
     age: f64,
 }
 

@@ -1,5 +1,5 @@
-//! All policies by their names: those of the daemon, those of the simulator, and those that know
-//! the future.
+//! All eviction policies of the simulator by their names: policies that the daemon offers, too,
+//! policies that only the simulator has, and policies that know the future of the trace.
 
 pub mod arc;
 pub mod belady;
@@ -59,7 +59,7 @@ pub enum ParameterSet {
 pub struct UnknownSimulatedPolicy;
 
 impl SimulatedPolicy {
-    /// The policies that do not know the future, in the order of help texts.
+    /// The policies that do not know the future of the trace, in the order of help texts.
     pub const ONLINE: &[Self] = &[
         Self::Fifo,
         Self::OfDaemon(PolicyName::Lru),
@@ -75,13 +75,13 @@ impl SimulatedPolicy {
         Self::OfDaemon(PolicyName::Learned),
     ];
 
-    /// All policies; those that know the future are last.
+    /// All policies. Those that know the future of the trace are last.
     pub fn all() -> impl Iterator<Item = Self> {
         let online = Self::ONLINE.iter().copied();
         online.chain([Self::Belady, Self::BeladySize])
     }
 
-    /// Its name on the command line.
+    /// Name of the policy on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::OfDaemon(named) => named.name(),
@@ -96,12 +96,12 @@ impl SimulatedPolicy {
         }
     }
 
-    /// Whether it knows the future of the trace.
+    /// Whether the policy knows the future of the trace.
     pub fn is_clairvoyant(self) -> bool {
         matches!(self, Self::Belady | Self::BeladySize)
     }
 
-    /// Whether the daemon offers it, too.
+    /// Whether the daemon offers the policy, too.
     pub fn is_of_daemon(self) -> bool {
         matches!(self, Self::OfDaemon(_))
     }
@@ -162,7 +162,7 @@ impl SimulatedPolicy {
             .unwrap_or_else(|error| panic!("the defaults are in their ranges: {error}"))
     }
 
-    /// Whether the cache inserts a key before it evicts, as libCacheSim's GDSF does.
+    /// Whether the simulated cache inserts a key before it evicts, as libCacheSim's GDSF does.
     pub fn inserts_first(self, parameters: ParameterSet) -> bool {
         self == Self::OfDaemon(PolicyName::Gdsf) && parameters == ParameterSet::Libcachesim
     }

@@ -1,5 +1,6 @@
-//! Policy `sieve`: a queue in the order of entry, and a hand that moves through it. The hand spares
-//! keys that were requested since its last visit, and does not move them.
+//! Policy `sieve`: a queue in the order of entry, and a hand that moves through it. The hand evicts
+//! a key that was not requested since the hand's last visit. It spares all other keys, and leaves
+//! them in their places.
 //!
 //! Zhang et al., "SIEVE is Simpler than LRU", NSDI '24, section 3 (Algorithm 1). Sizes are in
 //! bytes; the rule ignores them.
@@ -11,11 +12,11 @@ use pierhead_eviction::{Access, Key, StateError, Victim};
 
 pub(crate) const NAME: &str = "sieve";
 
-/// One queue in the order of entry, with a hand. An eviction is O(1) amortised: each step of the
-/// hand without an eviction clears the mark of a hit.
+/// The policy: one queue in the order of entry, with a hand. An eviction is O(1) amortised: each
+/// time the hand moves on without an eviction, it clears the mark that a hit has set.
 pub type Sieve<K> = QueuePolicy<K, Hand>;
 
-/// The rule of [`Sieve`]: the position of the hand; `None` is the oldest key.
+/// The rule of [`Sieve`]: the position of the hand. `None`: the hand is at the oldest key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hand(Option<Slot>);
 
@@ -27,9 +28,11 @@ pub fn new<K: Key>() -> Sieve<K> {
 impl QueueRule for Hand {
     const NAME: &'static str = NAME;
     const RESIDENT_QUEUES: usize = 1;
-    /// The frequency is a mark: 0 or 1.
+    /// The frequency of a key is only a mark: 1 if the key was requested since the hand's last
+    /// visit.
     const MAX_FREQUENCY: u8 = 1;
-    /// Number of keys that are older than the one at the hand.
+    /// Number of keys that are older than the key at the hand; `None`: the hand is at the oldest
+    /// key.
     type State = Option<u32>;
 
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, _: &Access<K>) {
@@ -88,11 +91,12 @@ mod tests {
             ("*", ".", ""),
             ("a b c a a", "", "a1bc"),
             ("a b c a *", "b", "ac"),
-            // The hand stays between a and c; older keys wait for the next round.
+            // The hand stays between a and c. Keys that are older are visited in the next round.
             ("a b c a * d *", "bc", "ad"),
             ("a b c a b c *", "a", "bc"),
             ("a b c b * *", "ac", "b"),
-            // Figure 2 of the paper in small: new keys leave before old keys that are requested.
+            // A small version of the paper's figure 2: new keys are evicted before old keys that
+            // are requested.
             ("a b c d b * e b * *", "acd", "be"),
             ("a b c d b * -c *", "ad", "b"),
             ("a b -a -b c *", "c", ""),

@@ -1,5 +1,5 @@
-//! Policy `w-tinylfu`: a small recency window in front of a segmented main part. A key of the
-//! window replaces the main part's victim only if it was requested more often.
+//! Policy `w-tinylfu`: new keys enter a small recency window in front of a segmented main part. A
+//! key that leaves the window replaces the main part's victim only if it was requested more often.
 //!
 //! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4), 2017,
 //! section 4.1 (figure 5), with sizes in bytes.
@@ -15,9 +15,10 @@ use pierhead_eviction::{Access, Key, StateError, Victim};
 
 pub(crate) const NAME: &str = "w-tinylfu";
 
-/// Keys of the main part without a request since they came there: its victims.
+/// The queue of those keys of the main part that were not requested since they entered it. The
+/// victims come from this queue.
 const PROBATION: usize = 0;
-/// Keys of the main part with a request since they came there.
+/// The queue of those keys of the main part that were requested since they entered it.
 const PROTECTED: usize = 1;
 const WINDOW: usize = 2;
 
@@ -39,8 +40,8 @@ impl Default for WTinyLfuParameters {
     }
 }
 
-/// A window, a segmented main part, and a sketch of request counts, of 32 KiB to 2 MiB. All
-/// operations are O(1), amortised over the halving of the sketch.
+/// The policy: a window, a segmented main part, and a sketch of request counts of 32 KiB to 2 MiB.
+/// All operations are O(1), amortised over the halving of the sketch.
 pub type WTinyLfu<K> = QueuePolicy<K, Duel>;
 
 /// The rule of [`WTinyLfu`].
@@ -49,7 +50,7 @@ pub struct Duel {
     parameters: WTinyLfuParameters,
     capacity: u64,
     sketch: Sketch,
-    /// Size of the last missed key, for which room is made.
+    /// Size of the last missed key. The cache makes room for this key.
     coming: u64,
 }
 
@@ -100,7 +101,7 @@ impl Duel {
         share(self.capacity - self.window(), self.parameters.protected)
     }
 
-    /// The victim of the main part.
+    /// The key of the main part that would be evicted next.
     fn main_victim<K: Key>(queues: &Queues<K>, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
         let probation = queues.first_unpinned(PROBATION, pinned);
         probation.or_else(|| queues.first_unpinned(PROTECTED, pinned))
@@ -131,8 +132,8 @@ impl QueueRule for Duel {
         self.coming = access.size;
     }
 
-    /// A key that is too large for the window must beat the main part's victim at once. While there
-    /// is room, no key has to leave.
+    /// Refuses a key that is too large for the window, unless it was requested more often than the
+    /// main part's victim. While the cache has room, no key is refused.
     fn refuses<K: Key>(&self, queues: &Queues<K>, access: &Access<K>) -> bool {
         access.size > self.window()
             && queues.bytes().saturating_add(access.size) > self.capacity
@@ -145,8 +146,8 @@ impl QueueRule for Duel {
     fn enter<K: Key>(&mut self, queues: &mut Queues<K>, _: Option<usize>, access: &Access<K>) {
         queues.add(WINDOW, access.key.clone(), access.size);
         self.coming = 0;
-        // The cache made room before. Without this move, an eviction would take a key of the main
-        // part for one of the window.
+        // The cache has already made room for the key. Without this move, an eviction would remove
+        // a key of the main part in favour of a key of the window.
         while queues.list(WINDOW).bytes() > self.window()
             && let Some(oldest) = queues.list(WINDOW).front()
         {
@@ -222,17 +223,18 @@ mod tests {
     fn the_main_part_takes_keys_that_were_requested_more_often() {
         for (trace, victims, queues) in [
             ("*", ".", "||"),
-            // While there is room, a key that leaves the window enters the main part.
+            // While the cache has room, a key that leaves the window enters the main part.
             ("a b c d", "", "ab||cd"),
             ("a b c d c", "", "ab||dc"),
             ("a b c d a", "", "b|a|cd"),
             // The protected segment is full: its oldest key moves to probation.
             ("a b c d e f g a b c d e", "", "a|bcde|fg"),
-            // An equal count does not suffice: the candidate leaves.
+            // An equal request count does not suffice, so the key that leaves the window is
+            // evicted.
             ("a b c d !x *", "c", "ab||d"),
             ("a b c d c !x *", "d", "ab||c"),
             ("a b c d c d !x *", "a", "bc||d"),
-            // No key leaves the window if the new key fits into it.
+            // If the new key fits into the window, no key leaves the window.
             ("a b c !x0 *", "a", "||bc"),
             ("a b * *", "ab", "||"),
             ("a b -a *", "b", "||"),

@@ -1,4 +1,5 @@
-//! Draws the miss ratios over the cache sizes as an SVG chart.
+//! The SVG chart of `pierhead-replay --svg`: draws the miss ratio of each policy over the cache
+//! size.
 
 use pierhead_oci::units::human_bytes;
 use pierhead_replay::chart::{Axis, Band, Figure, Line, Marks, Panel, Tick};
@@ -59,7 +60,8 @@ fn lines(rows: &[&Row], policies: &[&str], ratio: fn(&Row) -> f64) -> Vec<Line> 
     policies.iter().enumerate().map(line).collect()
 }
 
-/// The axis of the replayed sizes, each with its share of the footprint.
+/// The axis of the replayed cache sizes. Each size is also labelled with its share of the
+/// footprint.
 fn sizes(rows: &[&Row], summary: &Summary) -> Axis {
     let mut bytes: Vec<u64> = rows.iter().map(|row| row.size_bytes).collect();
     bytes.sort_unstable();

@@ -17,13 +17,13 @@ pub(crate) struct Report {
     pub(crate) verdicts: Vec<Verdict>,
 }
 
-/// One policy at one size on one trace.
+/// The result of one policy at one cache size on one trace.
 #[derive(Serialize)]
 pub(crate) struct Row {
     pub(crate) trace: String,
     pub(crate) seed: u64,
     pub(crate) policy: &'static str,
-    /// As in `--size`.
+    /// The cache size, as written in `--size`.
     pub(crate) size: String,
     pub(crate) size_bytes: u64,
     pub(crate) requests: u64,
@@ -57,7 +57,7 @@ impl Row {
             evictions: tally.evictions,
             passed: tally.passed,
             above_cache: tally.oversized,
-            // The clock may not advance during a short trace.
+            // At least 1 ns, because the clock may not advance during a short trace.
             requests_per_second: tally.requests as f64 / result.took.as_secs_f64().max(1e-9),
             memory_bytes: result.memory,
         }

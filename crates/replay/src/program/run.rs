@@ -91,7 +91,8 @@ impl Plan<'_> {
         let capacity = size.resolve(self.trace.footprint());
         let foreseen = || future.get_or_init(|| self.trace.future()).clone();
         let mut policy = simulated.build(capacity, self.seed, self.parameters, foreseen)?;
-        // A policy that knows the future has a state that fits one trace only.
+        // The state of a policy that knows the future fits only one trace, so it is neither saved
+        // nor restored.
         let state = |folder: &Path| -> Option<PathBuf> {
             (!simulated.is_clairvoyant())
                 .then(|| folder.join(format!("{simulated}-{capacity}.state")))
@@ -137,7 +138,7 @@ impl Plan<'_> {
         })
     }
 
-    /// The progress bar goes to standard error, and shows only if that is a terminal.
+    /// The progress bar. It goes to standard error, and is hidden if standard error is no terminal.
     fn bar(&self, cells: usize, progress: bool) -> ProgressBar {
         let stretches = self.trace.len().div_ceil(STRETCH) * cells;
         let target = match progress {
@@ -146,7 +147,7 @@ impl Plan<'_> {
         };
         let bar = ProgressBar::with_draw_target(Some((stretches * STRETCH) as u64), target);
         let style = ProgressStyle::with_template(BAR);
-        // A test checks the template.
+        // A test checks that the template is valid.
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar
     }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// Size of a simulated cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CacheSize {
-    /// As on the command line.
+    /// The size, as written on the command line.
     text: String,
     amount: Amount,
 }
@@ -14,7 +14,7 @@ pub(crate) struct CacheSize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Amount {
     Bytes(u64),
-    /// Millionths of a percent of the footprint, so that 0.1 % is exact.
+    /// A share of the footprint in millionths of a percent, so that 0.1 % is exact.
     Share(u64),
 }
 

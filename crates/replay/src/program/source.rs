@@ -1,4 +1,5 @@
-//! Reads trace files, packed or plain, or generates a workload, into memory.
+//! Reads the trace files of the command line (plain, zstd or gzip) into memory, or generates a
+//! workload.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read as _, Write as _};
@@ -47,7 +48,7 @@ pub(crate) struct Summary {
     cut: bool,
 }
 
-/// Number of bytes from which the format is detected.
+/// Number of bytes at the beginning of a file from which its format is detected.
 const HEAD: u64 = 4096;
 const PIECE: usize = 64 * 1024;
 
@@ -90,7 +91,8 @@ impl Trace {
             notes += found;
             cut |= !whole;
         }
-        // Requests that decrease in time between two files; the reader counts those within a file.
+        // Counts requests that are earlier than a request of the previous file. The reader counts
+        // such requests within a file.
         notes.backwards += holder.backwards();
         let requests = holder.finish();
         let name = names.join("+");
@@ -155,7 +157,8 @@ fn read_file(
     let notes = reader.notes();
     let ended = match reader.end(&mut each) {
         Ok(notes) if !cut => Ok((notes, true)),
-        // The packed file is truncated; a truncated last line does not matter then.
+        // The compressed file is truncated, so it does not matter that its last line is truncated,
+        // too.
         Ok(notes) => Ok((notes, false)),
         Err(TraceError {
             wrong: TraceErrorKind::Cut,
@@ -172,12 +175,12 @@ fn read_file(
     Ok(ended)
 }
 
-/// Whether a path has the name of the older half of a request log (`FILE.1`).
+/// Whether a path has the name of the older of the two files of a request log (`FILE.1`).
 fn is_older_half(path: &Path) -> bool {
     path.extension().is_some_and(|it| it == "1") && path.with_extension("").exists()
 }
 
-/// Whether an error means that the file is truncated. Returns any other error.
+/// Returns `true` if an error means that the file is truncated; returns every other error as `Err`.
 fn note_cut(error: io::Error) -> io::Result<bool> {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => Ok(true),

@@ -1,4 +1,4 @@
-//! Decompresses zstd and gzip files while reading; passes other files through.
+//! Decompresses zstd and gzip files while they are read. Other files are read unchanged.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -57,7 +57,7 @@ impl<R: BufRead> Frames<R> {
         Ok(false)
     }
 
-    /// The decoder reports truncated and damaged files alike; this tells them apart.
+    /// Tells truncated from damaged files, for which the decoder has one error.
     fn judge(&mut self, error: FrameDecoderError) -> io::Error {
         match self.file.fill_buf() {
             Ok([]) => io::ErrorKind::UnexpectedEof.into(),

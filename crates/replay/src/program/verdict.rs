@@ -1,4 +1,5 @@
-//! The policy with the least client waiting time, compared with the current policy.
+//! The verdict of a comparison: which policy has the least client waiting time, and how much it
+//! saves against the current policy.
 
 use std::fmt;
 
@@ -14,7 +15,8 @@ pub(crate) struct Verdict {
     pub(crate) size: String,
     /// The policy of `--current`.
     pub(crate) current: &'static str,
-    /// Seconds that clients wait for its misses. `None` when the replay did not include it.
+    /// Seconds for which clients wait for misses of the current policy. `None`: the replay did not
+    /// include this policy.
     pub(crate) current_waiting_seconds: Option<f64>,
     /// The policy with the least waiting, among the current one and those that an operator can configure.
     pub(crate) best: &'static str,
@@ -23,7 +25,7 @@ pub(crate) struct Verdict {
     pub(crate) waits_less_percent: Option<f64>,
 }
 
-/// A verdict recommends no change for a smaller saving.
+/// Minimum saving in percent: below it, a verdict recommends no change of the policy.
 const MIN_PERCENT: f64 = 1.0;
 
 /// A verdict for each trace and size, in the order of the rows.
@@ -52,7 +54,7 @@ pub(crate) fn of(report: &Report, current: SimulatedPolicy) -> Vec<Verdict> {
                     None => sums.push((row.policy, row.waiting_seconds)),
                 }
             }
-            // A single policy leaves nothing to compare.
+            // With only one policy, there is nothing to compare.
             if sums.len() < 2 {
                 return None;
             }
@@ -77,7 +79,7 @@ pub(crate) fn of(report: &Report, current: SimulatedPolicy) -> Vec<Verdict> {
         .collect()
 }
 
-/// Number of decimals that show a difference of `difference`.
+/// Number of decimals with which a difference of `difference` is visible.
 fn digits(difference: f64) -> usize {
     [2.0, 0.2, 0.02]
         .iter()
@@ -185,7 +187,8 @@ mod tests {
         // Half a percent is noise.
         let close = vec![row("lru", 1, 100.0), row("gdsf", 1, 99.5)];
         assert!(said(close, LRU).contains("keep lru"));
-        // No client waits, so no policy can save waiting. JSON needs a number for it.
+        // No client waits, so no policy can save waiting. The percentage is then 0, because JSON
+        // needs a number.
         let idle = Report {
             rows: vec![row("lru", 1, 0.0), row("gdsf", 1, 0.0)],
             ..Report::default()

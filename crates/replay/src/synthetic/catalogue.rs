@@ -1,5 +1,5 @@
-//! The repositories of a generated workload: shared bases, the repositories on them, and their
-//! releases.
+//! The simulated repositories of a generated workload: the shared base images, the repositories
+//! that build on them, and their releases.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -19,7 +19,7 @@ pub(super) struct Blob {
 pub(super) struct Image {
     pub(super) manifest: Blob,
     pub(super) config: Blob,
-    /// From the lowest to the highest.
+    /// The layers, from the lowest to the highest.
     pub(super) layers: Vec<Blob>,
     pulled: bool,
 }
@@ -31,7 +31,7 @@ impl Image {
     }
 }
 
-/// A distribution, or a language runtime on one.
+/// A base image: a distribution, or a language runtime on top of a distribution.
 #[derive(Debug)]
 struct Base {
     parent: Option<usize>,
@@ -42,11 +42,11 @@ struct Base {
 #[derive(Debug)]
 struct Repository {
     base: usize,
-    /// Number of layers of the newest version that belong to the base.
+    /// Number of those layers of the newest version that belong to the base image.
     inherited: usize,
     /// Mean days between releases.
     days: f64,
-    /// Newest first.
+    /// The available versions, the newest first.
     versions: VecDeque<Image>,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Catalogue {
     repositories: Vec<Repository>,
     /// Number of available and pulled images that contain a layer.
     shared: HashMap<u64, u32>,
-    /// Number of created blobs. Keys are hashed from it and the seed.
+    /// Number of blobs created so far. The key of a blob is a hash of its number and the seed.
     made: u64,
     salt: u64,
 }
@@ -139,7 +139,7 @@ impl Catalogue {
         self.blob(Kind::Layer, size)
     }
 
-    /// The layer of a repeated build step: another digest, about the same size.
+    /// The layer that a repeated build step creates: it has another digest and about the same size.
     fn rebuilt(&mut self, layer: Blob, random: &mut Random) -> Blob {
         if layer.size == EMPTY_BYTES {
             return layer;
@@ -178,7 +178,7 @@ impl Catalogue {
         self.repositories[repository].days
     }
 
-    /// Replaces a base. Repositories use the new base from their next release.
+    /// Replaces a base image. A repository uses the new base image from its next release on.
     pub(super) fn release_base(&mut self, base: usize, random: &mut Random) {
         let own = std::mem::take(&mut self.bases[base].own);
         self.bases[base].own = own
@@ -188,8 +188,8 @@ impl Catalogue {
         self.stack(base);
     }
 
-    /// Adds a version with new upper layers; all layers are new if the base changed. Deletes the
-    /// oldest version.
+    /// Adds a version with new upper layers; if the base image changed, all layers are new. Deletes
+    /// the oldest version.
     pub(super) fn release(&mut self, repository: usize, random: &mut Random) {
         let Repository {
             base,
@@ -243,8 +243,9 @@ impl Catalogue {
         }
     }
 
-    /// Pulls a version of a repository, where 0 is the newest; an older one than available gives
-    /// the oldest. Also returns the number of available and pulled images that contain each layer.
+    /// Pulls the version `age` of a repository: 0 is the newest, and an `age` beyond the oldest
+    /// available version gives the oldest. Also returns, for each layer, the number of available
+    /// and pulled images that contain it.
     pub(super) fn pull(&mut self, repository: usize, age: usize) -> (&Image, &HashMap<u64, u32>) {
         let versions = &mut self.repositories[repository].versions;
         let age = age.min(versions.len() - 1);

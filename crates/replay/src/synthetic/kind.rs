@@ -1,6 +1,7 @@
 //! Kinds of the keys in a generated workload: manifest, config or layer.
 
-/// The kind of a key of a `Workload`, in its two lowest bits. Policies do not look at it.
+/// The kind of a key of a `Workload`, stored in the two lowest bits of the key. Policies do not use
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The manifest of one version.

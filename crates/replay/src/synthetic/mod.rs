@@ -1,10 +1,10 @@
-//! Generates registry workloads with the statistics of two studies. A seed always gives the same
-//! workload.
+//! Generates registry workloads: sequences of requests that have the statistics of two published
+//! studies of registries. A seed always gives the same workload.
 //!
 //! Repositories consist of shared base layers and release versions. A release creates a new
-//! manifest, a new config and new upper layers; it is rolled out to many nodes at once, and the
-//! oldest version is deleted. A node requests a manifest at each pull, and then the blobs that its
-//! own bounded store lacks. The workload is the sum of these requests.
+//! manifest, a new config and new upper layers. Many nodes pull the release at once, and the oldest
+//! version is deleted. A node requests a manifest at each pull, and then those blobs that its own
+//! bounded store lacks. The workload is the sum of these requests.
 //!
 //! Anwar et al., "Improving Docker registry design based on production workload analysis", FAST '18;
 //! Zhao et al., "Large-scale analysis of the Docker Hub dataset", CLUSTER '19. See [`WorkloadParameters`].

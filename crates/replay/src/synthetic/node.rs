@@ -1,5 +1,5 @@
-//! The image store of one simulated node behind the cache. It deletes the least recently used
-//! images first.
+//! The image store of one simulated node that pulls through the cache. When the store is full, it
+//! deletes the least recently used images first.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -7,7 +7,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 use super::catalogue::{Blob, Image};
 use pierhead_eviction::{Access, Contents as _, Lru, Policy};
 
-/// Keeps whole images while their distinct blobs fit, as a kubelet does.
+/// The image store of a node. It keeps whole images while their distinct blobs fit, as a kubelet
+/// does.
 #[derive(Debug)]
 pub(super) struct Node {
     capacity: u64,
@@ -15,13 +16,13 @@ pub(super) struct Node {
     order: Lru<u64>,
     /// Config and layers of each stored image, by its manifest.
     images: Map<Vec<Blob>>,
-    /// Number of stored images that contain a blob.
+    /// Number of stored images that contain each blob.
     blobs: Map<u32>,
 }
 
 type Map<V> = HashMap<u64, V, BuildHasherDefault<Mixed>>;
 
-/// A hasher for keys that are uniformly distributed and not chosen by clients.
+/// A hasher for keys that are already uniformly distributed and that clients cannot choose.
 #[derive(Debug, Default)]
 struct Mixed(u64);
 
@@ -52,7 +53,7 @@ impl Node {
         }
     }
 
-    /// Pulls an image, and calls `asks` with each blob that the node lacks, config first.
+    /// Pulls an image, and calls `request` with each blob that the node lacks, the config first.
     pub(super) fn pull(&mut self, image: &Image, request: &mut impl FnMut(Blob)) {
         let manifest = Access::new(image.manifest.key, 0, 0);
         if self.order.hit(&manifest) {

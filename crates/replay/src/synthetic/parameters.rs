@@ -11,42 +11,46 @@
 /// | layers of an image: median, 90th percentile | 8, 18 | CLUSTER '19 |
 /// | images with the empty layer | 52 % | CLUSTER '19 |
 ///
-/// FAST '18: Anwar et al., "Improving Docker registry design based on production workload analysis" (five
-/// data centers, 75 days). CLUSTER '19: Zhao et al., "Large-scale analysis of the Docker Hub dataset"
-/// (355 000 images). What neither tells (how many nodes stand behind one cache, how much they hold, how
-/// often a project releases) is fitted so that the statistics come out and LRU, SIEVE, S3-FIFO and GDSF
-/// miss about as often as published replays of registries say; "assumed" and "fitted" say where.
+/// FAST '18: Anwar et al., "Improving Docker registry design based on production workload analysis"
+/// (five data centers, 75 days). CLUSTER '19: Zhao et al., "Large-scale analysis of the Docker Hub
+/// dataset" (355 000 images). Some facts are in neither study: how many nodes use one cache, how
+/// much each node stores, and how often a project releases. These parameters are fitted: with them,
+/// the statistics above are reached, and LRU, SIEVE, S3-FIFO and GDSF miss about as often as in
+/// published replays of registry traces. The words "assumed" and "fitted" mark such parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkloadParameters {
     /// Number of requests.
     pub requests: u64,
-    /// Number of repositories. Assumed: those of one site, not of a public registry.
+    /// Number of repositories. Assumed: the repositories of one site, not of a public registry.
     pub repositories: usize,
-    /// Exponent of the Zipf law of the demand for repositories. The studies find a few dominant
-    /// ones; the value is fitted to the 42 %.
+    /// Exponent of the Zipf law of the demand for repositories. In the studies, a few repositories
+    /// dominate. Fitted to the 42 % in the table above.
     pub skew: f64,
-    /// Number of distributions (lowest layers), the shared bases. Language runtimes build on them.
+    /// Number of Linux distributions, whose root file systems are the lowest layers that images
+    /// share. Language runtimes build on them.
     pub distributions: usize,
     /// Number of language runtimes, which build on the distributions.
     pub runtimes: usize,
-    /// Mean days between releases of a base. Distributions publish monthly.
+    /// Mean days between releases of a base image. Distributions publish monthly.
     pub base_days: f64,
     /// Range of the mean days between releases of a repository, log-uniform. Assumed.
     pub release_days: (f64, f64),
-    /// Mean number of upper layers that a release changes beyond the first. Assumed.
+    /// Mean number of upper layers that a release changes in addition to the first upper layer.
+    /// Assumed.
     pub changed_layers: f64,
-    /// Number of available versions of a repository. A release deletes the oldest.
+    /// Number of available versions of a repository. A release deletes the oldest version.
     pub versions: usize,
-    /// Share of pulls of an older version than the newest. Each older version is half as likely.
+    /// Share of pulls that request an older version than the newest. Each older version is half as
+    /// likely as the next newer one.
     pub pinned: f64,
-    /// Range of the number of a repository's own layers, log-uniform. Its base has two to seven
-    /// more.
+    /// Range of the number of a repository's own layers, log-uniform. Its base image adds two to
+    /// seven layers.
     pub own_layers: (usize, usize),
     /// Share of an image's own layers that are the empty layer of 32 bytes.
     pub empty: f64,
-    /// Sizes of layers in bytes, as rising points (share at or below, bytes). The points are the 65
-    /// % and 80 % of the FAST '18 study and, between and above, the 90 % below 63 MB of the CLUSTER
-    /// '19 study.
+    /// Sizes of layers as a list of rising points (share of layers of at most this size, size in
+    /// bytes). The points are the 65 % and 80 % of the FAST '18 study; the other points follow the
+    /// CLUSTER '19 study, in which 90 % of the layers are below 63 MB.
     pub layer_bytes: Vec<(f64, f64)>,
     /// Range of the size of a distribution's lowest layer in bytes: a whole root file system.
     pub root_bytes: (f64, f64),
@@ -58,24 +62,25 @@ pub struct WorkloadParameters {
     pub nodes: usize,
     /// Geometric mean of the size of a node's store in bytes. Assumed.
     pub node_bytes: f64,
-    /// Share of pulls by nodes with an empty store: new nodes, build runners.
+    /// Share of pulls by nodes with an empty store, such as new nodes and build runners.
     pub fresh: f64,
-    /// As [`WorkloadParameters::skew`], for pulls by nodes with an empty store, which start from
-    /// few images. Fitted.
+    /// As [`WorkloadParameters::skew`], for pulls by nodes with an empty store. Such nodes pull few
+    /// different images. Fitted.
     pub fresh_skew: f64,
-    /// Pulls per working day, without the rollouts of releases. FAST '18 covers 75 days.
+    /// Pulls per working day, not including the rollouts of releases. FAST '18 covers 75 days.
     pub pulls_a_day: f64,
-    /// Number of nodes that run the most popular repository. They pull it, and a release rolls out
-    /// to all of them within [`WorkloadParameters::rollout_seconds`] per node (the bursts).
+    /// Number of nodes that run the most popular repository and pull it. When a release is rolled
+    /// out, all these nodes pull it, one every [`WorkloadParameters::rollout_seconds`] on average:
+    /// these are the bursts of the workload.
     pub homes: f64,
-    /// Exponent that gives the number of nodes of other repositories from their share of the
-    /// demand; at least one node. Fitted.
+    /// Exponent that computes the number of nodes of each other repository from its share of the
+    /// demand; the result is at least one node. Fitted.
     pub homes_follow: f64,
-    /// Mean seconds between two nodes of a rollout.
+    /// Mean number of seconds between the pulls of two nodes during a rollout.
     pub rollout_seconds: f64,
-    /// Amplitude of the daily demand, 0 to 1: highest at 15 h, lowest at 3 h.
+    /// Amplitude of the daily variation of the demand, 0 to 1: highest at 15 h, lowest at 3 h.
     pub diurnal: f64,
-    /// Demand on the sixth and seventh day, relative to the other days.
+    /// Demand on the sixth and seventh day of the week, relative to the other days.
     pub weekend: f64,
 }
 
@@ -84,7 +89,7 @@ pub struct WorkloadParameters {
 #[error("{parameter} of a synthetic workload must be {allowed}")]
 #[non_exhaustive]
 pub struct ParameterOutOfRange {
-    /// Its name.
+    /// Name of the parameter.
     pub parameter: &'static str,
     /// The allowed range.
     pub allowed: &'static str,
@@ -136,7 +141,7 @@ impl Default for WorkloadParameters {
 
 impl WorkloadParameters {
     /// # Errors
-    /// The first parameter that is out of range.
+    /// [`ParameterOutOfRange`] with the first parameter that is out of its range.
     pub fn check(&self) -> Result<(), ParameterOutOfRange> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         let share = |value: f64| (0.0..=1.0).contains(&value);

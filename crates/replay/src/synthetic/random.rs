@@ -2,11 +2,12 @@
 
 use pierhead_eviction::building_blocks::hash::draw;
 
-/// A random number generator with the same output for a seed on every machine and in every version:
-/// SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA '14,
-/// figure 17).
+/// A random number generator that gives the same numbers for a seed on every machine and in every
+/// version: SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators",
+/// OOPSLA '14, figure 17).
 ///
-/// A library may change its generator, which would change the workload of a seed.
+/// It is part of this crate because a library may change its generator, which would change the
+/// workload of a seed.
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 
@@ -15,7 +16,7 @@ impl Random {
         Self(seed)
     }
 
-    /// Uniform from 0 to below 1.
+    /// A uniform random number from 0 to below 1.
     pub(super) fn unit(&mut self) -> f64 {
         (draw(&mut self.0) >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -24,22 +25,23 @@ impl Random {
         self.unit() < probability
     }
 
-    /// Uniform from 0 to below `bound`, which is not 0.
+    /// A uniform random number from 0 to below `bound`; `bound` is not 0.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         whole(self.unit() * bound as f64).min(bound - 1)
     }
 
-    /// Uniform from `low` to `high`, both included.
+    /// A uniform random number from `low` to `high`, both included.
     pub(super) fn within(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high.saturating_sub(low) + 1)
     }
 
-    /// Exponential: the time to the next of independent events with the mean distance `mean`.
+    /// An exponential random number: the time to the next of independent events whose mean distance
+    /// is `mean`.
     pub(super) fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
 
-    /// Geometric from 0, with this mean.
+    /// A geometric random number from 0, with this mean.
     pub(super) fn geometric(&mut self, mean: f64) -> usize {
         if mean <= 0.0 {
             return 0;
@@ -47,13 +49,13 @@ impl Random {
         whole((1.0 - self.unit()).ln() / (mean / (1.0 + mean)).ln())
     }
 
-    /// Log-uniform from `low` to `high`: each order of magnitude is equally likely.
+    /// A log-uniform random number from `low` to `high`: each order of magnitude is equally likely.
     pub(super) fn log_uniform(&mut self, low: f64, high: f64) -> f64 {
         low * (high / low).powf(self.unit())
     }
 
-    /// From a distribution given as rising points (share at or below, value), interpolated linearly
-    /// in the logarithm.
+    /// A random number from a distribution. The distribution is given as rising points (share at or
+    /// below, value), which are interpolated linearly in the logarithm of the value.
     pub(super) fn quantile(&mut self, points: &[(f64, f64)]) -> f64 {
         let at = self.unit();
         let rank = points.partition_point(|(share, _)| *share <= at);
@@ -69,7 +71,7 @@ impl Random {
     }
 }
 
-/// Rounds down; negative numbers become 0.
+/// Rounds a number down; negative numbers become 0.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub(super) fn whole(number: f64) -> usize {
     number as usize
@@ -99,7 +101,7 @@ impl Zipf {
         rank.min(self.0.len().saturating_sub(1))
     }
 
-    /// The probability of a rank, relative to the first.
+    /// The probability of a rank, divided by the probability of the first rank.
     pub(super) fn relative(&self, rank: usize) -> f64 {
         let below = rank.checked_sub(1).map_or(0.0, |before| self.0[before]);
         (self.0[rank] - below) / self.0[0]

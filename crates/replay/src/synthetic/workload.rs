@@ -1,4 +1,5 @@
-//! Generates the requests of a workload: nodes pull images by daily demand, and releases roll out.
+//! Generates the requests of a synthetic workload by a simulation of events: nodes pull images, and
+//! new releases are rolled out to many nodes.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -16,8 +17,9 @@ const DAY: f64 = 24.0 * HOUR;
 /// The requests of a workload, ordered by tick. Ticks are seconds from the beginning of a working
 /// day.
 ///
-/// The parameters bound the memory, not the number of requests: it holds the available versions and
-/// the nodes' stores. Generating a request takes about as long as replaying it on a queue.
+/// The memory of a workload depends on the parameters, and not on the number of requests: it
+/// contains the available versions and the image stores of the nodes. Generating a request takes
+/// about as long as replaying it on a policy made of queues.
 pub struct Workload {
     parameters: WorkloadParameters,
     random: Random,
@@ -25,11 +27,11 @@ pub struct Workload {
     places: u64,
     catalogue: Catalogue,
     wanted: Zipf,
-    /// Demand by nodes with an empty store.
+    /// The demand of nodes with an empty store for each repository.
     wanted_fresh: Zipf,
     nodes: Vec<Node>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    /// Number of events so far, which orders events of the same second.
+    /// Number of events so far. It orders the events of one second.
     made: u64,
     pending: VecDeque<Access<u64>>,
     left: u64,
@@ -37,13 +39,13 @@ pub struct Workload {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A node pulls an image. The next such event follows.
+    /// A node pulls an image. This event also schedules the next one of its kind.
     Demand,
     /// A node pulls a new version.
     Rollout { repository: usize, home: usize },
     /// A repository releases a version.
     Release { repository: usize },
-    /// A base is replaced.
+    /// A base image is replaced.
     Base { base: usize },
 }
 
@@ -96,7 +98,7 @@ impl Workload {
         self.events.push(Reverse((tick, self.made, event)));
     }
 
-    /// Demand at a time, relative to the maximum.
+    /// Demand at a time, relative to the maximum demand.
     fn demand(&self, tick: u64) -> f64 {
         let time = tick as f64;
         let (day, hour) = ((time / DAY) % 7.0, (time % DAY) / HOUR);
@@ -113,8 +115,8 @@ impl Workload {
     fn happen(&mut self, now: u64, event: Event) {
         match event {
             Event::Demand => {
-                // Thinning: events are drawn at the maximum rate and kept with the probability of
-                // the current demand.
+                // Thinning: events are drawn at the maximum rate, and each is kept with the
+                // probability current demand / maximum demand.
                 let highest = self.parameters.pulls_a_day * (1.0 + self.parameters.diurnal);
                 let wait = self.random.exponential(DAY / highest);
                 self.after(now, wait, Event::Demand);
@@ -125,7 +127,8 @@ impl Workload {
             Event::Rollout { repository, home } => self.pull_home(now, repository, home),
             Event::Release { repository } => {
                 let mean = self.catalogue.days(repository) * DAY;
-                // Releases at night are rare.
+                // A release at a time of low demand is postponed, because releases at night are
+                // rare.
                 if !self.random.chance(self.demand(now)) {
                     self.after(now, HOUR, event);
                     return;
@@ -178,8 +181,8 @@ impl Workload {
         self.pull(now, Some(node), repository, self.age(repository, home));
     }
 
-    /// The random numbers of a repository or one of its nodes, drawn once; they differ between
-    /// seeds.
+    /// The random numbers that belong to a repository or to one of its nodes. Each call gives the
+    /// same numbers; they differ between seeds.
     fn placing(&self, repository: usize, home: usize) -> Random {
         Random::new(mix(self.places ^ repository as u64).wrapping_add(home as u64))
     }
@@ -205,7 +208,7 @@ impl Workload {
         asks(image.manifest);
         match node {
             Some(node) => self.nodes[node].pull(image, &mut asks),
-            // A build runner disappears after its work and keeps nothing.
+            // A build runner disappears after its work, so it stores no images.
             None => Node::new(0).pull(image, &mut asks),
         }
     }

@@ -1,10 +1,11 @@
 //! Policy `lhd`, least hit density: evicts the key with the fewest expected hits per byte and time.
 //!
 //! Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI '18.
-//! The density of a key is its probability of a hit over its expected lifetime (section 3). It is
-//! learned for each age from the hits and evictions of other keys (section 4.2), in classes by the
-//! ages of the last two hits (4.3). The victim is the least dense key of a sample (5.1). A few
-//! keys, the explorers, stay longer, so that densities at high ages can be learned (5.2).
+//! The hit density of a key is its probability of a hit divided by its expected lifetime (section
+//! 3). The density at each age is learned from the hits and evictions of other keys (section 4.2),
+//! in classes by the ages of the last two hits (section 4.3). The victim is the key with the lowest
+//! density in a sample (section 5.1). A few keys, the explorers, stay longer, so that densities at
+//! high ages can be learned (section 5.2).
 
 mod model;
 mod random;
@@ -26,11 +27,12 @@ pub use random::RandomSource;
 
 pub(crate) const NAME: &str = "lhd";
 
-/// One in this many keys becomes an explorer, while all explorers take less than 1/`EXPLORER_PART`
-/// of the capacity.
+/// Probability 1/n that a key becomes an explorer, while all explorers together take less than
+/// 1/`EXPLORER_PART` of the capacity.
 const EXPLORER_ODDS: usize = 32;
 const EXPLORER_PART: u64 = 100;
-/// Number of reconfigurations with a small sample and with explorers, for fast learning.
+/// Number of reconfigurations at the start in which the sample is small and explorers exist, for
+/// fast learning.
 const EARLY: u32 = 50;
 const EARLY_SAMPLE: u32 = 8;
 /// Density of an explorer, above that of any key.
@@ -39,20 +41,21 @@ const EXPLORER_DENSITY: f32 = 1.0;
 /// Parameters of [`Lhd`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LhdParameters {
-    /// Number of sampled candidates per eviction, 1 to 1024. The default, 32, is the paper's.
+    /// Number of sampled candidates per eviction, 1 to 1024. The default, 32, is that of the paper.
     pub associativity: u32,
-    /// Number of recently entered keys of low density that are candidates, too, 0 to 64. Default 8.
+    /// Number of recently entered keys of low density that are additional candidates, 0 to 64.
+    /// Default 8.
     pub admissions: u32,
     /// Number of age steps, 16 to 32 767. Default 2 048, which takes 400 KB.
     pub ages: u16,
     /// Number of requests between two reconfigurations, 1 to 2^40. The default, 2^14, is much less
-    /// than the paper's 2^20: a registry proxy sees most of its traffic before that.
+    /// than the 2^20 of the paper: within 2^20 requests, a registry proxy sees most of its traffic.
     pub period: u64,
-    /// Number of requests per age step before the number of keys is known, as a power of two, 0 to
+    /// Number of requests per age step while the number of keys is unknown, as a power of two, 0 to
     /// 32. Default 4.
     pub first_step: u32,
-    /// Initial density of the class of the highest ages, 1 to 1 000. Each next class has one more.
-    /// Default 1.
+    /// Initial density of the class with the highest ages, 1 to 1 000. The density of each next
+    /// class is higher by one. Default 1.
     pub lead: f32,
     /// Source of random numbers. Default [`RandomSource::Seeded`].
     pub source: RandomSource,
@@ -102,8 +105,8 @@ impl LhdParameters {
     }
 }
 
-/// A list of keys from which victims are sampled. A request is O(1), an eviction O(associativity).
-/// Once per period, all densities are computed anew, which is O(ages).
+/// The policy: a list of keys from which candidates are sampled. A request is O(1), an eviction
+/// O(associativity). All densities are computed anew once per period, which is O(ages).
 #[derive(Debug)]
 pub struct Lhd<K> {
     parameters: LhdParameters,
@@ -113,41 +116,42 @@ pub struct Lhd<K> {
     model: Model,
     /// Number of entries and requests so far.
     clock: u64,
-    /// The last entered keys of low density, and the position of the next one.
+    /// The last keys of low density that entered, as a ring, and the position of the next entry of
+    /// the ring.
     entered: Vec<Entered>,
     head: usize,
     /// Moving mean of the densities of victims.
     victims: f32,
-    /// Bytes that further explorers may take.
+    /// Number of bytes that further explorers may take.
     budget: i64,
     random: Random,
 }
 
-/// A recently entered key. If it is evicted and enters again, it is a candidate again.
+/// A key that entered recently. If the key is evicted and enters again, it is a candidate again.
 #[derive(Clone, Debug, Default)]
 struct Entered {
     fingerprint: u64,
-    /// Its slot while it is resident.
+    /// Slot of the key; `None` while the key is not resident.
     slot: Option<Slot>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Note {
-    /// The clock at its entry or last request.
+    /// Value of the clock at the key's entry or last request.
     touched: u64,
-    /// Ages of its last two hits.
+    /// Ages of the key at its last two hits.
     last: u16,
     before: u16,
     explorer: bool,
 }
 
-/// The saved form: the list in its order, and the rest.
+/// The saved form of the policy: the keys in the order of the list, and all other fields.
 #[derive(Serialize, Deserialize)]
 struct State<K> {
     bag: Vec<(K, u64, Note)>,
     model: Saved,
     clock: u64,
-    /// Fingerprints, and positions in the list.
+    /// The recently entered keys: fingerprints, and positions in the list.
     entered: Vec<(u64, Option<u32>)>,
     head: usize,
     victims: f32,
@@ -198,7 +202,7 @@ impl<K: Key> Lhd<K> {
         self.model.class(note.last, note.before)
     }
 
-    /// Expected hits per byte and request.
+    /// Expected hits of a key per byte and request.
     fn density(&self, slot: Slot) -> f32 {
         let entry = self.table.get(slot);
         let density = self
@@ -234,7 +238,7 @@ impl<K: Key> Lhd<K> {
         }
     }
 
-    /// Returns an explorer's bytes to the budget.
+    /// Returns the bytes of an explorer to the budget of explorers.
     fn settle(&mut self, slot: Slot) {
         let entry = self.table.get(slot);
         if entry.note.explorer {
@@ -266,8 +270,8 @@ impl<K: Key> Lhd<K> {
         self.table.take(slot).map(Victim::from)
     }
 
-    /// The least dense key of a sample and of the recently entered keys. If all of these are
-    /// pinned, the next key in the list that is not.
+    /// The key with the lowest density among a sample and the recently entered keys. If all of
+    /// these keys are pinned, the next key of the list that is not pinned.
     fn victim(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
         if self.bag.is_empty() {
             return None;

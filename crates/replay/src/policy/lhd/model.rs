@@ -11,8 +11,8 @@ pub(super) const DECAY: f32 = 0.9;
 /// The highest age in requests, as a multiple of the number of resident keys. Few keys get older.
 const REACH: f64 = 100.0;
 
-/// For each class and age: past hits and evictions, and the expected hits per request of the
-/// remaining lifetime.
+/// For each class and age: the numbers of past hits and evictions, and the expected hits per
+/// request during the remaining lifetime of a key.
 #[derive(Debug)]
 pub(super) struct Model {
     ages: usize,
@@ -50,8 +50,9 @@ struct SavedClass {
 }
 
 impl Model {
-    /// An untrained model, which ranks about as GDSF does: the lower the last ages and the current
-    /// age, the higher the density. `lead` is the density of the class of the highest ages.
+    /// An untrained model. It ranks about as GDSF does: the lower the ages at the last two hits and
+    /// the current age, the higher the density. `lead` is the density of the class with the highest
+    /// ages.
     pub(super) fn new(ages: u16, shift: u32, lead: f32) -> Self {
         let ages = usize::from(ages);
         let class = |class: u8| Class {
@@ -78,7 +79,8 @@ impl Model {
         u16::try_from(requests >> self.shift).map_or(oldest, |age| age.min(oldest))
     }
 
-    /// The class of the last two ages: about the logarithm of their distance from the highest age.
+    /// The class of a key by the ages at its last two hits: about the logarithm of the distance of
+    /// these ages from the highest age.
     pub(super) fn class(&self, last: u16, before: u16) -> usize {
         let age = usize::from(last) + usize::from(before);
         (0..CLASSES - 1)
@@ -94,7 +96,7 @@ impl Model {
         self.classes[class].evictions[usize::from(age)] += 1.0;
     }
 
-    /// Expected hits per request of the remaining lifetime; `None` above the highest age.
+    /// Expected hits per request during the remaining lifetime; `None` above the highest age.
     pub(super) fn density(&self, class: usize, age: u16) -> Option<f32> {
         let age = usize::from(age);
         (age + 1 < self.ages).then(|| self.classes[class].densities[age])
@@ -117,8 +119,8 @@ impl Model {
         self.reconfigurations = self.reconfigurations.saturating_add(1);
     }
 
-    /// Adapts the age step to the number of keys: after the first reconfiguration, then when it is
-    /// off by more than a factor of two.
+    /// Adapts the age step to the number of keys: after the first reconfiguration, and later when
+    /// the step is wrong by more than a factor of two.
     fn coarsen(&mut self, keys: usize) {
         let decay = f64::from(DECAY);
         self.keys = self.keys * decay + keys as f64;
@@ -180,8 +182,9 @@ impl Model {
 }
 
 impl Class {
-    /// The density at an age: the hits at this and higher ages, over the requests lived at higher
-    /// ages (section 4.2). Summed from the highest age down in one pass.
+    /// Computes the density at each age: the number of hits at this and higher ages, divided by the
+    /// number of requests that keys lived at higher ages (section 4.2). One pass from the highest
+    /// age down computes all sums.
     fn learn(&mut self) {
         let (mut hits, mut events, mut life) = (0.0, 0.0, 0.0);
         for (age, density) in self.densities.iter_mut().enumerate().rev() {
@@ -229,8 +232,8 @@ impl Class {
     }
 }
 
-/// Converts counts from steps of 2^from to steps of 2^to requests. Counts above the highest age are
-/// added to it.
+/// Converts counts from steps of 2^from requests to steps of 2^to requests. Counts above the
+/// highest age are added to the count of the highest age.
 fn rescaled(counts: &[f32], from: u32, to: u32) -> Vec<f32> {
     let mut scaled = vec![0.0; counts.len()];
     let oldest = counts.len() - 1;
@@ -243,7 +246,7 @@ fn rescaled(counts: &[f32], from: u32, to: u32) -> Vec<f32> {
             let at = age.checked_shr(to - from).unwrap_or(0);
             scaled[if age == oldest { oldest } else { at }] += count;
         } else {
-            // One step becomes several, which share its count.
+            // One step becomes several steps, which share its count equally.
             let steps = 1_usize.checked_shl(from - to).unwrap_or(usize::MAX);
             let first = age.saturating_mul(steps).min(oldest);
             let last = first.saturating_add(steps).min(oldest + 1);
@@ -266,7 +269,7 @@ mod tests {
             densities: vec![9.0; 4],
         };
         class.learn();
-        // From the end: 1 hit in 1; 1 in 1 + 2; 3 in 3 + 4; 3 in 7 + 4.
+        // From the last age to the first: 1 hit in 1 request; 1 in 1 + 2; 3 in 3 + 4; 3 in 7 + 4.
         assert_eq!(class.densities, [3.0 / 11.0, 3.0 / 7.0, 1.0 / 3.0, 1.0]);
     }
 

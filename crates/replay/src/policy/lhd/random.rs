@@ -1,13 +1,14 @@
-//! Random numbers of the policy `lhd`: from the seed, or as libCacheSim draws them.
+//! Random numbers of the policy `lhd`: from the seed of the replay, or the same sequence that
+//! libCacheSim draws.
 
 /// Source of random numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RandomSource {
-    /// From the seed. The default.
+    /// From the seed of the replay. The default.
     #[default]
     Seeded,
-    /// As in libcachesim: Lehmer's generator modulo 2^128 with a fixed seed. The random numbers
-    /// change the results of a short trace by up to 5 %.
+    /// The sequence of libcachesim: Lehmer's generator modulo 2^128 with a fixed seed. Another
+    /// sequence changes the results of a short trace by up to 5 %.
     Libcachesim,
 }
 
@@ -31,13 +32,13 @@ impl Random {
         }
     }
 
-    /// A number below `end`, which is not 0.
+    /// A random number below `end`; `end` is not 0.
     pub(super) fn below(&mut self, end: usize) -> usize {
         match self {
             Self::Seeded(random) => random.usize(..end),
             Self::Lehmer(state) => {
                 *state = state.wrapping_mul(LEHMER);
-                // Below `end`, so it fits.
+                // The result is below `end`, so it fits into a `usize`.
                 usize::try_from((*state >> 64) % end as u128).unwrap_or(0)
             }
         }
@@ -55,11 +56,11 @@ impl Random {
     pub(super) fn resume(&mut self, state: u128) {
         match self {
             Self::Seeded(random) => {
-                // A state of this kind has 64 bits. Half of the other kind's state is a valid seed,
-                // too.
+                // A state of the seeded generator has 64 bits. Of a state of the other generator,
+                // the low 64 bits are a valid seed, too.
                 random.seed(u64::try_from(state & u128::from(u64::MAX)).unwrap_or(0));
             }
-            // The state must be odd, or it would become 0.
+            // The state must be odd; an even state would become 0.
             Self::Lehmer(own) => *own = state | 1,
         }
     }

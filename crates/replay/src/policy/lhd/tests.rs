@@ -1,4 +1,4 @@
-//! Tests of victims of the policy `lhd`; the tests of its densities are beside the model.
+//! Tests which keys the policy `lhd` evicts. The tests of the densities are in the module `model`.
 
 use super::*;
 
@@ -55,7 +55,7 @@ fn keys_of_a_scan_are_evicted_before_keys_that_are_requested_again() {
         let outcome = cache.request(&Access::new(key, 1, 0));
         hits += u32::from(request >= 20_000 && outcome == Outcome::Hit);
     }
-    // LRU has no hit: 120 keys come between two requests for one.
+    // LRU would have no hit, because 120 other keys come between two requests for one key.
     assert!(hits > 9_000, "{hits} of 10000");
 }
 
