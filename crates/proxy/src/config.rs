@@ -155,7 +155,8 @@ pub struct Tls {
     pub certificate: PathBuf,
     /// PEM file of the private key.
     pub key: PathBuf,
-    /// PEM file of certificate authorities. If set, clients must present a certificate of one of them.
+    /// PEM file of certificate authorities. If set, clients must present a certificate of one of
+    /// them.
     pub client_ca: Option<PathBuf>,
     /// Whether clients may connect without a certificate. Clients without one authenticate by
     /// [`Config::auth`].

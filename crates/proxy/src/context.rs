@@ -64,8 +64,8 @@ impl CurrentContext {
 /// The state that a request works with: shared state, access rules and upstream client. It does not
 /// change during the request. Invariants:
 /// 1. A request uses one `RequestContext`, or one derived from it, from its admission to its end.
-/// 2. A reload replaces access rules and upstream client together. So requests under open access rules never use
-///    upstream credentials of a configuration that restricts access.
+/// 2. A reload replaces access rules and upstream client together. So requests under open access
+///    rules never use upstream credentials of a configuration that restricts access.
 pub(crate) struct RequestContext {
     shared: Arc<SharedState>,
     pub(crate) generation: Arc<ConfigGeneration>,

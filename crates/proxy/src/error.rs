@@ -148,7 +148,8 @@ pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Whether the admission policy of the cache refused the blob. The proxy then streams it without storing it.
+/// Whether the admission policy of the cache refused the blob. The proxy then streams it without
+/// storing it.
 pub(crate) fn is_not_admitted(error: &pierhead_cache::Error) -> bool {
     matches!(error, pierhead_cache::Error::NotAdmitted { .. })
 }

@@ -1,4 +1,5 @@
-//! Properties of the parsers that hold for every input. The fuzz targets and the tests of the stored corpus call them.
+//! Properties of the parsers that hold for every input. The fuzz targets and the tests of the
+//! stored corpus call them.
 
 use std::future::Future;
 use std::task::{Context, Poll, Waker};

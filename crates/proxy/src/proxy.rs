@@ -36,13 +36,13 @@ use crate::pull::fill_owner::FillOwners;
 use crate::pull::warm::{self, Progress};
 use crate::refusal_log::RefusalLog;
 
-/// Maximum number of large documents that are parsed at the same time. A document has up to 4 MiB, and takes more memory
-/// when parsed.
+/// Maximum number of large documents that are parsed at the same time. A document has up to 4 MiB,
+/// and takes more memory when parsed.
 const MAX_PARSING: usize = 2;
 /// Maximum number of bundle plans that are computed at the same time.
 const MAX_PLANNING: usize = 2;
-/// Maximum number of records (frames that no pack has) that are encoded at the same time. A record has up to 4 MiB and
-/// occupies one core.
+/// Maximum number of records (frames that no pack has) that are encoded at the same time. A record
+/// has up to 4 MiB and occupies one core.
 const MAX_ENCODING: usize = 2;
 
 /// The proxy. Clones share all state.
@@ -159,8 +159,8 @@ impl Proxy {
         shared.config.store(Arc::new(config));
     }
 
-    /// Serves HTTP/1.1 and HTTP/2, over TLS if `tls` is set, until `stop` resolves. Then it accepts no further connections,
-    /// and requests in progress may take [`Config::shutdown_grace`].
+    /// Serves HTTP/1.1 and HTTP/2, over TLS if `tls` is set, until `stop` resolves. Then it accepts
+    /// no further connections, and requests in progress may take [`Config::shutdown_grace`].
     ///
     /// # Errors
     /// A TLS file is unusable. The message names the file.

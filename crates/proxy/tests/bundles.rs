@@ -973,7 +973,8 @@ async fn bundles_files_and_traces_need_the_right_to_pull_from_that_registry() {
         let allowed = fixture.send(as_ann(request.clone())).await;
         assert!(allowed.status < 400, "{request:.200?} {allowed:.300?}");
     }
-    // The other registry admits all clients and claims to have the image. No cached content is served for it.
+    // The other registry admits all clients and claims to have the image. No cached content is
+    // served for it.
     for request in requests(&at_other) {
         for request in [request.clone(), as_ann(request)] {
             let refused = fixture.send(request.clone()).await;

@@ -216,8 +216,8 @@ async fn a_blob_is_resumed_without_notice_after_a_restart_of_the_upstream() {
     assert_eq!(fixture.upstream.gets_of(&digest), 2);
 }
 
-/// A hostile registry sends corrupt bytes and disconnects. pierhead then downloads the whole blob from another registry,
-/// and records no mismatch for it.
+/// A hostile registry sends corrupt bytes and disconnects. pierhead then downloads the whole blob
+/// from another registry, and records no mismatch for it.
 #[tokio::test]
 async fn staged_bytes_of_a_hostile_registry_are_not_resumed_from_another_registry() {
     for restarts in [false, true] {

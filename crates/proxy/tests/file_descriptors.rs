@@ -70,7 +70,8 @@ async fn post(connection: &mut Connection, path: &str, body: &Value) -> Response
     in_time(connection.exchange(&request)).await.unwrap()
 }
 
-/// Sends a POST while no file descriptor is free. Repeats it after a 200, since another thread may have closed a file.
+/// Sends a POST while no file descriptor is free. Repeats it after a 200, since another thread may
+/// have closed a file.
 async fn without_descriptors(connection: &mut Connection, path: &str, body: &Value) -> Response {
     for _ in 0..20 {
         let occupied = OccupiedDescriptors::all_but(0);

@@ -319,7 +319,8 @@ async fn a_deleted_file_is_sent_completely_to_its_reader() {
     assert!(rest(stream).await == bytes);
 }
 
-/// The statuses of all responses to these bytes, until the connection closes or `count` responses arrived.
+/// The statuses of all responses to these bytes, until the connection closes or `count` responses
+/// arrived.
 async fn statuses(fixture: &Fixture, bytes: &[u8], count: usize) -> Vec<u16> {
     let mut connection = Connection::open(fixture.addr).await.unwrap();
     connection.send_raw(bytes).await.unwrap();

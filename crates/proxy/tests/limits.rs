@@ -75,7 +75,8 @@ async fn one_client_does_not_take_all_connections() {
     eventually(async || fixture.get("/v2/").await.status == 200).await;
 }
 
-/// Requests the blob from 127.0.0.`last`. Returns the status line, and the connection with the rest of the response.
+/// Requests the blob from 127.0.0.`last`. Returns the status line, and the connection with the rest
+/// of the response.
 async fn begin(fixture: &Fixture, last: u8, digest: &Digest) -> (String, TcpStream) {
     let mut stream = send_from(fixture, last, "GET", &blob_path(digest)).await;
     (read_status(&mut stream).await, stream)

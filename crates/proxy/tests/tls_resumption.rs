@@ -54,7 +54,8 @@ fn new_files() -> TlsFiles {
 struct Client(Arc<ClientConfig>);
 
 impl Client {
-    /// Sends one request on a new connection. Returns the kind of the handshake, and whether the status is 200.
+    /// Sends one request on a new connection. Returns the kind of the handshake, and whether the
+    /// status is 200.
     async fn request(&self, fixture: &Fixture) -> std::io::Result<(HandshakeKind, bool)> {
         let stream = TcpStream::connect(fixture.addr).await?;
         let name = ServerName::try_from("localhost").unwrap();

@@ -356,8 +356,8 @@ impl pierhead_remote::Resolve for InternalName {
     }
 }
 
-/// A client cannot find out which internal names exist, neither from the first response nor from later ones, which
-/// caches and the circuit breaker may change.
+/// A client cannot find out which internal names exist, neither from the first response nor from
+/// later ones, which caches and the circuit breaker may change.
 #[tokio::test]
 async fn an_internal_name_and_an_absent_name_get_the_same_response() {
     let options = FixtureOptions {

@@ -1,7 +1,7 @@
 //! Authenticates clients by the configured method, with cached decisions.
 //!
-//! Clients need no credentials unless the configuration requires them. A cached decision costs one keyed hash and one
-//! table lookup.
+//! Clients need no credentials unless the configuration requires them. A cached decision costs one
+//! keyed hash and one table lookup.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Parses htpasswd files (users and bcrypt hashes, as `htpasswd -B` writes them) and verifies passwords.
+//! Parses htpasswd files (users and bcrypt hashes, as `htpasswd -B` writes them) and verifies
+//! passwords.
 
 use std::collections::HashMap;
 use std::io::Read as _;

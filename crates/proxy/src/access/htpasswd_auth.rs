@@ -24,7 +24,8 @@ use crate::error::Error;
 use crate::shared_requests::SharedRequests;
 use crate::ttl_cache::ttl_cache;
 
-/// Minimum interval between two checks of whether the file changed. Only a request with credentials starts a check.
+/// Minimum interval between two checks of whether the htpasswd file changed. Only a request with
+/// credentials starts a check.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of concurrent bcrypt hashes. Each hash takes a core for tens of milliseconds, and
 /// pulls need cores, too.
@@ -126,7 +127,8 @@ impl HtpasswdAuth {
         self.0.due.store(0, Ordering::Relaxed);
     }
 
-    /// Verifies credentials by the file. Concurrent requests with the same header share one bcrypt hash.
+    /// Verifies credentials by the file. Concurrent requests with the same header share one bcrypt
+    /// hash.
     pub(crate) async fn decide(&self, header: &HeaderValue, address: IpAddr) -> Result<(), Error> {
         if self.0.take_check() {
             let state = self.0.clone();

@@ -172,7 +172,8 @@ impl PassThrough {
         Ok(SingleOriginFill(self.clone(), digest))
     }
 
-    /// Whether all bytes of the running fill come from one registry, so that clients of that registry may read it.
+    /// Whether all bytes of the running fill come from one registry, so that clients of that
+    /// registry may read it.
     pub(crate) fn is_single_origin(&self, digest: &Digest) -> bool {
         self.single_origin().contains_key(digest)
     }

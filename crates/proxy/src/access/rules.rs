@@ -133,13 +133,14 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// Whether `pattern` matches all of `text`. Takes at most time in proportion to the product of their lengths.
+/// Whether `pattern` matches all of `text`. Takes at most time in proportion to the product of
+/// their lengths.
 fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut p, mut t) = (0, 0);
     // The state for backtracking: the positions after the last `*` and the last `**`, and the ends
-    // of the text that they matched. A later `*` never needs an earlier backtracking position,
-    // because `**` matches whatever `*` cannot.
+    // of the text that they matched. No earlier position is needed, because the last `**` matches
+    // whatever a later `*` cannot.
     let mut star: Option<(usize, usize)> = None;
     let mut deep: Option<(usize, usize)> = None;
     loop {

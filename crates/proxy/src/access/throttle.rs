@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 
 /// Delay that each wrong password adds to its address.
 const GUESS_DELAY: Duration = Duration::from_secs(6);
-/// Maximum delay of one address. If a guess would exceed it, pierhead refuses the guess without a
-/// check.
+/// Maximum delay of one address after wrong passwords. If a guess would exceed it, pierhead refuses
+/// the guess without a check.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 /// Maximum number of addresses with a delay for wrong passwords.
 const MAX_THROTTLED_ADDRESSES: usize = 4096;

@@ -26,7 +26,8 @@ enum RequestedPart {
 }
 
 impl PassThrough {
-    /// Admits a request. Returns a context that uses the client's credentials for upstream requests.
+    /// Admits a request. Returns a context that uses the client's credentials for upstream
+    /// requests.
     pub(crate) async fn admit(
         &self,
         context: &Arc<RequestContext>,

@@ -404,8 +404,8 @@ impl BundleHandler<'_> {
         self.context.client_pass_through().is_some()
     }
 
-    /// With pass-through, checks that the client may read each blob, and that the blob came from this registry. See
-    /// `access::pass_through`.
+    /// With pass-through, checks that the client may read each blob, and that the blob came from
+    /// this registry. See `access::pass_through`.
     async fn check_blobs(&self, blobs: &[Digest]) -> Result<(), Error> {
         if !self.acts_for_client() {
             return Ok(());
@@ -421,7 +421,8 @@ impl BundleHandler<'_> {
         Ok(())
     }
 
-    /// Whether the client may use that base image. With pass-through, counts the check in `checked`.
+    /// Whether the client may use that base image. With pass-through, counts the check in
+    /// `checked`.
     async fn may_use_base(
         &self,
         bundle_server: &BundleServer,

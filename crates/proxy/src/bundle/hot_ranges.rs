@@ -1,4 +1,5 @@
-//! Passes the hot ranges of traced images (the parts of layers that container starts read) to the fast tier of the cache.
+//! Passes the hot ranges of traced images (the parts of layers that container starts read) to the
+//! fast tier of the cache.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -42,7 +43,8 @@ impl HotRanges {
         self.0.waiting.lock()
     }
 
-    /// Reports the hot ranges of a traced image, in the background. Does nothing without a fast tier.
+    /// Reports the hot ranges of a traced image, in the background. Does nothing without a fast
+    /// tier.
     pub(crate) fn report(&self, bundle_server: BundleServer, cache: Cache, image: Digest) {
         if cache.tier().is_some() && self.waiting().insert(image) {
             let hot_ranges = self.clone();

@@ -1,4 +1,5 @@
-//! Watches images that clients pull, and offers each to the bundle server once all of its blobs are cached.
+//! Watches images that clients pull, and offers each to the bundle server once all of its blobs are
+//! cached.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

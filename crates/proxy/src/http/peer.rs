@@ -56,7 +56,7 @@ impl Peer {
     }
 }
 
-/// The transport between a client and pierhead: plain TCP, TLS, or loopback.
+/// The transport between a client and pierhead: plain TCP, TLS, or TLS with a client certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Channel {
     Plain,

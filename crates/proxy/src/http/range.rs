@@ -1,4 +1,5 @@
-//! Evaluates the request headers `Range`, `If-Range` and `If-None-Match` (RFC 9110, sections 13 and 14).
+//! Evaluates the request headers `Range`, `If-Range` and `If-None-Match` (RFC 9110, sections 13 and
+//! 14).
 
 use http::HeaderMap;
 use http::header::{IF_NONE_MATCH, IF_RANGE, RANGE};

@@ -44,7 +44,8 @@ pub(crate) fn length(value: &HeaderValue) -> Option<usize> {
     has_digits_only.then(|| text.parse().ok()).flatten()
 }
 
-/// Whether the content type is JSON. A web page of another origin cannot send this type without a CORS preflight.
+/// Whether the content type is JSON. A web page of another origin cannot send this type without a
+/// CORS preflight.
 pub(crate) fn is_json(parts: &Parts) -> bool {
     let value = parts.headers.get(CONTENT_TYPE);
     let value = value.and_then(|value| value.to_str().ok()).unwrap_or("");
@@ -55,7 +56,8 @@ pub(crate) fn is_json(parts: &Parts) -> bool {
 /// Limits the memory and the time of a request body while it arrives.
 ///
 /// 1. Memory is reserved in steps when the bytes arrive, not when the head announces their number.
-/// 2. Each step must arrive within `client_stall_timeout`, and the whole body within `client_head_timeout`.
+/// 2. Each step must arrive within `client_stall_timeout`, and the whole body within
+///    `client_head_timeout`.
 pub(crate) struct BodyLimits<'a> {
     limits: &'a ResourceLimits,
     client: &'a Arc<ClientUsage>,

@@ -89,7 +89,7 @@ pub(crate) fn whole(
     finish(builder, Body::bytes(bytes))
 }
 
-/// As [`whole`], for a list that may be on disk.
+/// Does the same as [`whole`], for a list that may be on disk.
 pub(crate) fn text(
     builder: http::response::Builder,
     method: &Method,

@@ -10,7 +10,8 @@ use crate::error::Error;
 /// raw query. The first source that exists wins:
 ///
 /// 1. `?ns=REGISTRY`, which containerd, BuildKit and dockerd 29 send to a mirror.
-/// 2. The first path segment, if it is a configured registry or has the form of a registry. podman and crane use this.
+/// 2. The first path segment, if it is a configured registry or has the form of a registry. podman
+///    and crane use this.
 /// 3. The default upstream, for dockerd up to version 28.
 ///
 /// Official images of Docker Hub are in `library/`, so a name with one part gets this prefix.

@@ -1,4 +1,5 @@
-//! The limits that a request or a connection can reach, with their metric labels and error messages.
+//! The limits that a request or a connection can reach, with their metric labels and error
+//! messages.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! Reads the bytes of one blob for one client: from the cache, from a running fill, or from the upstream.
+//! Reads the bytes of one blob for one client: from the cache, from a running fill, or from the
+//! upstream.
 //!
 //! A source starts with the stored blob or the running fill. If reading it fails (a corrupt blob, a
 //! full disk, a failed fill of another client), the source continues from another place at its
@@ -38,8 +39,9 @@ pub(crate) struct BlobSource {
     end: Option<u64>,
     /// Whether no byte is sent before the digest of the blob matches.
     verified_first: bool,
-    /// Bytes that are sent before the blob. The next field holds those after it.
+    /// Bytes that are sent before the blob.
     before: Bytes,
+    /// Bytes that are sent after the blob.
     after: Bytes,
     changes: u32,
     /// Receives the upstream stream of the fill that this source started, if the cache does not

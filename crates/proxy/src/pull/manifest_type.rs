@@ -19,10 +19,12 @@ struct Head {
 /// 1. The `mediaType` field of the manifest.
 /// 2. The `Content-Type` of the response, if the fields of the manifest fit it.
 ///
-/// So each digest has one type, and no registry can give another type to the content of another registry.
+/// So each digest has one type, and no registry can give another type to the content of another
+/// registry.
 ///
 /// # Errors
-/// The document is not a manifest: its fields do not fit its type, or it has neither `mediaType` nor `schemaVersion`.
+/// The document is not a manifest: its fields do not fit its type, or it has neither `mediaType`
+/// nor `schemaVersion`.
 pub(crate) fn manifest_media_type(bytes: &Bytes, sent: MediaType) -> Result<MediaType, Error> {
     let refused = |why: String| Error::Document(format!("not a manifest: {why}"));
     // This check is needed, because serde also reads a struct from a JSON array.

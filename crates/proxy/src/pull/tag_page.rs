@@ -1,8 +1,8 @@
 //! Finds a page of a stored tag list as a range of its bytes, so that a list of megabytes is never
 //! completely in memory.
 //!
-//! The registry client writes the list (`{"name":"…","tags":["…","…"]}`, sorted, without spaces). So a page is a
-//! contiguous range of its bytes.
+//! The registry client writes the list (`{"name":"…","tags":["…","…"]}`, sorted, without spaces).
+//! So a page is a contiguous range of its bytes.
 
 use bytes::Bytes;
 

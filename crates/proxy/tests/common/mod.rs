@@ -1,4 +1,5 @@
-//! Shared set-up of the proxy's tests: a proxy between a fake registry and the test's own requests, all in one process.
+//! Shared set-up of the proxy's tests: a proxy between a fake registry and the test's own requests,
+//! all in one process.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
@@ -59,7 +60,8 @@ pub(crate) struct FixtureOptions {
     pub(crate) upstream_ca: Option<PathBuf>,
     /// Names and URLs of further upstreams.
     pub(crate) other_upstreams: Vec<(&'static str, String)>,
-    /// How long the client of registries waits for a head. The default is longer than a test delays one.
+    /// How long the client of registries waits for a head. The default is longer than a test delays
+    /// one.
     pub(crate) header_timeout: Duration,
     /// How long the client of registries waits for the next bytes of a body.
     pub(crate) upstream_timeout: Duration,
@@ -218,7 +220,8 @@ impl Fixture {
         self.send(Request::get(path)).await
     }
 
-    /// `None`: the proxy closed the connection without a response, since the content failed before its first byte.
+    /// `None`: the proxy closed the connection without a response, since the content failed before
+    /// its first byte.
     pub(crate) async fn get_if_responded(&self, path: &str) -> Option<Response> {
         in_time(Request::get(path).send(self.addr)).await.ok()
     }
@@ -292,7 +295,8 @@ pub(crate) async fn connect_from(fixture: &Fixture, last: u8) -> TcpStream {
     in_time(socket.connect(fixture.addr)).await.unwrap()
 }
 
-/// Sends a request without body from 127.0.0.`last`, on a connection that stays open. Does not read the response.
+/// Sends a request without body from 127.0.0.`last`, on a connection that stays open. Does not read
+/// the response.
 pub(crate) async fn send_from(fixture: &Fixture, last: u8, method: &str, path: &str) -> TcpStream {
     let mut stream = connect_from(fixture, last).await;
     let request = format!("{method} {path} HTTP/1.1\r\nhost: a\r\n\r\n");
@@ -300,7 +304,8 @@ pub(crate) async fn send_from(fixture: &Fixture, last: u8, method: &str, path: &
     stream
 }
 
-/// The whole response to a GET from 127.0.0.`last`, as text. Empty when the proxy resets the connection.
+/// The whole response to a GET from 127.0.0.`last`, as text. Empty when the proxy resets the
+/// connection.
 pub(crate) async fn get_from(fixture: &Fixture, last: u8, path: &str) -> String {
     let mut stream = connect_from(fixture, last).await;
     let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
@@ -318,7 +323,8 @@ pub(crate) async fn read_status(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&status).into_owned()
 }
 
-/// TLS files of a server for `localhost`, whose certificate authority also issues client certificates.
+/// TLS files of a server for `localhost`, whose certificate authority also issues client
+/// certificates.
 pub(crate) struct TlsFiles {
     pub(crate) authority: Authority,
     folder: tempfile::TempDir,

@@ -97,7 +97,8 @@ pub(crate) struct DownloadSlot {
 }
 
 impl DownloadSlot {
-    /// Whether the slot counts for `client`. A fill may use the slot of another client that waits for it.
+    /// Whether the slot counts for `client`. A fill may use the slot of another client that waits
+    /// for it.
     pub(crate) fn is_of(&self, client: &Arc<ClientUsage>) -> bool {
         Arc::ptr_eq(&self.permit.0, client)
     }
