@@ -37,7 +37,7 @@ use crate::connect::resolve::Resolve;
 /// 8305, section 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// Maximum number of addresses of one name that are tried.
+/// Maximum number of addresses of one host name to which pierhead tries to connect.
 const MAX_ADDRESSES: usize = 8;
 
 /// Time limit of a local lookup of a name that the HTTPS proxy resolves as well. If the proxy is

@@ -16,8 +16,8 @@ pub(crate) type HttpPool = Client<Connector, Full<Bytes>>;
 /// Larger buffers would cost memory for each fetch without being faster.
 const READ_BUFFER: usize = 128 << 10;
 
-/// Time after which an idle connection is closed. It is shorter than the keep-alive time of common
-/// servers.
+/// Time after which an idle connection to an upstream is closed. It is shorter than the keep-alive
+/// time of common servers.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 
 /// Creates a pool for HTTP/1.1 only. One TCP connection per blob has a better throughput than

@@ -44,9 +44,9 @@ const MAX_LOOKUPS: usize = 512;
 /// Maximum number of cached DNS answers of one resolver.
 const CACHE_SIZE: u64 = 1024;
 
-/// Minimum and maximum cache time of DNS answers with addresses. Between the two, the TTL of the
-/// records applies.
+/// Minimum cache time of DNS answers with addresses, even if the TTL of their records is shorter.
 const MIN_TTL: Duration = Duration::from_secs(1);
+/// Maximum cache time of DNS answers with addresses, even if the TTL of their records is longer.
 const MAX_TTL: Duration = Duration::from_secs(60);
 
 /// How long a negative DNS answer (no such name, or no address) is cached.
@@ -56,9 +56,9 @@ const NEGATIVE_TTL: Duration = Duration::from_secs(5);
 /// server only once.
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 
-/// Interval between checks of whether the system's resolver files changed. The next constant is how
-/// long a lookup waits for a check.
+/// Interval between checks of whether the system's resolver files changed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// Maximum time that a DNS lookup waits for a check of whether the system's resolver files changed.
 const CHECK_LIMIT: Duration = Duration::from_millis(250);
 
 /// Resolves names like the system: `/etc/hosts` first, then the name servers of `/etc/resolv.conf`.
