@@ -28,7 +28,7 @@ pub const PIECE_BYTES: u64 = 256 << 10;
 /// enough that blobs stay within the quota even with this unmeasured work.
 const RESERVE_DIVISOR: u64 = 4;
 
-/// Minimum wait of a piece, because the timers of the runtime have this resolution.
+/// Minimum wait of a piece of a blob, because the timers of the runtime have this resolution.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
 /// The queue in which pieces wait for CPU time: see the module.

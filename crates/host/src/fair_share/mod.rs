@@ -76,7 +76,7 @@ struct Waiter<W> {
     value: W,
 }
 
-/// Number of expired accounts that may remain.
+/// Maximum number of expired accounts of clients that may stay in memory.
 const MAX_EXPIRED: usize = 64;
 
 impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
