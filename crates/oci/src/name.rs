@@ -27,7 +27,7 @@ pub struct Name {
 }
 
 impl Repository {
-    /// Maximum length of a name in bytes.
+    /// Maximum length of a repository name in bytes.
     pub const MAX_LEN: usize = 255;
 }
 
