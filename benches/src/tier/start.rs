@@ -119,7 +119,7 @@ impl Starts<'_> {
         let setting = Setting::new(folder, world, fast)?;
         let limit = setting.cache.tier().map_or(0, |tier| tier.fast.limit);
         if place == Place::Hot {
-            // The whole image goes to disk first.
+            // The whole image goes to disk first, so the tier is disabled.
             setting.cache.set_tier_limit(0).await;
         }
         setting.deploy(image).await?;

@@ -63,7 +63,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- mergeOverwrite $pairs (deepCopy .Values.pairs) | toYaml -}}
 {{- end -}}
 
-{{/* The CA of caConfigMapName, for a checksum that replaces the pods when it changes. */}}
+{{/* The CA in the ConfigMap caConfigMapName, for a checksum: when the CA changes, the pods are replaced. */}}
 {{- define "pierhead-host.ca" -}}
 {{- with .Values.caConfigMapName -}}
 {{- get ((lookup "v1" "ConfigMap" $.Release.Namespace .).data | default dict) "ca.crt" -}}

@@ -15,7 +15,7 @@
 {{- $profile := include "pierhead.profile" . | fromYaml -}}
 {{- $config := mergeOverwrite (deepCopy $profile.config) (deepCopy $v.config) -}}
 {{- $sized := dict -}}
-{{- /* On the disk of the node, 12 % stay free, since the kubelet evicts pods at 10 %. A separate volume needs no free space. */ -}}
+{{- /* On the disk of the node, pierhead keeps 12 % free, since the kubelet evicts pods at 10 %. On a separate volume, pierhead keeps nothing free. */ -}}
 {{- if or (eq $v.storage.mode "hostPath") (and (eq $v.storage.mode "emptyDir") (not $v.storage.emptyDir.medium)) -}}
 {{- $_ := set $sized "cache" (dict "min_free" "12%") -}}
 {{- else if $v.storage.size -}}
@@ -30,7 +30,7 @@
 {{- end -}}
 {{- $config = mergeOverwrite $sized $config -}}
 listen = ["{{ $v.network.address }}:{{ int64 $v.network.port }}"]
-{{- /* Probes and monitors use other addresses of the node. The cache API accepts loopback only. */}}
+{{- /* The admin listener is on all addresses, because probes and monitors use other addresses of the node. Its cache API accepts only loopback clients. */}}
 admin = "{{ ternary "[::]" "0.0.0.0" (hasPrefix "[" $v.network.address) }}:{{ int64 $v.network.adminPort }}"
 data = "/var/lib/pierhead/cache"
 {{- with $v.dockerConfigSecretName }}

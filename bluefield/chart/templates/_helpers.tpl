@@ -1,6 +1,6 @@
 {{/* Named templates that the manifests share: names, labels, resources, checks of values, mounts. */}}
 
-{{/* DPF needs the name of the release in every name, so no value replaces it. */}}
+{{/* Name of the objects. DPF requires the name of the release in every name, so no value replaces the whole name. */}}
 {{- define "pierhead.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
@@ -56,14 +56,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.tls.secretName -}}https{{- else -}}http{{- end -}}
 {{- end -}}
 
-{{/* "yes" if pierhead listens on all addresses of the pod. Otherwise its Service may not reach it. */}}
+{{/* "yes" if pierhead listens on all addresses of the pod. Otherwise the Service may not reach pierhead. */}}
 {{- define "pierhead.isOnAllAddresses" -}}
 {{- if and (not .Values.network.interface) (has .Values.network.address (list "0.0.0.0" "[::]")) -}}
 yes
 {{- end -}}
 {{- end -}}
 
-{{/* The value that `helm test` needs and that is not set; empty if the test can run. */}}
+{{/* Name of a value that `helm test` needs and that is not set; empty if the test can run. */}}
 {{- define "pierhead.missingForTest" -}}
 {{- $v := .Values -}}
 {{- $password := or (include "pierhead.needsPassword" .) (and (eq $v.auth.mode "pass-through") (not $v.auth.anonymous)) -}}
@@ -108,8 +108,8 @@ seLinuxOptions:
 {{- end -}}
 
 {{/*
-Node affinity. A node must match one term of serviceDaemonSet.nodeSelector and one of the affinity, so each term of one is
-combined with each term of the other.
+Affinity of the pods. A node must match a term of serviceDaemonSet.nodeSelector and a term of the affinity in the values, so
+each term of one list is combined with each term of the other list.
 */}}
 {{- define "pierhead.affinity" -}}
 {{- $affinity := deepCopy .Values.affinity -}}
@@ -136,7 +136,8 @@ combined with each term of the other.
 {{- end -}}
 
 {{/*
-Requests and limits. Volumes in memory count for the container, so their size is added to the memory of the profile.
+Requests and limits of the container. The kernel charges volumes in memory to the container, so their size is added to the
+memory of the profile.
 */}}
 {{- define "pierhead.resources" -}}
 {{- $profile := include "pierhead.profile" . | fromYaml -}}
@@ -328,14 +329,14 @@ Requests and limits. Volumes in memory count for the container, so their size is
 {{- printf "/etc/pierhead/upstreams/%s" (sha256sum . | trunc 10) -}}
 {{- end -}}
 
-{{/* Port of an address, with or without scheme and path, as a key of a map. */}}
+{{/* The port of an address (with or without scheme and path), as a key of a YAML map. */}}
 {{- define "pierhead.portOf" -}}
 {{- $port := regexFind ":[0-9]+$" (regexReplaceAll "^([a-z0-9]+://)?([^/]*).*$" . "${2}") | trimPrefix ":" -}}
 {{ $port | default (ternary "80" "443" (hasPrefix "http://" .)) | quote }}: true
 {{- end -}}
 
 {{/*
-TCP ports of upstreams and their redirects: 443, and the ports in `upstreams` and in the proxies of `env`.
+TCP ports to which pierhead connects: 443, the ports in `upstreams`, and the ports of the proxies in `env`.
 */}}
 {{- define "pierhead.egressPorts" -}}
 {{- $ports := dict "443" true -}}

@@ -36,7 +36,7 @@ const SLOW: DeviceModel = DeviceModel {
 
 fn pacer(model: DeviceModel, late: Duration) -> (Arc<FakeClock>, DevicePacer<Arc<FakeClock>>) {
     let clock = Arc::new(FakeClock {
-        // Not at time 0, so that credit is possible.
+        // The clock does not start at 0, so that accesses can get credit for earlier time.
         now: Mutex::new(Duration::from_secs(9)),
         late,
         ..FakeClock::default()
@@ -65,7 +65,7 @@ fn small_accesses_share_a_sleep() {
         pacer.flush();
         pacer.fence();
     }
-    // 960 ns and 6 ns per access.
+    // Each access costs 960 ns and 6 ns.
     let wanted = Duration::from_nanos(966 * 100_000);
     assert!(passed(&clock) <= wanted && passed(&clock) + MIN_SLEEP > wanted);
     assert!(*clock.sleeps.lock() < 100);
@@ -108,7 +108,7 @@ fn only_a_non_sequential_access_is_a_seek() {
     assert_eq!(seeks(&[0, 100, 0]), 3);
     // Two alternating streams.
     assert_eq!(seeks(&[0, 1000, 10, 1010, 20, 1020]), 2);
-    // More streams than the model tracks: the first one is dropped.
+    // There are more streams than the model tracks, so that the model forgets the first one.
     let many: Vec<u64> = (0..9).map(|n| n * 1000).chain([10]).collect();
     assert_eq!(seeks(&many), 10);
 }
@@ -141,7 +141,7 @@ fn the_bytes_equal_those_of_the_medium_below() {
     let mut buf = [0; 16];
     slow.medium.read(0, &mut buf).expect("in range");
     assert_eq!(&buf, b"\0abc\0\0\0\0\x07\0\0\0\0\0\0\0");
-    // Two seeks, since offset 8 does not follow 4, and a fence.
+    // The accesses cost two seeks, because offset 8 does not follow 4, and a fence.
     assert_eq!(passed(&clock).as_millis(), 25);
     assert_eq!((slow.len(), slow.class()), (4096, slow.medium.class()));
     // A failed access takes no time.
