@@ -449,7 +449,7 @@ mod tests {
     fn every_package_of_python_has_a_version_and_a_hash() {
         for (name, pinned) in [DENY, LIBCACHESIM, SCHEMAS, ZIG, CYCLONEDX] {
             let whole = pinned.replace("\\\n", " ");
-            for line in whole.lines() {
+            for line in whole.lines().filter(|line| !line.starts_with('#')) {
                 assert!(line.contains("=="), "{name}: {line}");
                 assert!(line.contains(" --hash=sha256:"), "{name}: {line}");
             }
