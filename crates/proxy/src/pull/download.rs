@@ -36,7 +36,7 @@ pub(crate) fn start(
         let mut stream = None;
         let fill = (fill, AdmissionMode::IfAdmitted);
         let arrived = AtomicU64::new(0);
-        // The readers of the fill get its result. No task waits for this one.
+        // The readers of the fill get the result of the download. No task waits for this task.
         tokio::select! {
             _ = run(&context, &request, fill, (&slot, &arrived), &mut stream) => {}
             () = slot.yield_requested() => {}

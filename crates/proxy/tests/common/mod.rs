@@ -26,17 +26,18 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Capacity of the cache in bytes: more than a test fills, unless the test sets another one.
+/// Capacity in bytes of the cache in these tests: more than a test fills. Some tests set another
+/// capacity.
 pub(crate) const CAPACITY: u64 = 1 << 30;
 
-/// A running proxy with its cache, its client of registries and a fake registry.
+/// A running proxy with its cache, its registry client and a fake registry.
 pub(crate) struct Fixture {
     pub(crate) upstream: FakeRegistry,
     pub(crate) cache: Cache,
     pub(crate) proxy: Proxy,
-    /// The proxy's client of registries, for a reload.
+    /// The proxy's registry client, for a reload.
     pub(crate) client: Client,
-    /// The configuration of `client`.
+    /// The configuration of `client`, the registry client.
     pub(crate) remote: pierhead_remote::Config,
     pub(crate) bundle_server: Option<BundleServer>,
     pub(crate) addr: SocketAddr,
@@ -51,7 +52,7 @@ pub(crate) struct FixtureOptions {
     pub(crate) upstream: Builder,
     pub(crate) config: Config,
     pub(crate) capacity: u64,
-    /// Maximum bytes of a stored blob; 0: no limit.
+    /// Maximum bytes of a blob that the cache stores; 0: no limit.
     pub(crate) max_blob: u64,
     /// Maximum number of tags in the cache; `None`: the default.
     pub(crate) max_tags: Option<usize>,
@@ -60,20 +61,20 @@ pub(crate) struct FixtureOptions {
     pub(crate) upstream_ca: Option<PathBuf>,
     /// Names and URLs of further upstreams.
     pub(crate) other_upstreams: Vec<(&'static str, String)>,
-    /// How long the client of registries waits for a head. The default is longer than a test delays
-    /// one.
+    /// How long the registry client waits for the head of a response. The default is longer than
+    /// any delay in a test.
     pub(crate) header_timeout: Duration,
-    /// How long the client of registries waits for the next bytes of a body.
+    /// How long the registry client waits for the next bytes of a body.
     pub(crate) upstream_timeout: Duration,
-    /// `None`: the name servers of the system.
+    /// The resolver of host names. `None`: the name servers of the system.
     pub(crate) resolver: Option<Arc<dyn pierhead_remote::Resolve>>,
-    /// Whether there is a bundle server.
+    /// Whether the proxy has a bundle server.
     pub(crate) has_bundles: bool,
     /// Pauses the indexing of images that no client waits for.
     pub(crate) background: BackgroundWork,
     /// Bytes of a fast tier; 0: no fast tier.
     pub(crate) fast_tier_size: u64,
-    /// The data folder of an earlier cache.
+    /// The data folder of an earlier cache, for a restart.
     pub(crate) data: Option<tempfile::TempDir>,
 }
 
@@ -110,7 +111,7 @@ impl FixtureOptions {
         self
     }
 
-    /// Every tag is stale at once, so that each request for a tag needs an upstream request.
+    /// Makes every tag stale at once, so that each request for a tag needs an upstream request.
     pub(crate) fn always_stale(self) -> Self {
         self.config(|config| config.tags_ttl = Duration::ZERO)
     }
@@ -220,8 +221,8 @@ impl Fixture {
         self.send(Request::get(path)).await
     }
 
-    /// `None`: the proxy closed the connection without a response, since the content failed before
-    /// its first byte.
+    /// Sends a GET. `None`: the proxy closed the connection without a response, because the content
+    /// failed before its first byte.
     pub(crate) async fn get_if_responded(&self, path: &str) -> Option<Response> {
         in_time(Request::get(path).send(self.addr)).await.ok()
     }
@@ -246,7 +247,7 @@ impl Fixture {
         }
     }
 
-    /// A reference of the repository `app`. `target`: `:TAG` or `@DIGEST`.
+    /// Returns a reference in the repository `app`. `target` is `:TAG` or `@DIGEST`.
     pub(crate) fn reference(&self, target: &str) -> Reference {
         format!("{}/app{target}", self.upstream.addr())
             .parse()
@@ -269,14 +270,14 @@ impl Fixture {
         eventually(async || self.cache.get(digest).await.unwrap().is_some()).await;
     }
 
-    /// Stops everything. Returns the data folder.
+    /// Stops the proxy and all its parts. Returns the data folder.
     pub(crate) async fn close(mut self) -> tempfile::TempDir {
         in_time(self.stop()).await.unwrap().unwrap();
         self.cache.close().await;
         std::mem::replace(&mut self.data, tempfile::tempdir().unwrap())
     }
 
-    /// Begins the shutdown of the listener. Returns the task that serves.
+    /// Begins the shutdown of the listener. Returns the task that serves its connections.
     pub(crate) fn stop(&mut self) -> JoinHandle<std::io::Result<()>> {
         let _ = self.stop.take().unwrap().send(());
         self.served.take().unwrap()
@@ -287,7 +288,7 @@ pub(crate) fn blob_path(digest: &Digest) -> String {
     format!("/v2/app/blobs/{digest}")
 }
 
-/// A connection from 127.0.0.`last`.
+/// Opens a connection from 127.0.0.`last`.
 pub(crate) async fn connect_from(fixture: &Fixture, last: u8) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     let local = SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0));
@@ -304,7 +305,7 @@ pub(crate) async fn send_from(fixture: &Fixture, last: u8, method: &str, path: &
     stream
 }
 
-/// The whole response to a GET from 127.0.0.`last`, as text. Empty when the proxy resets the
+/// Returns the whole response to a GET from 127.0.0.`last`, as text. Empty if the proxy resets the
 /// connection.
 pub(crate) async fn get_from(fixture: &Fixture, last: u8, path: &str) -> String {
     let mut stream = connect_from(fixture, last).await;
@@ -316,7 +317,7 @@ pub(crate) async fn get_from(fixture: &Fixture, last: u8, path: &str) -> String 
     String::from_utf8_lossy(&response).into_owned()
 }
 
-/// The status line up to the status, such as `HTTP/1.1 200`.
+/// Returns the status line up to the status code, such as `HTTP/1.1 200`.
 pub(crate) async fn read_status(stream: &mut TcpStream) -> String {
     let mut status = [0; 12];
     in_time(stream.read_exact(&mut status)).await.unwrap();
@@ -347,7 +348,7 @@ impl TlsFiles {
         self.write("cert.pem", &certificate);
     }
 
-    /// Writes another file and renames it, as certbot does.
+    /// Replaces a file by writing another file and renaming it, as certbot does.
     #[expect(clippy::disallowed_methods, reason = "moves a file of the test")]
     pub(crate) fn write(&self, name: &str, pem: &str) {
         std::fs::write(self.path("next"), pem).unwrap();
@@ -369,7 +370,7 @@ impl TlsFiles {
     }
 }
 
-/// All metrics of the proxy, as text.
+/// Returns all metrics of the proxy, as text.
 pub(crate) fn metrics_text(fixture: &Fixture) -> String {
     let mut registry = prometheus_client::registry::Registry::default();
     fixture.proxy.register(&mut registry);
@@ -383,14 +384,14 @@ pub(crate) fn has_metric(fixture: &Fixture, line: &str) -> bool {
     metrics_text(fixture).lines().any(|found| found == line)
 }
 
-/// Fails a test that hangs. The limit is generous, since the machine may be slow.
+/// Fails a test that hangs. The time limit is generous, because the machine may be slow.
 pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), future)
         .await
         .expect("the test hangs")
 }
 
-/// Waits until `check` holds, for background work without an event to wait for.
+/// Waits until `check` returns true, for background work without an event to wait for.
 pub(crate) async fn eventually(mut check: impl AsyncFnMut() -> bool) {
     in_time(async {
         while !check().await {
@@ -400,7 +401,7 @@ pub(crate) async fn eventually(mut check: impl AsyncFnMut() -> bool) {
     .await;
 }
 
-/// The code of the first error in an error body of the specification.
+/// Returns the code of the first error in an error body of the specification.
 pub(crate) fn error_code(response: &Response) -> String {
     response.json()["errors"][0]["code"]
         .as_str()
@@ -408,7 +409,7 @@ pub(crate) fn error_code(response: &Response) -> String {
         .to_owned()
 }
 
-/// Runs `check` for all cases concurrently, since each mostly waits for timeouts.
+/// Runs `check` for all cases concurrently, because each case mostly waits for timeouts.
 pub(crate) async fn check_all<T, F: Future<Output = ()> + 'static>(
     cases: impl IntoIterator<Item = T>,
     check: impl Fn(T) -> F,
