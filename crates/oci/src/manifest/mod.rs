@@ -29,14 +29,14 @@ pub enum Body {
         config: Descriptor,
         /// The layers, the lowest first.
         layers: Vec<Descriptor>,
-        /// The manifest to which this one is attached, if any.
+        /// The manifest to which this image is attached, if any.
         subject: Option<Descriptor>,
     },
     /// Several manifests, one for each platform or purpose.
     Index {
         /// The manifests in the order of the document.
         manifests: Vec<Descriptor>,
-        /// The manifest to which this one is attached, if any.
+        /// The manifest to which this index is attached, if any.
         subject: Option<Descriptor>,
     },
 }
@@ -151,7 +151,7 @@ impl Manifest {
         first.into_iter().chain(rest)
     }
 
-    /// The manifest to which this one is attached, if any.
+    /// The manifest to which this manifest is attached, if any.
     pub fn subject(&self) -> Option<&Descriptor> {
         match &self.body {
             Body::Image { subject, .. } | Body::Index { subject, .. } => subject.as_ref(),
