@@ -143,7 +143,7 @@ pub(crate) fn missing_folders(root: &ConfigRoot, path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes those of the folders that are empty.
+/// Removes those of `folders` that are empty.
 pub(crate) fn remove_empty(root: &ConfigRoot, folders: &[PathBuf]) {
     for folder in folders {
         let _ = fs::remove_dir(root.real(folder));
