@@ -1,10 +1,11 @@
-//! Measures the TOC of images in an OCI layout: its size, and the time to merge, encode and decode
-//! it.
+//! Measures the TOC (table of contents) of images in an OCI layout: its size, and the time to
+//! merge, encode and decode it.
 //!
 //! `cargo run --release -p pierhead-worker --example image_toc -- LAYOUT NAME... [--into FOLDER]`
 //!
-//! Each TOC after the first is also coded against the previous one. With `--into`, the contents of
-//! the first image go to `FOLDER/store`, one file each, and its tree to `FOLDER/rootfs`.
+//! Each TOC after the first is also compressed against the previous one. With `--into`, the
+//! contents of the first image go to `FOLDER/store`, one file each, and its tree to
+//! `FOLDER/rootfs`.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -22,7 +23,7 @@ use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
 use pierhead_toc::{Blob, FileBlob, FileDigest, Source, Time};
 use pierhead_worker::export::rootfs::{ContentSource, Options, ReuseMode, StoreFiles, rootfs};
 
-/// A folder of contents.
+/// A folder with one file for each content.
 struct Store<'a>(&'a Path);
 
 impl Store<'_> {

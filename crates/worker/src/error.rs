@@ -10,11 +10,12 @@ use pierhead_bundle::api::Progress;
 use pierhead_oci::ErrorCode;
 use pierhead_remote::CertificateFault;
 
-/// Why a command of a worker failed. `Display` prints this level only; `source()` has the cause.
+/// Why a command of a worker failed. `Display` prints no cause; `source()` returns the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The caller's options contradict each other, or name something that cannot be used.
+    /// The caller's options contradict each other, or an option names a file, a server or a process
+    /// that cannot be used.
     #[error("{0}")]
     Usage(String),
     /// A connection failed. A retry resumes where the transfer stopped.
@@ -25,32 +26,32 @@ pub enum Error {
         /// The cause.
         source: io::Error,
     },
-    /// A response that violates HTTP or the protocol of our endpoints.
+    /// A response violates HTTP or the protocol of pierhead's endpoints.
     #[error("{server} sent an invalid response: {reason}")]
     Protocol {
         /// The URL of the server.
         server: String,
-        /// The violation.
+        /// How the response violates the protocol.
         reason: String,
     },
-    /// A server that was addressed with https but speaks no TLS.
+    /// The server speaks no TLS, although its URL has the scheme https.
     #[error("{server} speaks no TLS: try http://{authority}")]
     NoTls {
         /// The URL of the server.
         server: String,
-        /// Its host and port.
+        /// Host and port of the server.
         authority: String,
     },
-    /// A response with an error status.
+    /// The server responded with an error status.
     #[error("{message}")]
     Refused {
         /// The HTTP status.
         status: StatusCode,
-        /// The reason that the server gives, with advice.
+        /// The reason that the server gives, and advice for the user.
         message: String,
         /// `Retry-After` of the response.
         retry_after: Option<Duration>,
-        /// How far the server has prepared the bundle.
+        /// The progress of the server's preparation of the bundle, if the response states it.
         detail: Option<Progress>,
         /// The first code of the registry error body.
         code: Option<ErrorCode>,
@@ -86,18 +87,18 @@ pub enum Error {
     /// The image, its manifest or its config is invalid.
     #[error("{0}")]
     Image(String),
-    /// Bytes of a bundle or of a file of the store are not of their format.
+    /// Bytes of a bundle or of a file of the store violate their format.
     #[error("malformed {what}: {why}")]
     Malformed {
-        /// The name of the format.
+        /// The name of the violated format.
         what: &'static str,
-        /// The violation.
+        /// How the bytes violate the format.
         why: String,
     },
     /// The SHA-256 of some bytes differs from the promised digest.
     #[error("{what} has the digest {found}, not {expected}")]
     Digest {
-        /// The name of the bytes.
+        /// Name of the object whose bytes were hashed, for the message.
         what: String,
         /// The promised digest.
         expected: String,
@@ -107,10 +108,10 @@ pub enum Error {
     /// The store lacks a file, a content or an image.
     #[error("{0} is not here")]
     Missing(String),
-    /// A folder is no store of this version. The text says what to do.
+    /// A folder is no store of this version of pierhead. The text tells the user what to do.
     #[error("{0}")]
     Foreign(String),
-    /// Another process fetches into this folder. Wait for it.
+    /// Another process fetches into this folder. The caller should wait for that process.
     #[error("another process fetches into {}", .0.display())]
     Busy(PathBuf),
     /// Another thread of the same command failed, so this one ended.
@@ -127,7 +128,7 @@ pub enum Error {
         /// The cause.
         source: io::Error,
     },
-    /// This machine cannot record a start, or a recording has no result.
+    /// This machine cannot record a container start, or no file was opened during the recording.
     #[error("{0}")]
     Trace(String),
 }
@@ -212,7 +213,8 @@ impl Error {
     }
 }
 
-/// Keeps the variant, so that a caller of this crate matches one enum.
+/// Converts each variant to the variant of the same meaning, so that callers of this crate match
+/// one enum.
 impl From<pierhead_toc::Error> for Error {
     fn from(error: pierhead_toc::Error) -> Self {
         use pierhead_toc::Error as Toc;
@@ -235,7 +237,8 @@ impl From<pierhead_toc::Error> for Error {
     }
 }
 
-/// Keeps the variant, so that a caller of this crate matches one enum.
+/// Converts each variant to the variant of the same meaning, so that callers of this crate match
+/// one enum.
 impl From<pierhead_bundle::Error> for Error {
     fn from(error: pierhead_bundle::Error) -> Self {
         use pierhead_bundle::Error as Bundle;
@@ -333,7 +336,7 @@ mod tests {
         let error = Error::file("cannot write x")(io::Error::other("the disk is full"));
         let source = error.source().expect("a cause").to_string();
         assert_eq!(source, "the disk is full");
-        // An error of the store keeps its own text.
+        // The conversion does not change the text of an error of the store.
         let inner = pierhead_toc::Error::Missing("content".into());
         let text = inner.to_string();
         assert_eq!(Error::from(inner).to_string(), text);

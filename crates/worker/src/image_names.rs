@@ -1,7 +1,8 @@
-//! Names of the images of a store, in the file `DIR/pulled.json`. The latest pull is last.
+//! Reads and writes the names of the images of a store, in the file `DIR/pulled.json`. The image of
+//! the latest pull is last.
 //!
-//! The file may be lost. Then the store cannot rank base images, and it finds an image by its name
-//! only after the next pull of this image.
+//! If the file is lost, a pull cannot rank base images, and an image is found by its name only
+//! after the next pull of this image.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -16,9 +17,10 @@ use crate::Error;
 const FILE_NAME: &str = "pulled.json";
 /// Maximum number of bytes of the file that are read.
 const MAX_SIZE: u64 = 4 << 20;
-/// Maximum number of names. Beyond it, the oldest names are removed.
+/// Maximum number of names. When there are more, the oldest names are removed.
 const MAX_NAMES: usize = 4096;
-/// Maximum number of base images in a request. The server merges the table of contents of each.
+/// Maximum number of base images in a request. The server merges the tables of contents of all of
+/// them.
 const MAX_BASE_IMAGES: usize = 16;
 
 /// One name of one image.
@@ -79,10 +81,10 @@ impl ImageNames {
         ))
     }
 
-    /// Sort key of a base image by its likely similarity to a wanted image.
+    /// Sort key of a base image by its likely similarity to the wanted image `image`.
     ///
     /// Images of the same repository come first, then images of a repository with the same last
-    /// part, then others. In each class, the latest pull comes first.
+    /// part, then others. Within each of these three groups, the latest pull comes first.
     pub(crate) fn rank(&self, image: &Reference, digest: &Digest) -> (u8, usize) {
         let names = self
             .0
@@ -131,8 +133,8 @@ impl ImageNames {
     }
 }
 
-/// The base images for a request, the most similar first: the list of all, and the list of those
-/// whose layers can be rebuilt.
+/// The base images for a request, the most similar first: the list of all base images, and the list
+/// of the base images whose layers can be rebuilt.
 ///
 /// # Errors
 /// Errors of the file system.
@@ -192,7 +194,7 @@ mod tests {
             .map(|nth| format!("app:{nth}").parse().expect("a name"))
             .collect();
         let digest = Digest::of(pierhead_oci::Algorithm::Sha256, b"image");
-        // Each store has its own descriptors, like stores of separate processes.
+        // Each store has its own file descriptors, as stores of separate processes have.
         let stores: Vec<_> = images
             .iter()
             .map(|_| Store::open(folder.path(), &[]).expect("a store"))

@@ -1,6 +1,6 @@
 //! The interface by which a running command reports its progress.
 
-/// The unit that a progress bar counts.
+/// The unit in which a progress bar counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes that were received, written or indexed.
@@ -23,12 +23,12 @@ pub trait Progress: Sync {
     /// Shows one line of information. `--quiet` suppresses it.
     fn note(&self, line: &str);
 
-    /// Whether a user sees the progress bar. If not, the library reports a long wait by
+    /// Whether a user sees the progress bar. If not, the command reports a long wait by
     /// [`Self::note`] once a minute.
     fn is_drawn(&self) -> bool;
 }
 
-/// Shows nothing.
+/// A [`Progress`] that shows nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProgress;
 

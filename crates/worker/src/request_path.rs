@@ -1,4 +1,4 @@
-//! Paths of requests to a pierhead or a registry.
+//! Builds the paths of a worker's requests to a pierhead server or to a registry.
 //!
 //! The query parameter `ns` names the registry of the image, as in containerd's requests to a
 //! mirror. pierhead selects the upstream by this parameter. Other registries ignore it and serve

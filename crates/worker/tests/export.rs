@@ -1,4 +1,5 @@
-//! Tests of exports as OCI layout and Docker archive: rebuilt layers are the original tars.
+//! Tests of exports as OCI layout and Docker archive: the rebuilt layers have the bytes of the
+//! original tars.
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
@@ -191,8 +192,8 @@ fn a_layout_with_a_wrong_layer_gets_no_index() {
     ));
 }
 
-/// The states after a kill, in the order of the writes: a temporary marker file, a marker file, a
-/// temporary blob.
+/// Tests an export over the states that a kill can leave, in the order of the writes: a temporary
+/// marker file, a marker file, a temporary blob.
 #[test]
 fn an_export_runs_again_after_a_kill_at_any_write() {
     let (image, source) = image(&[tar(1)], false);

@@ -24,7 +24,7 @@ fn toc(image: &TreeImage) -> ImageToc {
     ImageToc::build(&layers.iter().collect::<Vec<_>>()).expect("built")
 }
 
-/// Indexes the layers of an image. The indexes remain usable without their folder.
+/// Indexes the layers of an image. The indexes remain usable after their folder is deleted.
 fn layers(image: &TreeImage) -> Vec<LayerIndex> {
     let folder = tempfile::tempdir().expect("a folder");
     (0..)
@@ -165,8 +165,8 @@ fn linked_and_copied_files_have_the_attributes_of_their_own_tree() {
     };
     let image = Image::tree(21, &options);
     let (toc, store) = (toc(&image), Store::of(&image));
-    // Another version of the image: most of its files have other attributes, and the others occur
-    // twice.
+    // Another version of the image: most of its files have other attributes, and the remaining
+    // files occur twice.
     let mut changed = entries(&toc);
     for (nth, entry) in (0_u32..).zip(&mut changed) {
         if matches!(entry.kind, Kind::File { .. }) {
@@ -213,7 +213,7 @@ fn linked_and_copied_files_have_the_attributes_of_their_own_tree() {
         shared.push(summary.shared);
         folders.push(folder);
     }
-    // Each tree is as expected after all trees were written.
+    // Compare each tree after all trees were written.
     for (folder, (reuse, _, tree)) in folders.iter().zip(trees) {
         let linked = reuse == ReuseMode::HardLink;
         disk::compare_but_links(folder.path(), tree, &image.contents, is_root(), linked);
@@ -426,7 +426,8 @@ fn a_folder_with_files_is_refused_without_the_option_over() {
     std::fs::write(outside.path().join("f"), b"old").expect("written");
     let folder = tempfile::tempdir().expect("a folder");
     let at = |path: &str| folder.path().join(path);
-    // At the paths of entries: a file, a folder with a link in it, and a link to a folder outside.
+    // The target already has, at paths of the image's entries: a file, a folder with a link in it,
+    // and a link to a folder outside.
     std::fs::write(at("a"), b"old").expect("written");
     std::fs::create_dir_all(at("b/deep")).expect("made");
     std::os::unix::fs::symlink(outside.path(), at("b/deep/link")).expect("linked");
@@ -510,7 +511,7 @@ fn the_error_of_a_too_large_entry_names_its_size_and_the_fix() {
     for part in ["export a into", "4096 bytes", "4095", "--as oci-layout"] {
         assert!(error.contains(part), "{part} is not in: {error}");
     }
-    // tmpfs and XFS support this size.
+    // tmpfs and XFS support an extended attribute of this size.
     let large = Entry {
         xattrs: vec![(b"user.large".to_vec(), vec![7; 60_000])],
         ..entry("a", Kind::Directory)
@@ -593,7 +594,7 @@ fn a_file_whose_owner_cannot_be_set_is_not_setuid() {
     assert!(!summary.complete());
 }
 
-/// Returns an error after this number of pauses.
+/// A pace that returns an error after this number of pauses.
 struct StopsAfter(u32);
 
 impl Pace for StopsAfter {

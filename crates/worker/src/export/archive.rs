@@ -75,7 +75,8 @@ pub fn archive(
     tar.out.flush().map_err(failed)
 }
 
-/// The number of bytes of a rebuilt layer. It depends only on the sizes of the files.
+/// The number of bytes of a rebuilt layer. The number depends only on the skeleton and on the sizes
+/// of the files.
 fn measure(
     image: &Image,
     layer: &pierhead_toc::image_toc::TocLayer,
@@ -86,13 +87,13 @@ fn measure(
     let bytes = std::cell::Cell::new(0);
     let count = |more| bytes.set(bytes.get() + more);
     match write_layer(image, layer, &zero_files, &mut io::sink(), &count) {
-        // The zeros do not match the diff ID.
+        // A digest mismatch is expected, since zeros replace the files.
         Ok(_) | Err(Error::Digest { .. }) => Ok(bytes.get()),
         Err(error) => Err(error),
     }
 }
 
-/// A source with the real skeleton, and zeros in place of every file.
+/// A source of contents that returns the real skeleton, and zeros for every file.
 struct ZeroFiles<'a> {
     source: &'a dyn Source,
     skeleton: Option<FileDigest>,

@@ -94,7 +94,7 @@ pub fn layout(
         return Err(failed(folder)(error));
     }
     let all = layers_of(image)?;
-    // The marker file is the first, so that an interrupted export can run again.
+    // The marker file is written first, so that an interrupted export can run again.
     fs::create_dir_all(folder).map_err(failed(folder))?;
     write_file(&folder.join(marker), text)?;
     fs::create_dir_all(&blobs).map_err(failed(&blobs))?;
@@ -110,7 +110,7 @@ pub fn layout(
     }
     pierhead_atomic_file::sync_folder(&blobs).map_err(failed(&blobs))?;
     let documents = documents(image, &layers, names)?;
-    // The index is the last, because readers find the image by the index.
+    // The index is written last, because readers find the image by the index.
     for (name, bytes) in &documents.files {
         write_file(&folder.join(name), bytes)?;
     }
@@ -192,7 +192,7 @@ pub(super) fn write_layer(
 /// other byte of a skeleton adds at most one block.
 const SLACK: u64 = 16 << 20;
 
-/// The files of a layout without the layers. `index.json` is the last.
+/// The files of a layout without the layers. `index.json` comes last.
 pub(super) fn documents(
     image: &Image,
     layers: &[RebuiltLayer],
@@ -313,7 +313,7 @@ impl Read for Reader<'_> {
     }
 }
 
-/// A writer that reports each written piece to `progress`.
+/// A writer that reports the size of each written piece to `progress`.
 struct Counted<'a> {
     out: &'a mut dyn Write,
     progress: &'a dyn Fn(u64),

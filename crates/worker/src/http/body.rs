@@ -1,5 +1,5 @@
-//! The body of a response. Its end is known by its length, by chunks, or by the end of the
-//! connection.
+//! The body of a response. The end of the body is known from its length, from chunks, or from the
+//! end of the connection.
 
 use std::io::{self, BufRead as _, Read};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::connection::Connection;
 
 /// Maximum number of bytes of a line with the size of a chunk, or of a trailer.
 const MAX_LINE: u64 = 4096;
-/// Maximum number of trailers behind the last chunk. They are skipped.
+/// Maximum number of trailers behind the last chunk. The client skips trailers.
 const MAX_TRAILERS: usize = 100;
 
 /// How the end of a body is recognized.
@@ -130,8 +130,8 @@ impl Body {
         }
     }
 
-    /// Reads the size of the next chunk. After the last chunk, skips the trailers and ends the
-    /// body.
+    /// Reads the size of the next chunk. After the last chunk, skips the trailers, and the body is
+    /// complete.
     fn next_chunk(&mut self, first: bool) -> io::Result<u64> {
         if !first && !self.line()?.is_empty() {
             return Err(invalid("a chunk is longer than its stated size"));

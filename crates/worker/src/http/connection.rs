@@ -19,15 +19,15 @@ use crate::Error;
 
 /// Maximum time of a connect to a server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time of one read or write without progress. A server may use most of it to plan a
-/// bundle.
+/// Maximum time of one read or write without progress. A server may need most of this time to plan
+/// a bundle.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time of waiting in which at least [`MIN_BYTES_PER_WINDOW`] must arrive. [`STALL_TIMEOUT`] alone
-/// would not stop a server that sends one byte per minute.
+/// Time that the client waits for bytes, in which at least [`MIN_BYTES_PER_WINDOW`] bytes must
+/// arrive. [`STALL_TIMEOUT`] alone would not stop a server that sends one byte per minute.
 const RATE_WINDOW: Duration = Duration::from_secs(120);
 /// Minimum number of bytes of a response in 120 s of waiting. A slower response fails.
 const MIN_BYTES_PER_WINDOW: u64 = 64 << 10;
-/// Most interim heads (status 1xx) before the final one.
+/// Maximum number of interim responses (status 1xx) before the final one.
 const MAX_INTERIM: usize = 16;
 /// Maximum number of bytes of a head. The head of a registry has less than 2 KiB.
 const MAX_HEAD: u64 = 64 << 10;
@@ -47,7 +47,7 @@ fn advice(whose: CertificateFault) -> &'static str {
     }
 }
 
-/// Whether the first bytes of the peer in the handshake are no TLS record.
+/// Whether the handshake failed because the first bytes of the server are no TLS record.
 fn is_no_tls(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|it| it.downcast_ref());
     matches!(cause, Some(rustls::Error::InvalidMessage(_)))

@@ -14,13 +14,13 @@ use crate::Error;
 /// Maximum number of bytes of the body of an error response that are read.
 const MAX_ERROR_BODY: usize = 64 << 10;
 
-/// A request.
+/// A request to a server.
 pub(crate) struct Request<'a> {
     /// `GET` or `POST`.
     pub(super) method: &'static str,
     /// Path and query.
     pub(super) path: &'a str,
-    /// Headers of this request. Each request also has the standard headers.
+    /// Headers of this request. The connection adds the standard headers.
     pub(super) headers: &'a [(&'static str, String)],
     /// The body of a `POST`, sent with its length.
     pub(super) body: &'a [u8],
@@ -52,7 +52,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The head of a response, and its body, which is not yet received.
+/// A response whose head was received, and whose body was not.
 pub(crate) struct Response {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,

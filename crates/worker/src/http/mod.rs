@@ -1,5 +1,5 @@
-//! HTTP/1.1 client of a worker: blocking connections, one request at a time on each, every received
-//! byte counted.
+//! HTTP/1.1 client of a worker: its connections block, carry one request at a time, and count every
+//! received byte.
 //!
 //! The client of crate `remote` is async and connects to many registries. This client connects to
 //! the one server that the user named. It runs in threads that also decode and write, and it needs

@@ -42,12 +42,13 @@ impl Server {
         }
     }
 
-    /// The address.
+    /// The URL of the server.
     pub fn url(&self) -> &Url {
         &self.url
     }
 
-    /// Bytes that all connections have received. TLS records and HTTP heads count.
+    /// Bytes that all connections have received. Number of these bytes, including TLS records and
+    /// HTTP heads.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }

@@ -1,4 +1,5 @@
-//! A session: one connection that opens on demand and is reused, and the waits between retries.
+//! One reusable connection to a server (a session), which opens on demand; and the waits between
+//! retries of a request.
 
 use std::thread;
 use std::time::Duration;
@@ -9,7 +10,8 @@ use super::message::{Request, Response};
 use super::server::Server;
 use crate::Error;
 
-/// Waits between attempts, one after each failure in a row. Received bytes reset the row.
+/// Waits between attempts, one after each failure in a row. After received bytes, the count of
+/// failures starts again.
 const RETRY_DELAYS: [Duration; 6] = [
     Duration::from_millis(100),
     Duration::from_millis(400),

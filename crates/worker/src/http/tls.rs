@@ -13,7 +13,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::Error;
 
-/// TLS settings for the named server and for targets of its redirects.
+/// TLS settings for the server that the user named, and for the targets of its redirects.
 #[derive(Clone)]
 pub struct TlsConfigs {
     pair: Arc<LazyLock<ConfigPair, BuildPair>>,
@@ -51,7 +51,8 @@ impl TlsConfigs {
         })
     }
 
-    /// The settings for the server of this value: the named server, or the target of a redirect.
+    /// The settings for the named server, or for targets of redirects if this value is
+    /// [`anonymous`](Self::anonymous).
     pub(super) fn current(&self) -> &Arc<ClientConfig> {
         match self.is_anonymous {
             false => &self.pair.named,
@@ -59,7 +60,8 @@ impl TlsConfigs {
         }
     }
 
-    /// The same trusted certificates without the client certificate.
+    /// A value with the same trusted certificates and without the client certificate, for targets
+    /// of redirects.
     pub(super) fn anonymous(&self) -> Self {
         Self {
             pair: Arc::clone(&self.pair),

@@ -9,7 +9,7 @@ use http::uri::{Scheme, Uri};
 pub struct Url {
     /// Whether the scheme is https.
     pub tls: bool,
-    /// A name or an address. An IPv6 address has no brackets.
+    /// A host name or an IP address. An IPv6 address has no brackets.
     pub host: String,
     /// The port; 80 or 443 if the URL names none.
     pub port: u16,

@@ -38,7 +38,7 @@ pub struct DiffReport {
 pub struct TransferSize {
     /// The number of items.
     pub count: u64,
-    /// Their bytes.
+    /// The sum of the bytes of these items.
     pub bytes: u64,
 }
 
@@ -49,7 +49,7 @@ pub struct BundleSize {
     pub bytes: u64,
     /// Bytes of the header.
     pub header: u64,
-    /// Frames without base contents, and the bytes of their records.
+    /// Frames that need no old contents, and the bytes of their records.
     pub full: TransferSize,
     /// Frames that are patches against old contents, and the bytes of their records.
     pub patched: TransferSize,
@@ -57,7 +57,8 @@ pub struct BundleSize {
     pub chunked: TransferSize,
 }
 
-/// Compares two images. With a server, receives the bundle of the update and discards it.
+/// Compares two images. If there is a server, receives the bundle of the update, counts its bytes
+/// and discards it.
 ///
 /// # Errors
 /// Errors of the lookup: see [`Error`].
@@ -124,7 +125,7 @@ fn measure_bundle(
     };
     for frame in start.header.frames.cursor(&sizes)? {
         let frame = frame?;
-        // A frame of copies has no record.
+        // A frame that only copies old contents has no record.
         if frame.coding == Coding::Copy {
             size.chunked.count += 1;
             size.chunked.bytes += frame.members.iter().map(|member| member.len).sum::<u64>();
@@ -188,7 +189,8 @@ mod tests {
     #[test]
     fn only_contents_that_the_old_tree_lacks_count_as_files() {
         let old = TestImage::of(&[("a", noise(1, 100)), ("b", noise(2, 200))]);
-        // The same bytes under another name, twice the same new bytes, and a change.
+        // The new image has old bytes under another name, the same new bytes in two files, and a
+        // changed file.
         let new = TestImage::of(&[
             ("c", noise(1, 100)),
             ("d", noise(3, 300)),

@@ -33,15 +33,16 @@ pub struct InspectReport {
     pub entries: u32,
     /// Number of distinct file contents of the merged tree.
     pub contents: u32,
-    /// Bytes of these contents.
+    /// Sum of the bytes of these contents.
     pub bytes: u64,
     /// Bytes of the compressed layers.
     pub bytes_compressed: u64,
-    /// The layers, the lowest first.
+    /// The layers of the image, the lowest first.
     pub layers: Vec<LayerSummary>,
     /// Contents that other images of the store share with this one.
     pub shared: Vec<SharedContents>,
-    /// The first files of the start order.
+    /// The first files of the start order (the order in which a container start is expected to open
+    /// files).
     pub hot: Vec<String>,
     /// The start order, if there is a server that supports it.
     #[serde(skip_serializing_if = "Option::is_none")]

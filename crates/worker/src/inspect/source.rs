@@ -1,4 +1,4 @@
-//! Looks up an image at a server or in a local store.
+//! Looks up an image for `inspect` and `diff`, at a server or in a local store.
 
 use crate::store::{Store, decode_toc};
 use http::{StatusCode, header};
@@ -32,8 +32,8 @@ pub struct ImageSource {
 }
 
 impl ImageSource {
-    /// Looks up images at `server`, or without one in `store`. With both, the store serves
-    /// comparisons only.
+    /// Looks up images at `server`, or in `store` if there is no server. If there are both, the
+    /// store is used only to compare images.
     ///
     /// # Errors
     /// [`Error::Usage`] if there is neither a server nor a store.
@@ -138,7 +138,7 @@ impl ImageSource {
                     return read_header(session.server(), etag, body, &[]);
                 }
                 Ok(BundleResponse::Unavailable(reason)) => return Err(Error::NoBundle(reason)),
-                // Each poll reports the stage. Only a new stage is shown.
+                // Each poll reports the stage of the preparation, but only a new stage is shown.
                 Err(error) => wait.wait(error, &mut |stage, _| {
                     if last_stage != stage {
                         progress.note(&format!("{image} {stage}"));
@@ -149,7 +149,8 @@ impl ImageSource {
         }
     }
 
-    /// The start order of an image. `None` without a server, or if the server does not support it.
+    /// The start order of an image. `None` if there is no server, or if the server does not support
+    /// start orders.
     pub(super) fn start_order(&self, details: &ImageDetails) -> Result<Option<StartOrder>, Error> {
         let Some(session) = &self.session else {
             return Ok(None);

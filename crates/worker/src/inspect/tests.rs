@@ -85,7 +85,7 @@ fn a_server_describes_an_image_with_its_start_order() {
     let name = reference("registry.example/app:1");
     let report = inspect(&source, &name, &NoProgress).expect("a report");
     assert_eq!(report.digest, image.digest().to_string());
-    // Three files and the root.
+    // The entries are three files and the root.
     assert_eq!(
         (report.entries, report.contents, report.bytes),
         (4, 3, 7010)

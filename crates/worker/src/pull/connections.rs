@@ -1,5 +1,6 @@
-//! Extra connections of a pull. Each requests its share of the bundle while the first connection
-//! requests the header. It buffers the share until the header has arrived.
+//! Extra connections of a pull. Each extra connection requests its share of the bundle while the
+//! first connection requests the header. The extra connection buffers its share until the header
+//! has arrived.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -18,17 +19,17 @@ use crate::http::{Body, Session};
 
 /// Maximum number of bytes that all shares buffer until the header has arrived.
 ///
-/// The header arrives three or four round trips after the first byte of a share. More bytes wait in
-/// socket buffers and stop the sender: with 4 MiB, a pull of 24 MB over a round trip of 150 ms took
-/// 0.3 s longer.
+/// The header arrives three or four round trips after the first byte of a share. Bytes beyond the
+/// maximum wait in socket buffers and stop the sender. With a maximum of 4 MiB, a pull of 24 MB
+/// over a round trip of 150 ms took 0.3 s longer.
 const MAX_BUFFERED: usize = 14 << 20;
 const READ_SIZE: usize = 32 << 10;
 
-/// An extra connection.
+/// An extra connection of a pull.
 pub(super) struct ExtraConnection {
     pub(super) session: Session,
-    /// The share that arrives over the connection. `None` if no share was requested, or the
-    /// response is no share.
+    /// The share that arrives over the connection. `None` if no share was requested, or if the
+    /// server sent no share.
     pub(super) share: Option<ShareStream>,
 }
 
@@ -55,8 +56,8 @@ pub(super) struct ExtraConnections {
 }
 
 impl ExtraConnections {
-    /// Opens `total - 1` connections. Uses the connections of `preconnected` first. Each requests
-    /// its share of `query`, if there is a query.
+    /// Opens `total - 1` connections. Uses the connections of `preconnected` first. If there is a
+    /// `query`, each connection requests its share of the bundle.
     pub(super) fn open(
         server: &Server,
         image: &Reference,
@@ -89,12 +90,12 @@ impl ExtraConnections {
                 });
                 Some(ExtraConnection { session, share })
             });
-            // A missing connection makes the pull slower only.
+            // Without this connection, the pull is slower but complete.
             thread.ok()
         };
         let threads: Vec<_> = (1..total).map(&mut start).collect();
         for (number, _) in (1..).zip(&threads).filter(|(_, thread)| thread.is_none()) {
-            // To drop the slot means that this piece will not arrive.
+            // Dropping the slot signals that this piece will not arrive.
             drop(pieces.as_ref().map(|pieces| pieces.slot(number)));
         }
         Self {
@@ -127,8 +128,8 @@ impl Drop for ExtraConnections {
     }
 }
 
-/// The share of connection `number` among `total`. `None` for a single connection, and above the
-/// maximum of the protocol.
+/// The share of connection `number` among `total`. `None` if there is only one connection, or if
+/// the protocol does not allow so many shares.
 pub(super) fn share(number: usize, total: usize) -> Option<api::Share> {
     let total = u16::try_from(total).ok();
     let total = total.filter(|total| (2..=api::MAX_SHARES).contains(total))?;
@@ -165,7 +166,7 @@ fn receive_share(
     let mut buffered = header::without_piece(&prelude).to_vec();
     let mut buffer = vec![0; READ_SIZE];
     while buffered.len() < limit && !stop.load(Ordering::Relaxed) {
-        // After an error, the missing frames are requested again.
+        // After a read error, the worker requests the missing frames again.
         match body.read(&mut buffer) {
             Ok(0) | Err(_) => break,
             Ok(read) => buffered.extend_from_slice(&buffer[..read]),

@@ -16,18 +16,19 @@ pub(super) struct PullContext<'a> {
     pub(super) store: Store,
     pub(super) connections: Option<NonZeroUsize>,
     pub(super) layers_only: bool,
-    /// Whether the export rebuilds layers. That needs contents that the merged tree does not have.
+    /// Whether the export rebuilds layers. Layers need contents that the merged tree does not have.
     pub(super) with_layers: bool,
     pub(super) progress: &'a dyn Progress,
 }
 
 impl PullContext<'_> {
-    /// A session that connects with its first request.
+    /// A new session, which connects with its first request.
     pub(super) fn session(&self) -> Session {
         Session::new(self.server)
     }
 
-    /// The image, if its reference is a digest and the store has it complete. This needs no server.
+    /// The image, if its reference is a digest and the store has it complete. This lookup needs no
+    /// server.
     pub(super) fn stored(&self) -> Result<Option<store::Image>, Error> {
         match &self.image.target {
             Target::Digest(digest) => Ok(self.store.complete(digest, self.with_layers)?),
@@ -35,8 +36,8 @@ impl PullContext<'_> {
         }
     }
 
-    /// Checks that a manifest has the digest in the reference, if there is one. Called before the
-    /// store records the image.
+    /// Checks that a manifest has the digest that the reference names, if it names one. Called
+    /// before the store records the image.
     ///
     /// # Errors
     /// [`Error::Image`] if the server sent another image; errors of the request for an index.

@@ -13,7 +13,7 @@ use pierhead_oci::{Digest, Reference, Target};
 
 use crate::{Error, Progress, Unit};
 
-/// Maximum number of threads that write files of a rootfs. Another thread creates the directory
+/// Maximum number of threads that write files of a rootfs. One more thread creates the directory
 /// entries.
 const MAX_WRITERS: usize = 3;
 const WRITE_BUFFER: usize = 1 << 20;
@@ -21,11 +21,11 @@ const WRITE_BUFFER: usize = 1 << 20;
 /// Form of an exported image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExportForm {
-    /// The file tree of a container. Its target is an empty folder.
+    /// The file tree of a container. The target is an empty folder.
     Rootfs(FileSharing),
-    /// An OCI image layout. Its target is a folder.
+    /// An OCI image layout. The target is a folder.
     OciLayout,
-    /// The archive for `docker load`. Its target is a file or a stream.
+    /// The archive for `docker load`. The target is a file or a stream.
     DockerArchive,
 }
 
@@ -39,8 +39,8 @@ impl ExportForm {
 /// How files of a rootfs share disk blocks with the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSharing {
-    /// The files share blocks where the file system has reflinks (btrfs, XFS). Elsewhere they are
-    /// copies.
+    /// The files share blocks where the file system has reflinks (btrfs, XFS). On other file
+    /// systems, the files are copies.
     Reflink,
     /// The files are hard links, for read-only trees. A write to such a file damages the store.
     HardLink,
@@ -56,9 +56,9 @@ pub enum ExportTarget {
 
 /// How and where to export an image.
 pub struct ExportOptions {
-    /// The form.
+    /// The form of the export.
     pub form: ExportForm,
-    /// The target.
+    /// The target of the export.
     pub target: ExportTarget,
 }
 
@@ -179,7 +179,8 @@ impl ExportSource<'_> {
         archive(self.image, self.store, names, out, &advance)
     }
 
-    /// Starts the progress bar for the first `contents` contents of the image.
+    /// Starts the progress bar. Its total is the size of the first `contents` contents of the
+    /// image.
     fn begin(&self, contents: usize) {
         let sizes = self.image.toc.contents().iter().take(contents);
         let total = sizes.map(|(_, size)| size).sum();

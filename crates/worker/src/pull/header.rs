@@ -12,10 +12,11 @@ use crate::http::Body;
 use crate::{Error, Server};
 
 const READ_SIZE: usize = 64 << 10;
-/// Minimum time that the worker waits for the other pieces after the first piece. It allows for
-/// retransmissions.
+/// Minimum time that the worker waits for the other pieces after the first piece. This minimum
+/// leaves time for TCP retransmissions.
 const MIN_PIECE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The same wait in round trips. The longer of both is the timeout.
+/// The wait for the other pieces in round trips. The longer of this time and [`MIN_PIECE_TIMEOUT`]
+/// is the timeout.
 const PIECE_TIMEOUT_ROUND_TRIPS: u32 = 4;
 
 /// A bundle whose header was received, and the rest of its response.
@@ -24,11 +25,11 @@ pub(crate) struct BundleStart {
     pub(crate) prelude: Prelude,
     pub(crate) body: Vec<u8>,
     pub(crate) header: Box<Header>,
-    /// Decodes the records behind the header.
+    /// Decodes the records after the header.
     pub(crate) decoder: Decoder,
-    /// Bytes behind the header that were read already.
+    /// Bytes after the header that were read already.
     pub(crate) rest: Vec<u8>,
-    /// The rest of the response.
+    /// The part of the response that was not read yet.
     pub(crate) from: Body,
 }
 
@@ -68,8 +69,8 @@ impl BundleStart {
             piece: false,
             ..prelude
         };
-        // The pieces may belong to different bundles. A request for the whole header has one
-        // bundle.
+        // The pieces may belong to different bundles. The caller then requests the whole header,
+        // which belongs to one bundle.
         let Ok(header) = Header::decode(&full, &body) else {
             return Ok(None);
         };
@@ -137,8 +138,8 @@ pub(crate) fn read_header(
     }
 }
 
-/// The time that the worker waits for the other pieces of a header after the first. Then it
-/// requests the whole header.
+/// The time that the worker waits for the other pieces of a header after the first. After this
+/// time, it requests the whole header.
 pub(super) fn piece_timeout(round_trip: Duration) -> Duration {
     MIN_PIECE_TIMEOUT.max(round_trip.saturating_mul(PIECE_TIMEOUT_ROUND_TRIPS))
 }
@@ -182,7 +183,7 @@ enum PieceState {
     Failed,
 }
 
-/// The slot for the piece of one share. To drop an empty slot means that no piece will arrive.
+/// The slot for the piece of one share. Dropping an empty slot signals that no piece will arrive.
 pub(super) struct PieceSlot<'a> {
     pieces: &'a HeaderPieces,
     index: usize,

@@ -4,8 +4,8 @@
 use parking_lot::{Condvar, Mutex};
 
 /// Maximum number of bytes of records that are received and not yet passed to an applying thread.
-/// With the records in these threads and in their queue, a worker uses less than 64 MiB. One record
-/// may exceed the maximum.
+/// Together with the records in the applying threads and in their queue, a worker uses less than 64
+/// MiB. One record at a time may exceed the maximum.
 const MAX_RECEIVED: u64 = 16 << 20;
 
 /// A budget of [`MAX_RECEIVED`] bytes that the connections of a pull share.
@@ -19,7 +19,7 @@ pub(super) struct MemoryBudget {
 struct BudgetState {
     bytes: u64,
     /// Whether a connection exceeds the maximum until its record ends. Without this exception, all
-    /// connections could wait in the middle of their records for ever.
+    /// connections could wait for ever, each in the middle of a record.
     has_exceeder: bool,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Reservation<'a> {
 }
 
 impl MemoryBudget {
-    /// An empty reservation, for one connection.
+    /// Makes an empty reservation for one connection.
     pub(super) fn reserve(&self) -> Reservation<'_> {
         Reservation {
             budget: self,
@@ -42,7 +42,7 @@ impl MemoryBudget {
 }
 
 impl Reservation<'_> {
-    /// Adds received bytes. Waits until they fit into the budget.
+    /// Adds received bytes. Waits until the bytes fit into the budget.
     pub(super) fn grow(&mut self, bytes: usize) {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         let mut state = self.budget.state.lock();
@@ -57,7 +57,7 @@ impl Reservation<'_> {
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    /// Releases all bytes but `left`, after a record was passed on.
+    /// Releases all bytes except `left`, after a record was passed to an applying thread.
     pub(super) fn shrink(&mut self, left: usize) {
         let left = u64::try_from(left).unwrap_or(u64::MAX).min(self.bytes);
         let mut state = self.budget.state.lock();
@@ -85,7 +85,7 @@ mod tests {
         const PIECE: usize = 1 << 20;
         let (budget, peak) = (MemoryBudget::default(), AtomicU64::new(0));
         thread::scope(|scope| {
-            // Together, the records need twice the budget.
+            // The records of all threads together need twice the budget.
             for _ in 0..8 {
                 scope.spawn(|| {
                     let mut reservation = budget.reserve();

@@ -33,17 +33,17 @@ pub(crate) use request::{BundleResponse, ReadinessWait, request_bundle};
 
 /// The options of a pull.
 pub struct PullOptions {
-    /// The image.
+    /// The image to pull.
     pub image: Reference,
-    /// The platform, which selects an image of a multi-platform index.
+    /// The platform, by which an image of a multi-platform index is chosen.
     pub platform: Platform,
     /// The store that receives the image.
     pub store: Store,
-    /// Number of parallel connections. Without it, the number follows from the round-trip time.
+    /// Number of parallel connections. If `None`, the number follows from the round-trip time.
     pub connections: Option<NonZeroUsize>,
-    /// Pull layers even if the server has a bundle.
+    /// Whether to pull layers even if the server has a bundle.
     pub layers_only: bool,
-    /// Also export the image from the store.
+    /// If set: how and where to export the image after the pull.
     pub export: Option<ExportOptions>,
 }
 
@@ -91,7 +91,8 @@ pub fn pull(
     }
     exported?;
     let image = recorded?;
-    // A missing name is no error: the next pull only misses its best base image.
+    // Failing to record the name is no error: without it, the next pull may only miss its best base
+    // image.
     let name = ImageNames::add(
         &context.store,
         &context.image,

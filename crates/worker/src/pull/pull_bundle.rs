@@ -23,8 +23,8 @@ use super::schedule::FrameSchedule;
 use crate::http::{Request, RetryBackoff, Session};
 use crate::{Error, Unit, request_path};
 
-/// Maximum number of bundles that one pull requests, because the server replaces the bundle or it
-/// cannot be applied.
+/// Maximum number of bundles that one pull requests, because the server replaced the bundle, or
+/// because the bundle could not be applied.
 const MAX_CHANGES: usize = 3;
 /// Maximum number of rounds of requests for contents that are missing after the last frame.
 const MAX_REPAIR_ROUNDS: usize = 3;
@@ -50,7 +50,7 @@ pub(super) fn pull(
     BundlePull { context, session }.run(query, report)
 }
 
-/// The pull of one image as a bundle.
+/// The state of the pull of one image as a bundle.
 struct BundlePull<'a> {
     context: &'a PullContext<'a>,
     session: &'a Session,
@@ -135,8 +135,8 @@ impl BundlePull<'_> {
         ))
     }
 
-    /// Requests and reads the header. Reads it in pieces if the extra connections request pieces.
-    /// The inner error is the reason why the server has no bundle.
+    /// Requests and reads the header. Reads the header in pieces if the extra connections request
+    /// pieces. The inner error is the reason why the server has no bundle.
     fn read_start(
         &self,
         query: &BundleQuery,
@@ -147,7 +147,7 @@ impl BundlePull<'_> {
             pieces: extra.pieces().is_some(),
             ..query.clone()
         };
-        // If the connection was lost meanwhile, the request below reports the error.
+        // An error of this connect is ignored, since the request below reports it.
         let timeout = header::piece_timeout(self.session.connect().unwrap_or_default());
         loop {
             let (etag, body) = match self.request(self.session, &mut first)? {
@@ -160,13 +160,13 @@ impl BundlePull<'_> {
             if let Some(start) = start {
                 return Ok(Ok(start));
             }
-            // A piece is missing: request the whole header.
+            // A piece of the header is missing, so request the whole header.
             first.pieces = false;
         }
     }
 
     /// Removes base images from the request whose layers are no longer in the store. Returns
-    /// whether there were any.
+    /// whether it removed any.
     fn drop_missing_layers(&self, query: &mut BundleQuery) -> Result<bool, Error> {
         let images = self.context.store.images()?;
         let before = query.have_layers.len();
@@ -205,8 +205,8 @@ impl BundlePull<'_> {
         self.finish(&session, &apply, report, total).map(Some)
     }
 
-    /// Whether the tag still names the image of this bundle. If no frame is missing, no response
-    /// has confirmed that yet.
+    /// Whether the tag still names the image of this bundle. If no frame of the bundle was missing,
+    /// no response has confirmed this yet.
     fn is_current(&self, session: &Session, apply: &Apply) -> Result<bool, Error> {
         if matches!(self.context.image.target, Target::Digest(_)) {
             return Ok(true);
@@ -225,7 +225,8 @@ impl BundlePull<'_> {
         }
     }
 
-    /// Requests a bundle until the server sends it or has none.
+    /// Repeats the request for a bundle until the server sends the bundle, or says that it has
+    /// none.
     fn request(&self, session: &Session, query: &mut BundleQuery) -> Result<BundleResponse, Error> {
         let context = self.context;
         let image = &context.image;
@@ -251,8 +252,8 @@ impl BundlePull<'_> {
                     let subject = format!("{image} {stage}");
                     context.progress.begin(&subject, unit, progress.total);
                     context.progress.set(progress.done);
-                    // The server has refused the extra connections, too. No piece of the header
-                    // arrives over them.
+                    // The server has also refused the requests of the extra connections, so no
+                    // piece of the header arrives over them.
                     query.pieces = false;
                 })?,
             }
@@ -304,8 +305,8 @@ impl BundlePull<'_> {
         ))
     }
 
-    /// Fetches contents over at most `total` connections. Each takes the next content when it is
-    /// free.
+    /// Fetches contents over at most `total` connections. A connection takes the next content when
+    /// it has finished the previous one.
     fn fetch_contents(
         &self,
         session: &Session,
@@ -386,9 +387,9 @@ impl BundlePull<'_> {
     }
 }
 
-/// What to do when a bundle cannot be applied.
+/// What a pull does when a bundle cannot be applied.
 enum Fallback {
-    /// The request was changed: send it again.
+    /// Send the request again, which was changed.
     RequestAgain,
     /// Pull layers, for this reason.
     Layers(String),

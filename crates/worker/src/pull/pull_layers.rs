@@ -1,4 +1,4 @@
-//! Pulls an image as layers: indexes them, and copies their files into the store.
+//! Pulls an image as layers: indexes the layers, and copies their files into the store.
 
 use std::collections::HashMap;
 use std::fs;
@@ -85,7 +85,8 @@ pub(super) fn pull(
     }
     let indexes: Vec<&LayerIndex> = readers.iter().map(layer::LayerReader::index).collect();
     let toc = ImageToc::build(&indexes)?;
-    // The store applies bundles only. This bundle has a TOC and no frames.
+    // The store can only apply bundles. So this function makes a bundle with a TOC and without
+    // frames.
     let header = Header {
         layers: context.with_layers,
         media_type: resolved.manifest.media_type.to_string(),
@@ -121,7 +122,8 @@ pub(super) fn pull(
                 progress.begin(&format!("unpacking {reference}"), Unit::Bytes, total);
                 for reader in &readers {
                     let skeleton = reader.index().skeleton();
-                    // In the order of the tar file, each byte is decompressed once.
+                    // Reads files in the order of the tar, so that each byte is decompressed only
+                    // once.
                     for file in std::iter::once(Ok(skeleton)).chain(reader.index().files()) {
                         let (content, _) = file?;
                         if let Some(size) = missing.remove(&content) {
@@ -172,7 +174,7 @@ fn store_content(
     receive.commit()
 }
 
-/// Sizes for a frame list without frames.
+/// The sizes of contents for a frame list without frames: none is ever looked up.
 struct NoSizes;
 
 impl Sizes for NoSizes {

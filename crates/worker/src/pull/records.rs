@@ -24,19 +24,20 @@ const READ_SIZE: usize = 64 << 10;
 pub(super) enum FetchOutcome {
     /// All records were applied.
     Complete,
-    /// The server has replaced the bundle: request it anew.
+    /// The server has replaced the bundle, so the caller has to request the bundle again.
     Changed,
 }
 
-/// The fetch of the records of one bundle. Its header was received.
+/// The fetch of the records of one bundle, whose header was received.
 pub(super) struct RecordFetch<'a> {
     context: &'a PullContext<'a>,
     apply: &'a Apply,
     schedule: Mutex<FrameSchedule>,
-    /// Signals that a connection has reported its share, or that the fetch has stopped.
+    /// Notified when a connection has reported its share, or when the fetch has stopped.
     schedule_changed: Condvar,
     memory: MemoryBudget,
-    /// Set by the first connection that fails or finds another bundle. All connections stop then.
+    /// Set by the first connection that fails or finds another bundle. After that, all connections
+    /// stop.
     stopped: Mutex<Option<Result<FetchOutcome, Error>>>,
 }
 
@@ -94,8 +95,8 @@ impl<'a> RecordFetch<'a> {
             .unwrap_or(Ok(FetchOutcome::Complete))
     }
 
-    /// Whether a share belongs to the bundle of the header. If not, the server has replaced the
-    /// bundle meanwhile, and the worker requests the frames of the share again.
+    /// Whether a share belongs to the bundle of the header. If it does not, the server has replaced
+    /// the bundle meanwhile, and the worker requests the frames of the share again.
     fn is_of_this_bundle(&self, share: &ShareStream) -> bool {
         share.etag == self.apply.etag() && share.prelude.digest == self.apply.digest()
     }
@@ -113,14 +114,14 @@ impl<'a> RecordFetch<'a> {
     fn report(&self, result: Result<FetchOutcome, Error>) {
         if !matches!(result, Ok(FetchOutcome::Complete)) {
             self.stopped.lock().get_or_insert(result);
-            // With the lock taken once, every connection either sees `stopped` or waits for this
-            // notification.
+            // Takes and releases the lock before the notification. So every connection either sees
+            // `stopped` or already waits for the notification.
             drop(self.schedule.lock());
             self.schedule_changed.notify_all();
         }
     }
 
-    /// Runs one connection: its share first, then range after range.
+    /// Runs one connection: reads its share first, and then requests range after range.
     fn run_connection(
         &self,
         connection: usize,
@@ -173,7 +174,8 @@ impl<'a> RecordFetch<'a> {
             ..self.apply.query().clone()
         };
         let response = match request_bundle(session, &self.context.image, &query) {
-            // The server prepares the bundle anew. The request for the header waits for that.
+            // The server prepares the bundle again. The next request for the header waits until the
+            // bundle is ready.
             Err(Error::Refused {
                 detail: Some(_), ..
             }) => return Ok(ReadEnd::Changed),
@@ -225,7 +227,8 @@ impl<'a> RecordFetch<'a> {
                 FrameAction::Skip => return Ok(ControlFlow::Continue(())),
                 FrameAction::Stop => return Ok(ControlFlow::Break(ReadEnd::Complete)),
             }
-            // Contents of a frame without a record are requested one by one at the end.
+            // If the server did not send this frame, its contents are requested one by one at the
+            // end.
             if let Some((coding, payload)) = record {
                 self.apply.record(frame, coding, payload)?;
             }
@@ -240,7 +243,7 @@ impl<'a> RecordFetch<'a> {
     }
 }
 
-/// How reading one response ended.
+/// The reason why the reading of one response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReadEnd {
     /// All wanted frames arrived.
@@ -253,7 +256,7 @@ enum ReadEnd {
 pub(super) struct RecordStream {
     pub(super) body: Body,
     pub(super) decoder: Decoder,
-    /// Bytes of the response that were read already.
+    /// Bytes of the response that were read but not decoded yet.
     pub(super) rest: Vec<u8>,
     /// The response ends before this frame.
     pub(super) end: u32,

@@ -1,4 +1,4 @@
-//! The result of a pull.
+//! The report of a pull: how the image was transferred, how many bytes, and how long it took.
 
 use crate::store;
 use serde::Serialize;
@@ -7,15 +7,15 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PullMethod {
-    /// As a bundle.
+    /// The image was pulled as a bundle.
     #[default]
     Bundle,
-    /// As layers.
+    /// The image was pulled as layers.
     Layers,
 }
 
-/// The result of a pull. Its serialized form is the object of `pierhead pull --json`: fields are
-/// added, none is removed.
+/// The result of a pull. Its serialized form is the object of `pierhead pull --json`: later
+/// versions add fields and remove none.
 #[derive(Debug, Default, Serialize)]
 pub struct PullReport {
     /// The full reference.
@@ -24,17 +24,17 @@ pub struct PullReport {
     pub digest: String,
     /// How the contents were transferred.
     pub method: PullMethod,
-    /// Why the image was not pulled as a bundle.
+    /// Why the image was not pulled as a bundle, if that is so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Bytes received from the sockets. TLS records and HTTP heads count.
     pub bytes_received: u64,
-    /// File contents by their source.
+    /// Numbers of file contents by their source.
     pub contents: ContentCounts,
     /// Number of base images in the request.
     pub base_images: usize,
     /// Number of these base images that the bundle does not use: the server has no TOC of them, or
-    /// left them out.
+    /// chose not to use them.
     pub base_images_unused: usize,
     /// Number of parallel connections.
     pub connections: usize,
@@ -57,7 +57,7 @@ pub struct PullReport {
 /// Numbers of file contents by their source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ContentCounts {
-    /// Contents that the store had.
+    /// Contents that the store already had.
     pub reused: u64,
     /// Contents that arrived as a patch against a stored content.
     pub patched: u64,

@@ -2,32 +2,32 @@
 //!
 //! A connection requests a range of frames and reads it in order. If the bundle arrives in shares,
 //! each connection has its share from the start. Otherwise the first connection reads all frames,
-//! since they follow the header in its response. A connection without work takes frames from the
-//! end of the largest remaining range.
+//! since they follow the header in the response that it reads. A connection without work takes
+//! frames from the end of the largest remaining range.
 
 use std::ops::Range;
 
 /// Minimum number of bytes of a range that one connection takes from another. A smaller range costs
 /// more in round trips than it saves.
 const MIN_TAKEN: u64 = 256 << 10;
-/// Maximum number of bytes of such a range. With more, the other connections would be idle at the
-/// end.
+/// Maximum number of bytes of a range that one connection takes from another. With more, other
+/// connections would be idle at the end.
 const MAX_TAKEN: u64 = 32 << 20;
-/// Minimum number of remaining bytes of a share from which another connection takes frames. Below
-/// it, the bytes in flight would arrive twice.
+/// Minimum number of remaining bytes of a share from which another connection takes frames. From a
+/// share with fewer bytes left, the bytes in flight would arrive twice.
 const MIN_SHARE_LEFT: u64 = 8 << 20;
 /// Maximum number of bytes of already applied frames that a connection receives again to reach a
-/// wanted frame. Beyond it, a new request is cheaper.
+/// wanted frame. For a longer gap, a new request is faster.
 const MAX_GAP: u64 = 256 << 10;
 
 /// What a connection does with a frame that arrives: see [`FrameSchedule::action`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameAction {
-    /// Apply it.
+    /// Apply the frame.
     Apply,
-    /// Skip it: it is applied already.
+    /// Skip the frame, which is applied already.
     Skip,
-    /// Stop reading: this frame and all that follow belong to another connection.
+    /// Stop reading, since this frame and all that follow are assigned to another connection.
     Stop,
 }
 
@@ -38,14 +38,15 @@ pub(super) enum NextRange {
     Range(Range<u32>),
     /// Wait until another connection has reported its share.
     Wait,
-    /// End: no work is left.
+    /// End, since no work is left.
     Nothing,
 }
 
-/// The missing frames by ordinal. The weight of a frame is the number of its decoded bytes.
+/// The missing frames of a bundle, and the connections to which they are assigned. Frames are
+/// numbered in the order of the bundle. The weight of a frame is the number of its decoded bytes.
 pub(super) struct FrameSchedule {
     connections: Vec<Assignment>,
-    /// Ranges without a connection. The last one is assigned next.
+    /// Ranges without a connection. The last range of the list is assigned next.
     unassigned: Vec<Range<u32>>,
     /// Ranges of shares that no connection has reported yet.
     promised: Vec<Range<u32>>,
@@ -55,7 +56,7 @@ pub(super) struct FrameSchedule {
     weight_before: Vec<u64>,
 }
 
-/// The frames of one connection.
+/// The frames that are assigned to one connection.
 #[derive(Clone, Default)]
 struct Assignment {
     /// The frames that the connection reads, without those that other connections have taken.
@@ -66,8 +67,8 @@ struct Assignment {
 
 impl FrameSchedule {
     /// Schedules the ranges `missing`, in order, for a number of connections. The first connection
-    /// receives the frames before `first_share_end` behind the header. The others receive the rest
-    /// as shares and report them by [`Self::claim`].
+    /// receives the frames before `first_share_end`, after the header. The other connections
+    /// receive the remaining frames as shares, and report their shares by [`Self::claim`].
     pub(super) fn new(
         weights: impl Iterator<Item = u64>,
         missing: Vec<Range<u32>>,
@@ -104,8 +105,8 @@ impl FrameSchedule {
         schedule
     }
 
-    /// Reports the share that a connection receives, or that it receives none. Each connection but
-    /// the first reports once.
+    /// Reports the share that a connection receives, or that it receives none. Each connection
+    /// except the first reports once.
     pub(super) fn claim(&mut self, connection: usize, share: Option<Range<u32>>) {
         self.unreported = self.unreported.saturating_sub(1);
         if let (Some(connection), Some(share)) = (self.connections.get_mut(connection), share) {
@@ -130,8 +131,9 @@ impl FrameSchedule {
         }
     }
 
-    /// A connection has applied a frame, and with it all of its range before it. Its response ends
-    /// before frame `end`. Returns whether the connection should read on.
+    /// Reports that a connection has applied a frame, and so all frames of its range up to this
+    /// one. The response that it reads ends before frame `end`. Returns whether the connection
+    /// should read on.
     pub(super) fn applied(&mut self, connection: usize, frame: u32, end: u32) -> bool {
         let mut range = self.range(connection);
         range.start = frame.saturating_add(1).clamp(range.start, range.end);
@@ -146,7 +148,8 @@ impl FrameSchedule {
                 range = self.unassigned.pop().unwrap_or_default();
                 more = true;
             } else {
-                // A response that is read to its end leaves a connection that can be reused.
+                // The connection reads a response to its end if this costs no further bytes, since
+                // it can then be reused.
                 more = self.weight(&(range_end..end)) == 0;
             }
         }
@@ -154,7 +157,8 @@ impl FrameSchedule {
         more
     }
 
-    /// The response of a connection has ended. The rest of its range are frames without records.
+    /// Reports that the response of a connection has ended. The remaining frames of its range have
+    /// no records.
     pub(super) fn ended(&mut self, connection: usize) {
         let range = self.range(connection);
         self.set(connection, range.end..range.end);
@@ -170,8 +174,8 @@ impl FrameSchedule {
         }
     }
 
-    /// What a connection does next: the rest of its range, then an unassigned range, then part of
-    /// the range of another.
+    /// What a connection does next: it reads the rest of its range, then an unassigned range, then
+    /// a part of another connection's range.
     pub(super) fn next(&mut self, connection: usize) -> NextRange {
         let own = self.range(connection);
         let found = match own.is_empty() {
@@ -197,7 +201,7 @@ impl FrameSchedule {
         let (left, end) = (left(connection), connection.range.end);
         let count = u64::try_from(self.connections.len()).unwrap_or(u64::MAX);
         let taken = (left / count.saturating_mul(2)).clamp(MIN_TAKEN, MAX_TAKEN);
-        // The frames in flight stay with their connection.
+        // The frames in flight remain assigned to their connection.
         let min_left = if connection.is_share {
             MIN_SHARE_LEFT
         } else {
@@ -279,7 +283,7 @@ mod tests {
                 );
                 let mut times = vec![0; 100];
                 for connection in 1..connections {
-                    // One of them receives no share.
+                    // One of the connections receives no share.
                     let first = 20 * u32::try_from(connection).unwrap();
                     schedule.claim(
                         connection,
@@ -296,7 +300,7 @@ mod tests {
                         continue;
                     };
                     idle = 0;
-                    // The response breaks after every frame.
+                    // The connection of this response breaks after every frame.
                     times[index(range.start)] += 1;
                     schedule.applied(connection, range.start, range.end);
                 }
@@ -423,7 +427,7 @@ mod tests {
     proptest::proptest! {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(200))]
 
-        /// Connections read in any order, and any response may break after any frame.
+        /// Property: connections read in any order, and any response may break after any frame.
         #[test]
         fn every_missing_frame_is_applied_once_whatever_breaks(
             weights in proptest::collection::vec(proptest::prop_oneof![

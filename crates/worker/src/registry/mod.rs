@@ -1,4 +1,5 @@
-//! Client of the Distribution API: fetches manifests and blobs of images that are pulled as layers.
+//! Client of the Distribution API: fetches manifests and blobs from a registry, for images that are
+//! pulled as layers.
 
 #[cfg(test)]
 mod tests;
@@ -96,7 +97,7 @@ pub fn require_image(server: &Server, image: &Reference) -> Result<(), Error> {
     check_manifest(&Session::new(server), image)
 }
 
-/// As [`require_image`], over an open session.
+/// Checks that a server has an image, over an open session.
 pub(crate) fn check_manifest(session: &Session, image: &Reference) -> Result<(), Error> {
     fetch_manifest(session, image, &image.target).map(drop)
 }
@@ -158,7 +159,7 @@ fn try_manifest(
         .map_err(|error| Error::protocol(server.url(), error))
 }
 
-/// Fetches a blob into a file and verifies it. Resumes after the bytes that the file has already.
+/// Fetches a blob into a file and verifies it. If the file already has bytes, resumes after them.
 ///
 /// # Errors
 /// Errors of the exchange and of the file. After a digest mismatch, the file is empty.

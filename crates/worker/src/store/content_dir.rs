@@ -1,6 +1,6 @@
-//! Content-addressed file store. A verified file gets an mtime derived from its digest.
+//! Content-addressed file store. The mtime of a verified file is derived from its digest.
 //!
-//! The mtime is the seal, and the store sets it last. A file that a crash truncated therefore has
+//! This mtime is called the seal, and the store sets it last. So a file that a crash truncated has
 //! no seal. A later write to the file breaks the seal. The store needs no database. A file that an
 //! exported tree shares has the mtime of the tree's entry instead. Such a file has a stamp (see
 //! `stamps`), or the store reads and hashes it again.
@@ -20,7 +20,8 @@ use super::stamps::StampLog;
 use crate::Error;
 use pierhead_toc::{FileDigest, Source, Time};
 
-/// Seals are mtimes of the eight years from 2000 on.
+/// Start of the times that seals use, in seconds since 1970: seals are mtimes in the eight years
+/// from 2000 on.
 const SEAL_EPOCH: i64 = 946_684_800;
 const SEAL_MASK: u32 = (1 << 28) - 1;
 /// Bytes of one read.
@@ -31,13 +32,14 @@ const READ_SIZE: usize = 128 << 10;
 pub(super) struct ContentDir {
     folder: OwnedFd,
     path: PathBuf,
-    /// Makes the names of temporary files unique in this process. They contain the process ID, too.
+    /// Makes the names of temporary files unique in this process. The names contain the process ID,
+    /// too.
     next_temporary: AtomicU64,
     stamps: StampLog,
 }
 
 impl ContentDir {
-    /// Opens a folder. With `create`, creates it and the 256 folders in it.
+    /// Opens a folder of contents. With `create`, creates this folder and the 256 folders in it.
     pub(super) fn open(path: &Path, create: bool) -> Result<Self, Error> {
         let failed = |error: Errno| Error::io(format!("open {}", path.display()), error.into());
         if create {
@@ -64,13 +66,13 @@ impl ContentDir {
         })
     }
 
-    /// Whether a content is stored with a valid seal or stamp, and with `size` if one is given.
-    /// Costs one system call for a sealed file.
+    /// Whether a content is stored with a valid seal or stamp, and with `size` if one is given. For
+    /// a sealed file, this takes one system call.
     pub(super) fn has(&self, content: &FileDigest, size: Option<u64>) -> bool {
         self.stored_size(content, size).is_some()
     }
 
-    /// Stores bytes whose digest was verified. A stored file with a valid seal stays.
+    /// Stores bytes whose digest was verified. Keeps an existing file with a valid seal.
     pub(super) fn put(&self, content: &FileDigest, bytes: &[u8]) -> Result<(), Error> {
         let name = name(content);
         match self.create(&name) {
@@ -92,7 +94,8 @@ impl ContentDir {
         }
     }
 
-    /// Moves a file of the same file system into the store. The caller has verified its digest.
+    /// Moves a file into the store, which must be on the same file system. The caller has verified
+    /// its digest.
     pub(super) fn adopt(
         &self,
         content: &FileDigest,
@@ -163,7 +166,8 @@ impl ContentDir {
         }
     }
 
-    /// Reads and hashes a content. Removes it on a mismatch, and returns `false`.
+    /// Reads and hashes a content. If its digest does not match, removes the content and returns
+    /// `false`.
     pub(super) fn verify(&self, content: &FileDigest) -> Result<bool, Error> {
         let verified = self.file(content).and_then(|file| digest(&file));
         match verified {
@@ -213,7 +217,7 @@ impl ContentDir {
         Ok(())
     }
 
-    /// Syncs the file system: one call in place of one per file.
+    /// Syncs the whole file system with one call, instead of one call per file.
     pub(super) fn sync(&self) -> Result<(), Error> {
         rustix::fs::syncfs(&self.folder)
             .map_err(|error| Error::io(format!("sync {}", self.path.display()), error.into()))
@@ -245,7 +249,7 @@ impl ContentDir {
         }
     }
 
-    /// Writes a stamp for a file that now has the attributes of a tree's entry, with this mtime.
+    /// Writes a stamp for a file that now has the attributes of a tree's entry and this mtime.
     pub(super) fn record_link(
         &self,
         content: &FileDigest,
@@ -262,7 +266,8 @@ impl ContentDir {
         Ok(())
     }
 
-    /// The size of a stored content. `None` if it is not stored, or has another size than `size`.
+    /// The size of a stored content. `None` if the content is not stored, or if its size is not
+    /// `size`.
     fn stored_size(&self, content: &FileDigest, size: Option<u64>) -> Option<u64> {
         let name = name(content);
         let stat = rustix::fs::statat(&self.folder, &name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
@@ -281,8 +286,8 @@ impl ContentDir {
         stat.is_ok_and(|stat| self.stamps.contains(content, &stat))
     }
 
-    /// Whether a file contains the bytes of the content. Reads and hashes a file that has neither
-    /// seal nor stamp.
+    /// Whether a file contains the bytes of the content. Reads and hashes the file only if it has
+    /// neither seal nor stamp.
     fn is_valid(&self, content: &FileDigest, stat: &Stat, mut file: &File) -> io::Result<bool> {
         if is_sealed(stat, content) {
             return Ok(true);
@@ -344,8 +349,8 @@ impl ContentDir {
         }
     }
 
-    /// Creates a temporary file beside `name`. Process IDs repeat in containers, so a name may be
-    /// in use.
+    /// Creates a temporary file beside `name`. The process ID in the name may repeat in containers,
+    /// so the name may be in use.
     fn create_temporary(&self, name: &str) -> rustix::io::Result<(String, File)> {
         loop {
             let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
@@ -392,7 +397,7 @@ impl Source for ContentDir {
     }
 }
 
-/// Hashes a file from its current position.
+/// Hashes a file from the current position of the descriptor.
 pub(super) fn digest(mut file: &File) -> io::Result<FileDigest> {
     let mut hash = Hashing::default();
     let mut buffer = vec![0; READ_SIZE];

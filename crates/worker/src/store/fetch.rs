@@ -1,4 +1,5 @@
-//! Starts and resumes fetches, and verifies the TOC in the header of a bundle.
+//! Starts and resumes fetches (transfers of one bundle into the store), and verifies the TOC in the
+//! header of a bundle.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -24,9 +25,9 @@ use pierhead_toc::{FileDigest, ImageToc};
 
 /// A fetch to start: the request, and the header of the bundle in the response.
 pub struct NewFetch<'a> {
-    /// The caller's name of the fetch. [`Store::resume`] finds it by this name.
+    /// The name that the caller gives the fetch. [`Store::resume`] finds the fetch by this name.
     pub name: &'a str,
-    /// The request.
+    /// The request to which the bundle is the response.
     pub query: &'a BundleQuery,
     /// The `ETag` of the response, with its quotes.
     pub etag: &'a str,
@@ -36,8 +37,8 @@ pub struct NewFetch<'a> {
     pub body: &'a [u8],
     /// The decoded header, from the same event.
     pub header: Header,
-    /// Whether this process made the TOC from the layers. Such a TOC replaces a recorded TOC, which
-    /// a server sent.
+    /// Whether this process made the TOC from the layers. Such a TOC replaces a recorded TOC that
+    /// came from a server.
     pub is_toc_verified: bool,
 }
 
@@ -49,13 +50,13 @@ struct Record {
 }
 
 impl Store {
-    /// Starts to apply a bundle. Deletes an earlier fetch of the same name. Its complete contents
-    /// remain in the store.
+    /// Starts to apply a bundle. Deletes an earlier fetch of the same name. Complete contents of
+    /// the deleted fetch remain in the store.
     ///
     /// # Errors
     /// `Malformed` if the header is invalid or its tree differs from the recorded tree of its
-    /// image. `Missing` if it needs an image that is not stored. `Busy` if another process has a
-    /// fetch of this name. Errors of the file system.
+    /// image. `Missing` if the bundle needs an image that is not stored. `Busy` if another process
+    /// has a fetch of this name. Errors of the file system.
     pub fn begin(&self, begin: NewFetch<'_>) -> Result<Apply, Error> {
         let path = self.fetch_path(begin.name);
         let lock = lock(&path)?;
@@ -75,8 +76,8 @@ impl Store {
         let base_images = self.base_image_tocs(&begin.header)?;
         let base_tocs: Vec<_> = base_images.iter().map(Option::as_ref).collect();
         let wanted = decode_toc(&begin.header, &base_tocs)?;
-        // Without a sync: `resume` verifies these files, and starts a new fetch if they are
-        // damaged.
+        // These files are not synced, since `resume` verifies them and starts a new fetch if they
+        // are damaged.
         replace(&path.join("table"), |file| wanted.write(file))?;
         drop(wanted);
         replace(&path.join("header"), |file| {
@@ -102,7 +103,8 @@ impl Store {
         Apply::new(self.clone(), folder, begin.header, toc, base_images, &[])
     }
 
-    /// Resumes the fetch of a killed process. `None` if there is none, or its files are damaged.
+    /// Resumes the fetch of a killed process. `None` if there is no such fetch, or if its files are
+    /// damaged.
     ///
     /// # Errors
     /// `Busy` if another process has a fetch of this name. Errors of the file system.
@@ -198,8 +200,8 @@ impl Store {
 }
 
 /// Decodes the TOC in a header, and verifies it against its digest, the config and the manifest.
-/// `base_images` contains the TOC of each base image in the header. Needs memory for the stated
-/// length, which is bounded, and for the parsed TOC.
+/// `base_images` contains the TOC of each base image in the header. This takes memory for the
+/// stated length, which is limited, and for the parsed TOC.
 ///
 /// # Errors
 /// `Malformed` or `Digest` if a check fails.

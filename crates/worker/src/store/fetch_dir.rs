@@ -28,7 +28,7 @@ pub(super) struct FetchDir {
     pub(super) query: BundleQuery,
     pub(super) etag: String,
     pub(super) digest: [u8; 32],
-    /// See `NewFetch::is_toc_verified`.
+    /// Whether this process made the TOC from the layers: see `NewFetch::is_toc_verified`.
     pub(super) is_toc_verified: bool,
     log: File,
     _lock: File,
@@ -61,8 +61,8 @@ impl FetchDir {
         })
     }
 
-    /// Renames the folder, then deletes it. So a waiting process never finds a folder with half of
-    /// the files.
+    /// Renames the folder, then deletes it. The rename comes first, so that a waiting process never
+    /// finds a folder with only some of the files.
     #[expect(
         clippy::disallowed_methods,
         reason = "renames a folder, which atomic-file cannot"

@@ -1,4 +1,4 @@
-//! The folder of a store: its version file, its lock, its entries.
+//! Recognizes, creates and locks the folder of a store, and lists its entries.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,11 +9,11 @@ use rustix::fs::FlockOperation;
 
 use super::image;
 
-/// The contents of the version file. The `version` file of the daemon's data folder contains only a
-/// number.
+/// The contents of a store's version file. The `version` file of the daemon's data folder contains
+/// only a number.
 pub(super) const VERSION: &[u8] = b"store 1\n";
 
-/// The kind of a folder, as its version file states it.
+/// The kind of data in a folder, according to its version file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderKind {
     /// A store that this version reads and writes.
@@ -65,11 +65,11 @@ pub(super) fn is_store(path: &Path) -> Result<bool, Error> {
 const FRESH: [&str; 4] = ["lost+found", "lock", "version", "version.partial"];
 /// The folders that every store has.
 pub(super) const FOLDERS: [&str; 3] = ["images", "fetches", "contents"];
-/// Files that a store may hold besides.
+/// Further files that a store may hold.
 const ADDED: [&str; 4] = ["stamps", "unsynced", "pulled.json", "pulled.json.partial"];
 
-/// Makes an empty folder a store, unless it is one. A store that lost its version file gets a new
-/// one. The caller holds [`lock_folder`].
+/// Makes an empty folder a store, unless it is a store already. A store that lost its version file
+/// gets a new one. The caller holds [`lock_folder`].
 pub(super) fn initialize(path: &Path) -> Result<(), Error> {
     if is_store(path)? {
         return Ok(());
@@ -77,7 +77,7 @@ pub(super) fn initialize(path: &Path) -> Result<(), Error> {
     let entries = fs::read_dir(path);
     let mut entries =
         entries.map_err(|error| Error::io(format!("open the store {}", path.display()), error))?;
-    // Only a store has all three folders. It lost its version file.
+    // A folder that has all three folders is a store that lost its version file.
     let is_store = FOLDERS.iter().all(|name| path.join(name).is_dir());
     let is_of_store = |name: &std::ffi::OsStr| {
         let name = name.to_str().unwrap_or_default();
@@ -100,8 +100,8 @@ pub(super) fn initialize(path: &Path) -> Result<(), Error> {
 }
 
 /// Locks a folder until the result is dropped. The lock is on the folder itself, without a lock
-/// file. Where the file system cannot lock folders (NFS), returns `None`. Then concurrent processes
-/// are not kept apart.
+/// file. Where the file system cannot lock folders (NFS), returns `None`. There, concurrent
+/// processes can disturb each other.
 pub(super) fn lock_folder(path: &Path) -> Option<File> {
     let folder = File::open(path).ok()?;
     rustix::io::retry_on_intr(|| rustix::fs::flock(&folder, FlockOperation::LockExclusive)).ok()?;

@@ -1,4 +1,5 @@
-//! Records of complete images. A record is written after the contents of its image are synced.
+//! Reads and writes the records of complete images: manifest, config and TOC. A record is written
+//! after the contents of its image are synced.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -45,8 +46,8 @@ impl Image {
         needed(&self.toc, self.layers)
     }
 
-    /// Reads a record. `Missing` if there is none, or if it is damaged: the user can pull the image
-    /// again.
+    /// Reads a record. `Missing` if there is no record, or if the record is damaged, since the user
+    /// can pull the image again.
     pub(super) fn load(folder: &Path) -> Result<Self, Error> {
         let missing = |_| Error::Missing(folder.display().to_string());
         let record: Record = serde_json::from_slice(&read(&folder.join("image.json"), 4096)?)
@@ -66,7 +67,7 @@ impl Image {
             .ok_or_else(|| Error::Missing(folder.display().to_string()))
     }
 
-    /// Writes the record into a temporary folder, syncs it, and renames it into place.
+    /// Writes the record into a temporary folder, syncs this folder, and gives it its final name.
     #[expect(
         clippy::disallowed_methods,
         reason = "renames a folder, which atomic-file cannot"
@@ -94,7 +95,7 @@ impl Image {
         ] {
             write_synced(&partial, name, |file| file.write_all(bytes)).map_err(failed)?;
         }
-        // Sync the names inside before the folder gets its own name.
+        // Sync the names in the folder before the folder gets its final name.
         pierhead_atomic_file::sync_folder(&partial).map_err(failed)?;
         match fs::rename(&partial, &target) {
             Ok(()) => {}

@@ -1,4 +1,5 @@
-//! The store: complete images of one folder, and of other stores that it only reads.
+//! The store of a worker: opens a folder with complete images, and reads further stores without
+//! writing to them.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -16,7 +17,7 @@ use super::folder::{FOLDERS, entries, initialize, is_store, lock_folder};
 use super::image::{self, Image};
 use crate::export::rootfs::StoreFiles;
 
-/// A store of a worker. Cheap to clone; usable from several threads.
+/// A store of a worker. Clones share one state, and several threads may use it.
 #[derive(Clone, Debug)]
 pub struct Store(pub(super) Arc<Inner>);
 
@@ -28,17 +29,17 @@ pub(super) struct Inner {
     pub(super) lock: File,
 }
 
-/// A second store. The first one reuses its contents, and never writes to it.
+/// A second store. The first store reuses contents of the second one, and never writes to it.
 #[derive(Debug)]
 struct ReadOnlyStore {
     path: PathBuf,
     contents: ContentDir,
 }
 
-/// A complete image, as a request to the server names it.
+/// A complete image of a store, with the values that a request to the server needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredImage {
-    /// The digest of its manifest.
+    /// The digest of the image's manifest.
     pub manifest: Digest,
     /// Whether the store also has the contents that only the layers contain.
     pub layers: bool,
@@ -46,12 +47,12 @@ pub struct StoredImage {
 
 impl Store {
     /// Opens a store, or creates one in a folder that is missing or empty. `others` are stores that
-    /// are only read, and whose contents are reused. Folders among them that are no store are
+    /// are only read, and whose contents are reused. Folders in `others` that are no stores are
     /// ignored.
     ///
     /// # Errors
-    /// `Foreign` if the folder contains other data or a store of another version. Then nothing was
-    /// written to it. Errors of the file system.
+    /// `Foreign` if the folder contains other data or a store of another version. In this case,
+    /// nothing was written to the folder. Errors of the file system.
     pub fn open(path: &Path, others: &[PathBuf]) -> Result<Self, Error> {
         let failed = |error| Error::io(format!("open the store {}", path.display()), error);
         fs::create_dir_all(path).map_err(failed)?;
@@ -99,7 +100,7 @@ impl Store {
         Ok(store)
     }
 
-    /// The complete images of this store and of the read-only ones, sorted by digest.
+    /// The complete images of this store and of the read-only stores, sorted by digest.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -124,7 +125,7 @@ impl Store {
         Ok(images)
     }
 
-    /// A complete image of this store, or else of a read-only one.
+    /// A complete image of this store, or else of a read-only store.
     ///
     /// # Errors
     /// `Missing` if no store has the image, or its record is damaged.
@@ -140,8 +141,8 @@ impl Store {
     }
 
     /// A complete image, if this or a read-only store has each content with its seal and size. With
-    /// `layers`, it must also have the contents that only the layers contain. Costs one system call
-    /// per content.
+    /// `layers`, the store must also have the contents that only the layers contain. The check
+    /// takes one system call per content.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -162,9 +163,9 @@ impl Store {
         Ok(Some(image))
     }
 
-    /// Reads a document of at most `limit` bytes, and replaces it by the result of `change`. A
-    /// missing document is empty. A lock serializes processes and threads, so that no update is
-    /// lost.
+    /// Reads a document of at most `limit` bytes, and replaces it by the result of `change`.
+    /// `change` gets an empty document if none exists. A lock serializes processes and threads, so
+    /// that no update is lost.
     ///
     /// # Errors
     /// Errors of `change`; errors of the file system, after which the document is as it was.
@@ -227,8 +228,8 @@ impl Store {
     }
 }
 
-/// The files of this store only. Seal or stamp reveal a later write to a file that an exported tree
-/// shares.
+/// Offers the files of this store, without the read-only stores. A seal or a stamp shows whether
+/// somebody wrote to a file that an exported tree shares.
 impl StoreFiles for Store {
     fn file(&self, content: &FileDigest) -> io::Result<Option<File>> {
         match self.0.contents.file(content) {
@@ -247,9 +248,9 @@ impl StoreFiles for Store {
     }
 }
 
-/// The contents of this store and of the read-only ones. Checks seal and size with one system call
-/// each. A corrupt file under a valid seal is found when a patch uses it as a base, and by
-/// [`Store::verify`].
+/// Reads the contents of this store and of the read-only stores. Checks the seal and the size of a
+/// content with one system call. A corrupt file under a valid seal is found when a patch uses it as
+/// a base, and by [`Store::verify`].
 impl Source for Store {
     fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         let others = self.0.read_only.iter().map(|other| &other.contents);

@@ -19,7 +19,7 @@ use pierhead_toc::{FileDigest, Source};
 /// The result of [`Store::verify`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifyReport {
-    /// Number of contents that match their digest.
+    /// Number of contents whose bytes match their digest.
     pub good: u64,
     /// Contents that did not match their digest and were removed. The next pull fetches them again.
     pub removed: Vec<FileDigest>,
@@ -35,7 +35,7 @@ pub struct CollectReport {
 }
 
 impl Store {
-    /// Reads and hashes every content. Removes those that do not match their digest.
+    /// Reads and hashes every content. Removes the contents that do not match their digest.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -109,7 +109,7 @@ impl Store {
         Ok(collected)
     }
 
-    /// After a crash of the system, hashes again every content that belongs to no complete image.
+    /// After a crash of the system, hashes every content that belongs to no complete image again.
     pub(super) fn recover(&self) -> Result<(), Error> {
         let marker = self.0.path.join("unsynced");
         let written = match image::read(&marker, 256) {
@@ -139,8 +139,8 @@ impl Store {
             .map_err(|error| Error::io("note that the store was recovered", error))
     }
 
-    /// Writes the marker file before the first content. After a crash, the marker makes
-    /// [`Store::recover`] hash the contents.
+    /// Writes the marker file `unsynced` before the first content is written. After a crash, the
+    /// marker makes [`Store::recover`] hash the contents.
     pub(super) fn mark_unsynced(&self) -> Result<(), Error> {
         let marker = self.0.path.join("unsynced");
         let _folder_lock = lock_folder(&self.0.path);
@@ -151,7 +151,7 @@ impl Store {
             .map_err(|error| Error::io(format!("write {}", marker.display()), error))
     }
 
-    /// Removes the marker file after a sync, unless another fetch is in progress.
+    /// Removes the marker file `unsynced` after a sync, unless another fetch is in progress.
     pub(super) fn clear_unsynced(&self) -> Result<(), Error> {
         let _folder_lock = lock_folder(&self.0.path);
         if entries(&self.0.path.join("fetches"))?.is_empty() {
@@ -164,7 +164,8 @@ impl Store {
         match rustix::fs::flock(&self.0.lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(()),
             Err(Errno::WOULDBLOCK) => {
-                // The failed upgrade released the shared lock.
+                // The failed attempt to get the exclusive lock released the shared lock, so take it
+                // again.
                 let _ = rustix::fs::flock(&self.0.lock, FlockOperation::LockShared);
                 let doing = format!(
                     "lock the store {}: another process uses it; wait until it has ended",
@@ -197,7 +198,7 @@ impl Store {
     }
 }
 
-/// The boot ID, which changes with each start of the system.
+/// The boot ID of the kernel, which changes with each start of the system.
 fn boot() -> Vec<u8> {
     fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

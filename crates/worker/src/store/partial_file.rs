@@ -1,5 +1,5 @@
-//! Files of contents that arrive in several ranges. A file enters the store when it is complete and
-//! verified.
+//! Files of contents that arrive in several ranges. A file is moved into the store when it is
+//! complete and verified.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -30,8 +30,8 @@ pub(super) struct PartialFile {
 }
 
 impl PartialFile {
-    /// Opens or creates the file. The caller then states by [`Self::cover`] which ranges an earlier
-    /// process wrote.
+    /// Opens or creates the file. The caller then calls [`Self::cover`] for each range that an
+    /// earlier process wrote.
     pub(super) fn open(folder: &Path, content: FileDigest, size: u64) -> Result<Self, Error> {
         let path = folder.join(content.hex());
         let file = File::options()
@@ -76,7 +76,7 @@ impl PartialFile {
         self.covered.insert(start, end);
     }
 
-    /// Writes a range, and hashes up to the first gap.
+    /// Writes a range, and hashes the file up to the first gap.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.file
             .write_all_at(bytes, offset)
@@ -90,13 +90,13 @@ impl PartialFile {
         self.catch_up().map_err(|error| self.failed(error))
     }
 
-    /// Whether every byte is written.
+    /// Whether every byte of the content was written.
     pub(super) fn is_complete(&self) -> bool {
         self.covered.get(&0).is_some_and(|end| *end >= self.size)
     }
 
-    /// Verifies the file and moves it into the store. On a mismatch, deletes the file and returns
-    /// `false`.
+    /// Verifies the file and moves it into the store. If the digest does not match, deletes the
+    /// file and returns `false`.
     pub(super) fn commit(mut self, store: &Store) -> Result<bool, Error> {
         self.catch_up().map_err(|error| self.failed(error))?;
         let found = FileDigest::from_bytes(self.hash.clone().finalize().into());
@@ -127,7 +127,7 @@ impl PartialFile {
             let piece = &mut buffer[..left.min(READ_SIZE)];
             let len = self.file.read_at(piece, self.hashed)?;
             if len == 0 {
-                // The file is shorter than its log states: the digest will not match.
+                // The file is shorter than its log states, so the digest will not match.
                 self.hashed = reach;
             }
             self.hash.update(&piece[..len]);
@@ -141,8 +141,8 @@ impl PartialFile {
     }
 }
 
-/// A content that arrives from its start, by a request of its own. To drop it before
-/// [`Self::commit`] deletes the file.
+/// Writes a content that was requested alone and arrives from its first byte on. Dropping the
+/// writer before [`Self::commit`] deletes the file.
 #[derive(Debug)]
 pub struct ContentWriter {
     store: Store,

@@ -1,5 +1,5 @@
-//! Stamps of files that exported trees share by hard link. Such files have the mtime of a tree's
-//! entry, and so no seal.
+//! Stamps: proofs that a file which exported trees share by hard link is unchanged. Such a file has
+//! the mtime of a tree's entry, and so no seal (see `content_dir`).
 //!
 //! A stamp is a hash over the digest of a content and the metadata of its inode. The metadata
 //! includes the ctime, which no system call sets. The resolution of the ctime may be one tick of
@@ -19,16 +19,16 @@ use pierhead_toc::FileDigest;
 
 /// Bytes of a stamp: the start of a SHA-256.
 const STAMP: usize = 16;
-/// Maximum number of bytes of the stamp file: the stamps of three large images. A full file is
-/// truncated.
+/// Maximum number of bytes of the stamp file: the stamps of three large images. When the file is
+/// full, it is truncated.
 const MAX_FILE: u64 = 4 << 20;
-/// Bytes of new stamps after which they are appended to the file.
+/// Number of bytes of new stamps in memory at which they are appended to the file.
 const BATCH: usize = 64 << 10;
 
 type Stamp = [u8; STAMP];
 
-/// The stamps of one store. Stamps that another process adds later are unknown to this process,
-/// which costs a read.
+/// The stamps of one store. This process does not see stamps that another process adds later, and
+/// so reads and hashes these files once more.
 #[derive(Debug)]
 pub(super) struct StampLog {
     path: PathBuf,
@@ -38,7 +38,7 @@ pub(super) struct StampLog {
 
 #[derive(Debug, Default)]
 struct Stamps {
-    /// `None` until the first use.
+    /// The stamps of the file. `None` until the first use.
     known: Option<HashSet<Stamp>>,
     unwritten: Vec<u8>,
 }
@@ -89,15 +89,16 @@ impl StampLog {
             let mut options = File::options();
             let mut file = options.append(true).create(true).open(&self.path)?;
             let there = file.metadata()?.len();
-            // A killed process may leave part of a stamp. The stamps behind it would have wrong
-            // offsets.
+            // A killed process may leave a part of a stamp. Stamps that are appended after it would
+            // have wrong offsets, so the file is truncated.
             let whole = there % (STAMP as u64) == 0;
             if !whole || there + fresh.len() as u64 > MAX_FILE {
                 file.set_len(0)?;
             }
             file.write_all(&fresh)
         };
-        // An error, such as a full disk, costs only a later read.
+        // An error, such as a full disk, is ignored: without the stamps, the store only reads and
+        // hashes the files once more.
         let _: std::io::Result<()> = append();
     }
 

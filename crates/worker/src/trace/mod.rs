@@ -28,19 +28,19 @@ const MAX_REPORT: usize = 64 << 10;
 
 /// The command or process whose start is recorded.
 pub enum TraceSubject {
-    /// Run this command and record from its start. Its arguments follow its program.
+    /// Run this command (a program and its arguments), and record from its start.
     Command(Vec<OsString>),
-    /// Record a process that runs already.
+    /// Record the process with this PID, which runs already.
     Process(u32),
 }
 
 /// The options of a recording.
 pub struct RecordOptions {
-    /// The folder with the tree of the image. Without it, the root of the process.
+    /// The folder with the tree of the image. If `None`, it is the root of the process.
     pub root: Option<PathBuf>,
     /// The command or the process.
     pub subject: TraceSubject,
-    /// Maximum duration. Without it, the recording ends with the command or the process.
+    /// Maximum duration. If `None`, the recording ends with the command or the process.
     pub max_duration: Option<Duration>,
     /// The recording ends when this descriptor becomes readable.
     pub stop: Option<OwnedFd>,
@@ -69,14 +69,16 @@ pub struct SentOrder {
 /// Records the opens of files below a root until the subject ends, the maximum duration has passed
 /// or `stop` is readable.
 ///
-/// Terminates a command that still runs at the end. Does not terminate a process that ran before.
+/// Terminates a command that still runs at the end. Does not terminate a process that ran before
+/// the recording.
 ///
 /// # Errors
 /// [`Error::Usage`] if the process has ended or has the root of this machine. [`Error::Trace`] if
 /// this machine cannot record, or if no file was opened.
 pub fn record(options: RecordOptions, progress: &dyn Progress) -> Result<Recording, Error> {
     let joined = match &options.subject {
-        // The pidfd is opened before the root, and checked after the root is open.
+        // The pidfd is opened before the root of the process, and checked after the root is open,
+        // so that both belong to the same process.
         TraceSubject::Process(pid) => Some((*pid, TracedProcess::join(*pid)?)),
         TraceSubject::Command(_) => None,
     };
@@ -200,7 +202,7 @@ fn nothing_opened(pid: Option<u32>, root: &str, took: Duration) -> String {
     }
 }
 
-/// The root of a process in a container.
+/// Opens the root of a process in a container.
 fn container_root(pid: u32) -> Result<ImageRoot, Error> {
     let root = ImageRoot::of_process(pid).map_err(Error::Trace)?;
     let is_host = root.is_of_this_machine();

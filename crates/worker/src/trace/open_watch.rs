@@ -1,8 +1,8 @@
 //! Records the opens of files below a folder, in order, through fanotify.
 //!
 //! The watch uses an open descriptor of the folder and no path. A path such as `/proc/PID/root`
-//! leads into another mount namespace, but the text of the resolved path names a folder of this
-//! machine.
+//! leads into another mount namespace. The text of that path after resolution would name a folder
+//! of this machine instead.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -16,11 +16,11 @@ use nix::sys::fanotify::{EventFFlags, Fanotify, FanotifyEvent, InitFlags, MarkFl
 use pierhead_bundle::api::MAX_TRACE;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 
-/// The root of an image's tree, held open.
+/// An open descriptor of the folder with an image's file tree.
 #[derive(Debug)]
 pub(super) struct ImageRoot {
     folder: File,
-    /// The path in messages.
+    /// The path for messages to the user.
     shown: PathBuf,
 }
 
@@ -77,7 +77,8 @@ impl ImageRoot {
     }
 }
 
-/// The kernel's path of an open file, relative to the root of the opener's mount namespace.
+/// The path of an open file as the kernel reports it: relative to the root of the mount namespace
+/// in which the file was opened.
 fn path_of(file: BorrowedFd<'_>) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
 }
@@ -145,7 +146,8 @@ impl OpenWatch {
                 Ok(events) => events.iter().for_each(|event| self.record(event)),
                 Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno::EINTR) => {}
-                // The kernel could not open one file for this process. Only this event is lost.
+                // The kernel could not open the file of one event for this process. Only this event
+                // is lost.
                 Err(Errno::ENOENT | Errno::ESTALE | Errno::EACCES | Errno::ETXTBSY) => {}
                 Err(error) => return Err(format!("cannot read the events of fanotify: {error}")),
             }
@@ -180,9 +182,10 @@ impl OpenWatch {
         }
     }
 
-    /// The path of an open file below the root. The mount namespace of the process that opened it
-    /// is unknown. So the kernel's path is tried twice: below the path of the root in this process,
-    /// and relative to the root itself. A path is valid only if it leads to the same inode.
+    /// The path of an open file below the root. The mount namespace of the process that opened the
+    /// file is unknown. So the kernel's path is tried twice: below the path of the root in this
+    /// process, and relative to the root itself. A path is valid only if it leads to the same
+    /// inode.
     fn below(&self, file: BorrowedFd<'_>, key: (u64, u64)) -> Option<Vec<u8>> {
         let path = path_of(file)?;
         // The path is not cached, because it changes when the mount namespace of a container ends.

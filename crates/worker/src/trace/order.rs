@@ -1,5 +1,5 @@
-//! The start order as text: the paths of the opened files in order, one per line, relative to the
-//! root of the image.
+//! Reads and writes a start order as text: the paths of the files that a container start opened,
+//! one per line, relative to the root of the image.
 
 use std::io::{self, Read as _, Write};
 use std::path::Path;
@@ -9,12 +9,12 @@ use pierhead_toc::{ImageToc, TocView, Tree};
 
 use crate::Error;
 
-/// Maximum number of bytes of a file with an order.
+/// Maximum number of bytes of a text file with a start order.
 const MAX_TEXT: u64 = 16 << 20;
-/// Maximum number of bytes of a path of an image's entry.
+/// Maximum number of bytes of the path of a file in an image.
 const MAX_PATH: usize = 4096;
 
-/// Writes an order as text. Omits paths with a line break, which no container start needs.
+/// Writes a start order as text. Omits paths with a line break, which no container start needs.
 ///
 /// # Errors
 /// Errors of the writer.
@@ -26,7 +26,7 @@ pub fn write_paths(paths: &[Vec<u8>], out: &mut dyn Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Reads an order from a file. A leading `/` or `./` of a path is ignored.
+/// Reads a start order from a text file. A leading `/` or `./` of a path is ignored.
 ///
 /// # Errors
 /// [`Error::Trace`] with the file and the line.
@@ -69,8 +69,8 @@ pub fn read_paths(from: &Path) -> Result<Vec<Vec<u8>>, Error> {
     Ok(paths)
 }
 
-/// Selects the paths that are regular files of the image. Other paths could reveal local files.
-/// Paths that are not UTF-8 are omitted, too, because JSON cannot contain them.
+/// Selects the paths that are regular files of the image. Other paths are omitted, since they could
+/// reveal local files. Paths that are not UTF-8 are omitted, too, because JSON cannot contain them.
 pub(super) fn image_files(toc: &ImageToc, paths: &[Vec<u8>]) -> Result<Vec<String>, Error> {
     let tree = Tree::of(TocView::mounted(toc))?;
     let own = paths.iter().filter(|path| tree.file(path).is_some());
@@ -162,7 +162,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// No path of a file leaves the root, whatever the text says.
+        /// Property: no accepted path leads out of the root, for any text.
         #[test]
         fn accepted_paths_stay_below_the_root(text in "([a./\\\\\r\n]|\\PC){0,60}") {
             let folder = tempfile::tempdir().expect("a folder");

@@ -14,9 +14,9 @@ use crate::Error;
 /// Time between SIGTERM and SIGKILL, in which a command can end itself.
 const TERMINATION_GRACE: Duration = Duration::from_secs(10);
 
-/// A process and its pidfd.
+/// The recorded process, with its pidfd.
 pub(super) struct TracedProcess {
-    /// `None` for a process that ran already.
+    /// The child process. `None` for a process that ran before the recording.
     child: Option<Child>,
     pidfd: OwnedFd,
 }
@@ -48,7 +48,7 @@ impl TracedProcess {
         Ok(Self { child: None, pidfd })
     }
 
-    /// The pidfd. It becomes readable when the process has ended.
+    /// The pidfd. The pidfd becomes readable when the process has ended.
     pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
@@ -65,9 +65,9 @@ impl TracedProcess {
         self.child.as_mut()?.wait().ok()
     }
 
-    /// Terminates a child: SIGTERM, then SIGKILL. Does not terminate a process that ran already.
-    /// `wait` waits until the pidfd is readable or the deadline has passed, and returns whether the
-    /// process has ended.
+    /// Terminates a child: sends SIGTERM, and SIGKILL after a grace time. Does not terminate a
+    /// process that ran already. `wait` waits until the pidfd is readable or the deadline has
+    /// passed, and returns whether the process has ended.
     pub(super) fn terminate(
         &mut self,
         wait: impl FnOnce(BorrowedFd<'_>, Instant) -> Result<bool, Error>,
@@ -76,7 +76,7 @@ impl TracedProcess {
             return Ok(());
         };
         if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-            // An error means that the child has just ended.
+            // An error is ignored, since it means that the child has just ended.
             let _ = kill_process(pid, Signal::TERM);
         }
         if !wait(self.pidfd.as_fd(), Instant::now() + TERMINATION_GRACE)? {

@@ -1,4 +1,4 @@
-//! Compares the files in a folder with the expected tree.
+//! Compares the files in a folder with the expected file tree of an image.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use pierhead_toc::{Entry, FileDigest, Kind};
 
 /// Panics at the first difference. Compares owners only with `as_root`, because only root can set
-/// them.
+/// owners.
 pub(crate) fn compare(
     root: &Path,
     tree: &[Entry],
@@ -20,7 +20,8 @@ pub(crate) fn compare(
     compare_but_links(root, tree, contents, as_root, false);
 }
 
-/// As [`compare`]. With `linked`, files may have further names in a store and in other trees.
+/// Does the same as [`compare`]. With `linked`, files may have further hard links in a store and in
+/// other trees.
 pub(crate) fn compare_but_links(
     root: &Path,
     tree: &[Entry],

@@ -1,5 +1,5 @@
-//! Sets owner, extended attributes, mode and mtime of a written entry, in the only order that
-//! works.
+//! Sets owner, extended attributes, mode and mtime of an exported file or directory. The order
+//! matters, because `chown` clears setuid and capabilities.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use pierhead_toc::image_toc::Attributes;
 use super::counts::{Counters, add};
 use super::too_large;
 
-/// Setuid and setgid.
+/// The mode bits setuid and setgid.
 pub(super) const SET_ID: u32 = 0o6000;
 
 /// The inode that gets the attributes.
@@ -37,7 +37,7 @@ impl Inode<'_> {
         }
     }
 
-    /// A descriptor on the same file system, for `statfs`.
+    /// A descriptor on the file system of the inode, for `statfs`.
     fn file_system(&self) -> BorrowedFd<'_> {
         match self {
             Self::File(file) => file.as_fd(),
@@ -121,7 +121,7 @@ pub(super) fn apply(
         // EINVAL: the owner has no mapping in this user namespace.
         Err(Errno::PERM | Errno::INVAL) => {
             add(&counts.owners, 1);
-            // With setuid, the file would run as the exporting user.
+            // Drop setuid and setgid, because with setuid the file would run as the exporting user.
             if !matches!(at, Inode::Folder(_)) && mode & SET_ID != 0 {
                 mode &= !SET_ID;
                 add(&counts.modes, 1);
@@ -138,7 +138,7 @@ pub(super) fn apply(
             }
         }
     }
-    // The change of owner may have cleared setuid.
+    // Set setuid again, since the change of the owner may have cleared it.
     if now.st_mode & 0o7777 != mode || mode & SET_ID != 0 {
         at.chmod(Mode::from_raw_mode(mode))?;
     }

@@ -1,9 +1,9 @@
-//! Counts of written entries, and of properties that an export could not set.
+//! Counts the entries that an export into a folder wrote, and the properties that it could not set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The result of an export: the written entries, and the properties that need more privileges or
-/// another file system.
+/// The result of an export: the written entries, and the properties that could not be set, because
+/// they need more privileges or another file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Number of written entries, the root included.
@@ -16,7 +16,7 @@ pub struct Summary {
     pub owners: u64,
     /// Number of files that lost setuid or setgid, because their owner could not be set.
     pub modes: u64,
-    /// Number of names of devices that could not be created.
+    /// Number of device entries that could not be created.
     pub devices: u64,
     /// Number of extended attributes that could not be set.
     pub xattrs: u64,

@@ -1,5 +1,5 @@
-//! Writes the content of one file: shares the blocks of the store's file, or copies it and leaves
-//! holes for zeros.
+//! Writes the content of an exported file: shares the disk blocks of the store's file, or copies
+//! the bytes and leaves holes for zeros.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use pierhead_toc::{FileDigest, Time};
 
 use super::ContentSource;
 
-/// Bytes of one read and of one write.
+/// Number of bytes of one read and of one write.
 const PIECE: usize = 256 << 10;
 
 /// Bytes of the smallest hole in a file.
@@ -47,7 +47,8 @@ impl<'a> Writer<'a> {
         files.map_or(Ok(()), |files| files.record_link(content, file, modified))
     }
 
-    /// Writes a content into an empty file. Returns whether it shares its blocks with a store.
+    /// Writes a content into an empty file. Returns whether the file shares its blocks with a
+    /// store.
     pub(super) fn write(&mut self, to: &File, content: &FileDigest, size: u64) -> io::Result<bool> {
         if size == 0 {
             return Ok(false);
@@ -95,13 +96,13 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Writes the blocks that are not zero, adjacent blocks with one call. Returns whether it left
-/// holes.
+/// Writes the blocks that are not zero, adjacent blocks with one call. Returns whether the file now
+/// has holes.
 fn write_nonzero_blocks(to: &File, at: u64, piece: &[u8]) -> io::Result<bool> {
     let mut start = 0;
     let mut holes = false;
     for (nth, block) in piece.chunks(BLOCK).enumerate() {
-        // A short last block of zeros becomes a hole, too.
+        // A last block that is shorter and has only zeros becomes a hole, too.
         if block[0] == 0 && *block == ZEROS[..block.len()] {
             let end = nth * BLOCK;
             if start < end {

@@ -24,14 +24,14 @@ const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Opens the target, and creates it if needed. Without `over`, it must be empty.
+/// Opens the target, and creates it if needed. Without `over`, the target must be empty.
 pub(super) fn target(into: &Path, over: bool) -> io::Result<OwnedFd> {
     fs::create_dir_all(into)?;
     // The target itself may be a symbolic link, because the caller chose it.
     let root = sys::open(into, FOLDER - OFlags::NOFOLLOW, Mode::empty())?;
     if !over {
-        // Two exports into one empty folder would delete each other's files. A file system without
-        // locks is accepted.
+        // Two exports into one empty folder would delete each other's files. The export also works
+        // on a file system without locks.
         if let Err(Errno::WOULDBLOCK) =
             sys::flock(&root, sys::FlockOperation::NonBlockingLockExclusive)
         {
@@ -44,17 +44,17 @@ pub(super) fn target(into: &Path, over: bool) -> io::Result<OwnedFd> {
     Ok(root)
 }
 
-/// A folder on the path of the walk. It gets its attributes when the walk leaves it: a new entry
-/// changes the mtime of the folder, and the mode of the folder may forbid new entries.
+/// A folder on the path of the walk. The folder gets its attributes when the walk leaves it: a new
+/// entry changes the mtime of the folder, and the mode of the folder may forbid new entries.
 struct OpenFolder<'t> {
     fd: Option<OwnedFd>,
-    /// Length of its path, in bytes.
+    /// Length of the folder's path in bytes.
     len: usize,
     attributes: Attributes<'t>,
     modified: Time,
 }
 
-/// The folders from the target to the current one.
+/// The open folders from the target to the current one.
 pub(super) struct Folders<'t> {
     root: OwnedFd,
     root_attributes: Option<(Attributes<'t>, Time)>,
@@ -73,7 +73,7 @@ impl<'t> Folders<'t> {
         }
     }
 
-    /// Sets the attributes that the target gets at the end.
+    /// Remembers the attributes that the target gets at the end of the export.
     pub(super) const fn root(&mut self, attributes: Attributes<'t>, modified: Time) {
         self.root_attributes = Some((attributes, modified));
     }
@@ -147,7 +147,7 @@ impl<'t> Folders<'t> {
         let left = self.entered.pop().ok_or(io::ErrorKind::InvalidData)?;
         if let Some(fd) = &left.fd {
             let applied = apply(&Inode::Folder(fd), left.attributes, left.modified, counts);
-            // The walk is already at another entry, so the error names this folder.
+            // The walk is already at another entry, so the error text names the folder that failed.
             applied.map_err(|error| {
                 let path = self.path.escape_ascii();
                 io::Error::new(error.kind(), format!("folder {path}: {error}"))
@@ -179,8 +179,8 @@ impl<'t> Folders<'t> {
         }
     }
 
-    /// Opens the parent of a written path, and returns the last name of the path. Some of these
-    /// folders are only open to root.
+    /// Opens the parent of a written path, and returns the last name of the path. An exported
+    /// folder may have a mode with which only root can open it.
     pub(super) fn open<'p>(&self, path: &'p [u8]) -> io::Result<(OwnedFd, &'p [u8])> {
         let (parent, name) = split(path);
         Ok((walk(&self.root, parent)?, name))

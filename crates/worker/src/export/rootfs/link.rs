@@ -17,21 +17,22 @@ use pierhead_toc::image_toc::Row;
 
 use super::attributes::{SET_ID, owner};
 
-/// The extended attribute of the SELinux label. Where SELinux is in use, every file has it.
+/// The extended attribute of the SELinux label. Where SELinux is in use, every file has this
+/// attribute.
 const LABEL: &[u8] = b"security.selinux\0";
 
 /// Write permission of the group and of others.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// The ctime of an inode: seconds and nanoseconds. A later write changes it, except within the same
-/// tick of the clock.
+/// The ctime of an inode: seconds and nanoseconds. A later write changes the ctime, except within
+/// the same tick of the clock.
 pub(super) type ChangeTime = (i64, i64);
 
 /// The result of [`link`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Link {
     /// The name is linked to a file that no other tree shares. The file still needs the attributes
-    /// of the entry, and is locked until it is closed. The value is its ctime.
+    /// of the entry. It is locked until the caller closes it. The value is the ctime of the file.
     Exclusive(ChangeTime),
     /// The name is linked to a file that has the attributes already.
     Shared,
@@ -88,7 +89,7 @@ pub(super) fn link(
     match add_name(file, parent, name) {
         Ok(()) if has_one_name => Ok(Link::Exclusive(changed(&file.metadata()?))),
         Ok(()) => Ok(Link::Shared),
-        // Another file system, too many names, or a file of another user.
+        // The link is not possible: another file system, too many names, or a file of another user.
         Err(Errno::XDEV | Errno::MLINK | Errno::PERM | Errno::NOENT) => Ok(Link::None),
         Err(error) => Err(error.into()),
     }

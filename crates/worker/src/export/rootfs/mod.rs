@@ -37,16 +37,17 @@ use pierhead_toc::image_toc::Attributes;
 use pierhead_toc::{FileDigest, Source, Time};
 use walk::{Walk, WalkError};
 
-/// Number of files in one batch for a writer. To pass each file alone would cost more than to write
-/// a small file.
+/// Number of files in one batch for a writer. Passing each file alone to a writer would take longer
+/// than writing a small file.
 const BATCH: usize = 32;
 /// Bytes of files at which a batch is complete with fewer files.
 const BATCH_BYTES: u64 = 1 << 20;
 
-/// Maximum number of batches that wait for a writer. Each file in them is an open descriptor.
+/// Maximum number of batches that wait for a writer. Each file in these batches takes an open
+/// descriptor.
 const MAX_WAITING: usize = 4;
 
-/// A store that has each content in a file.
+/// A store that keeps each content in a file of its own.
 pub trait StoreFiles: Sync {
     /// Opens the file of a content. `None` if the store does not have the content.
     ///
@@ -54,13 +55,15 @@ pub trait StoreFiles: Sync {
     /// Errors of the medium.
     fn file(&self, content: &FileDigest) -> io::Result<Option<File>>;
 
-    /// Whether [`Self::file`] would still return this file.
+    /// Whether the store still uses this file for the content, so that [`Self::file`] would return
+    /// it.
     ///
     /// # Errors
     /// Errors of the medium.
     fn is_current(&self, content: &FileDigest, file: &File) -> io::Result<bool>;
 
-    /// Records that a tree now shares this file, with the attributes of its entry and this mtime.
+    /// Records that an exported tree now shares this file. The file has the attributes of the
+    /// tree's entry and this mtime.
     ///
     /// # Errors
     /// Errors of the medium.
@@ -70,7 +73,8 @@ pub trait StoreFiles: Sync {
 /// How an export uses a file of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReuseMode {
-    /// Shares blocks where the file system has reflinks (btrfs, XFS). Elsewhere copies the file.
+    /// Shares blocks where the file system has reflinks (btrfs, XFS). On other file systems, copies
+    /// the file.
     #[default]
     Clone,
     /// Links the inode of the store. Only for read-only trees: a write to such a file changes the
@@ -110,7 +114,7 @@ impl Default for Options {
 /// A created file for a writer, still without content and attributes.
 struct FileJob<'t> {
     file: File,
-    /// If the file is a linked inode of the store, which has its content: its ctime.
+    /// The ctime of the file, if it is a linked inode of the store and so already has its content.
     store_inode: Option<ChangeTime>,
     path: Vec<u8>,
     content: FileDigest,
@@ -119,12 +123,12 @@ struct FileJob<'t> {
     modified: Time,
 }
 
-/// The source of contents.
+/// The contents for an export: a source, and the store's files if there are any.
 #[derive(Clone, Copy)]
 pub struct ContentSource<'a> {
-    /// The source of all contents.
+    /// The source that has all contents.
     pub source: &'a (dyn Source + Sync),
-    /// The store, if it has contents as files.
+    /// The store, if its files can be shared with the exported tree.
     pub files: Option<&'a dyn StoreFiles>,
 }
 
@@ -145,7 +149,7 @@ pub fn rootfs(
     let failed = |error| Error::io(format!("export into {}", into.display()), error);
     let is_new = !into.exists();
     let root = folder::target(into, options.over).map_err(failed)?;
-    // The clone holds the same lock until it is closed.
+    // This cloned descriptor holds the lock of the target until it is closed.
     let target = root.try_clone().map_err(failed)?;
     let counts = Counters::default();
     let stopped = AtomicBool::new(false);
@@ -167,7 +171,7 @@ pub fn rootfs(
             taken: HashSet::new(),
             folders: Folders::new(root),
         };
-        // The scope owns the sender, so the writers also end if the walk panics.
+        // Moves the sender into this scope, so that the writers also end if the walk panics.
         let sender = sender;
         let (mut batch, mut bytes): (Vec<FileJob<'_>>, u64) = (Vec::new(), 0);
         let mut send = |job: Option<_>| {
@@ -194,7 +198,7 @@ pub fn rootfs(
         }
         send(None);
         drop(sender);
-        // The error of a writer comes first: the walk stops because of it.
+        // The error of a writer is reported first, since the walk stops because of this error.
         for writer in writing {
             match writer.join() {
                 Ok(written) => written?,
@@ -204,8 +208,8 @@ pub fn rootfs(
         walked
     });
     if written.is_err() && !options.over {
-        // The disk may be full, and a retry needs an empty folder. The caller gets the first error
-        // only.
+        // Delete the written files: the disk may be full, and a retry needs an empty folder. An
+        // error here is ignored, since the caller gets only the first error.
         let _ = folder::empty(&target);
         let _ = is_new.then(|| fs::remove_dir(into));
     }
@@ -213,7 +217,7 @@ pub fn rootfs(
     Ok(counts.summary())
 }
 
-/// Writes files until the walk ends. After an error of another thread, drops the rest.
+/// Writes files until the walk ends. After an error of another thread, drops the remaining files.
 fn write<'t>(
     jobs: &Mutex<Receiver<Vec<FileJob<'t>>>>,
     stopped: &AtomicBool,
@@ -250,8 +254,8 @@ impl FileJob<'_> {
         let shared =
             self.store_inode.is_some() || writer.write(&self.file, &self.content, self.size)?;
         add(&counts.shared, u64::from(shared));
-        // Another process may have written to the file since it was verified: then it gets no
-        // stamp.
+        // Another process may have written to the file since it was verified: then the file gets no
+        // stamp, and the store hashes it again later.
         let is_unchanged = match self.store_inode {
             Some(before) => link::changed(&self.file.metadata()?) == before,
             None => false,

@@ -1,5 +1,5 @@
-//! Errors for extended attributes and symbolic links that are too large for the file system: size,
-//! limit and fix.
+//! Makes the errors for extended attributes and symbolic links that are too large for the file
+//! system. The text states the size, the limit and the fix.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -93,7 +93,7 @@ mod tests {
             text.contains("4096 bytes") && text.contains("4095"),
             "{text}"
         );
-        // The name of the link may be too long, too: then the error stays as it is.
+        // If the name of the link and not its target is too long, the error is not changed.
         let short = target(b"x", Errno::NAMETOOLONG).raw_os_error();
         assert_eq!(short, Some(Errno::NAMETOOLONG.raw_os_error()));
     }

@@ -1,4 +1,5 @@
-//! The walk over a TOC: it creates each name, and sends files to the writers.
+//! The walk over the TOC during an export: one thread creates each file name, and passes files to
+//! the threads that write contents.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -28,7 +29,7 @@ pub(super) enum WalkError {
 /// The result of the attempt to link a name to a file of the store.
 enum StoreLink {
     /// Linked to a file that no other tree shares. The file still needs the attributes of the
-    /// entry; this is its ctime.
+    /// entry. The second value is the ctime of the file.
     Exclusive(File, ChangeTime),
     /// Linked to a file that has all attributes already.
     Shared,
@@ -36,8 +37,8 @@ enum StoreLink {
     None,
 }
 
-/// The path of each target of a hard link, by the ordinal of the target. `None` until the target is
-/// written, and for a target that could not be created.
+/// The path of each target of a hard link, by the ordinal of the target. The path is `None` until
+/// the target is written, and for a target that could not be created.
 pub(super) type LinkTargets = HashMap<u32, Option<Vec<u8>>>;
 
 pub(super) fn link_targets(toc: &ImageToc) -> Result<LinkTargets, Error> {
@@ -192,7 +193,8 @@ impl<'a> Walk<'a> {
         let (ReuseMode::HardLink, Some(files)) = (self.options.reuse, self.contents.files) else {
             return Ok(StoreLink::None);
         };
-        // An empty file has no blocks to share, and an inode has a maximum number of names.
+        // An empty file is not linked: it has no blocks to share, and an inode can have only a
+        // limited number of names.
         if size == 0 || self.taken.contains(&number) {
             return Ok(StoreLink::None);
         }
@@ -203,7 +205,7 @@ impl<'a> Walk<'a> {
         if meta.len() != size {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // With `over`, a file that remains in the folder may have the same inode.
+        // With `over`, an older file in the folder may already be the same inode.
         let may_share = !self.options.over;
         let parent = self.folders.here()?;
         let is_stored = || files.is_current(content, &file);

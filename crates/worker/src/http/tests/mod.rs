@@ -49,7 +49,7 @@ fn get(response: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
     Ok((status, body, is_idle))
 }
 
-/// As [`get`], for a response with bytes after its body.
+/// Does the same as [`get`], for a response that may have bytes after its body.
 fn get_any(response: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
     let (status, body, is_idle, _) = exchange(response)?;
     Ok((status, body, is_idle))
@@ -249,7 +249,7 @@ fn a_response_below_the_minimum_rate_fails_and_a_long_wait_does_not() {
     };
     assert!(fails(0) && fails(1) && fails(100));
     assert!(!fails(1000) && !fails(1 << 20));
-    // The server plans a bundle for a minute, and then sends it at once.
+    // The server plans a bundle for a minute, and then sends the whole bundle at once.
     let mut rate = connection::MinimumRate::default();
     assert!(rate.is_met(59 * second, 1) && rate.is_met(second, 1 << 20));
     assert!(rate.is_met(60 * second, 1));
@@ -275,7 +275,7 @@ fn only_a_tls_connection_loads_the_roots() {
     let url = format!("https://{}", listener.local_addr().expect("an address"));
     let https = Server::new(Url::parse(&url).expect("a URL"), tls, None);
     for server in [https.clone(), https.redirected_to(https.url().clone())] {
-        // No byte is sent yet: the handshake belongs to the first request.
+        // Connecting sends no byte, since the TLS handshake follows with the first request.
         Session::new(&server).connect().expect("a TCP connection");
         assert_eq!(loads.load(Ordering::Relaxed), 1);
     }

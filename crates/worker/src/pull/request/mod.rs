@@ -13,12 +13,13 @@ use pierhead_oci::{ErrorCode, Reference};
 use crate::http::{Body, Request, Response, RetryBackoff, Session};
 use crate::{Error, registry, request_path};
 
-/// Bounds of the pause between two polls. Within them, the server chooses the pause by
-/// `Retry-After`.
+/// Minimum and maximum pause between two polls. Within these limits, the server chooses the pause
+/// by `Retry-After`.
 const POLL_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// Maximum time without progress of the server. One stage of the largest layers takes minutes.
+/// Maximum time without progress of the server. One stage of the preparation takes minutes for the
+/// largest layers.
 const MAX_STAGNATION: Duration = Duration::from_secs(10 * 60);
-/// Maximum wait for a bundle. A pull of layers takes less time.
+/// Maximum wait for a bundle. After this time, a pull of layers would be faster.
 const MAX_WAIT: Duration = Duration::from_secs(30 * 60);
 
 /// The response of a server to a request for a bundle.
@@ -34,7 +35,7 @@ pub(crate) enum BundleResponse {
     Unavailable(String),
 }
 
-/// Requests a bundle once. The caller retries after a broken connection.
+/// Requests a bundle once. If the connection breaks, the caller has to retry.
 ///
 /// # Errors
 /// Errors of the HTTP exchange, denied access, and [`Error::NotFound`].
@@ -82,7 +83,8 @@ pub(crate) fn request_bundle(
                     | StatusCode::NOT_IMPLEMENTED,
                     _,
                 ) => {
-                    // The endpoint or the image is missing. A request for the manifest tells which.
+                    // The endpoint or the image is missing. A request for the manifest tells which
+                    // one is missing.
                     registry::check_manifest(session, image)?;
                 }
                 _ => return Ok(BundleResponse::Unavailable(error.to_string())),
@@ -144,8 +146,8 @@ impl ReadinessWait {
             .then(|| format!("the server has not prepared a bundle within {minutes} minutes"))
     }
 
-    /// Waits before the next poll. Calls `show` with the stage of the preparation as text, and its
-    /// progress.
+    /// Waits before the next poll. Calls `show` with the stage of the preparation as text, and with
+    /// the progress of this stage.
     ///
     /// # Errors
     /// Returns `error` if waiting cannot help, or after a time limit ([`Self::timed_out`]).

@@ -22,7 +22,7 @@ fn layers_are_pulled_after_the_maximum_wait() {
     wait.max_wait = Duration::ZERO;
     assert!(wait.timed_out(&refused(preparing)).is_some());
     assert!(wait.wait(refused(preparing), &mut |_, _| {}).is_err());
-    // A busy server without a bundle in preparation is retried by the backoff instead.
+    // A busy server that prepares no bundle has no such time limit: the backoff of retries applies.
     assert!(wait.timed_out(&refused(None)).is_none());
 }
 
@@ -106,7 +106,7 @@ fn a_missing_endpoint_and_a_missing_image_are_distinguished() {
         );
         assert!(matches!(result, Err(Error::NotFound { .. })), "{status}");
     }
-    // The error code decides without a second request.
+    // The error code of the response decides, so the client sends no second request.
     let (result, server) = request(refusal("404 Not Found", "MANIFEST_UNKNOWN"), manifest());
     assert!(matches!(result, Err(Error::NotFound { .. })));
     assert_eq!(server.targets().len(), 1);

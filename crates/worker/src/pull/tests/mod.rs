@@ -17,7 +17,7 @@ mod layers;
 
 const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// Two versions without the content of 9 MB: few bytes keep these tests fast.
+/// Two versions of the test image without its content of 9 MB, so that these tests are fast.
 fn versions() -> (TestImage, TestImage) {
     let (mut old, mut new) = store::tests::versions();
     for test_image in [&mut old, &mut new] {
@@ -108,7 +108,7 @@ fn a_pulled_bundle_is_recorded_with_its_name() {
     let names = ImageNames::read(std::iter::once(store.path()));
     let reference = "registry.example/app:1".parse().expect("a reference");
     assert_eq!(names.find(&reference, &platform()), Some(image.digest()));
-    // A reference by digest needs no server afterwards.
+    // A second pull by digest needs no server.
     let requests = server.requests().len();
     let named = format!("registry.example/app@{}", image.digest());
     let report = pull_into(&server, &store, &named).expect("stored");
@@ -241,7 +241,7 @@ fn a_pull_with_a_corrupt_content_fails() {
     let image = TestImage::of(&[("a", noise(1, 3000)), ("b", noise(2, 9000))]);
     let other = TestImage::of(&[("a", noise(7, 3000)), ("b", noise(2, 9000))]);
     let (encoded, wrong) = (encode(&image, None, false), encode(&other, None, false));
-    // The header of the image, and the records of another one.
+    // The response has the header of this image and the records of another image.
     let part = wrong.part(0);
     let records = &part[encoded.prelude.encode().len()..];
     let bytes = [&encoded.prelude.encode()[..], &encoded.body, records].concat();

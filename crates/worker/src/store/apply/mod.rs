@@ -1,4 +1,4 @@
-//! Applies a bundle to a store, in bounded memory. Any thread may pass records to it.
+//! Applies a bundle to a store, in bounded memory. Any thread may pass the records of the bundle.
 
 mod work;
 
@@ -23,13 +23,15 @@ const MAX_QUEUED_BYTES: u64 = 8 << 20;
 /// Maximum number of bytes of base contents and decoded frames of all threads. One frame of the
 /// maximum size fits.
 const MAX_DECODING_BYTES: u64 = 24 << 20;
-/// Maximum number of members and bases of all frames. It limits the memory of the frame list.
+/// Maximum number of members and bases of all frames. This maximum limits the memory of the frame
+/// list.
 const MAX_SLICES: usize = 600_000;
-/// Maximum number of decoding threads. More threads only wait for each other in the file system.
+/// Maximum number of decoding threads. With more threads, the threads only wait for each other in
+/// the file system.
 const MAX_THREADS: usize = 4;
 
-/// A bundle in progress of being applied. Several threads may call [`Apply::record`]. If it is
-/// dropped before the end, [`Store::resume`] continues it.
+/// A bundle that is being applied. Several threads may call [`Apply::record`]. If the value is
+/// dropped before the end, [`Store::resume`] continues the fetch.
 pub struct Apply {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -38,7 +40,7 @@ pub struct Apply {
 /// The result of [`Apply::finish`].
 #[derive(Debug)]
 pub enum ApplyOutcome {
-    /// All contents are stored. A thread records the image.
+    /// All contents are stored. A thread now records the image.
     Complete(Box<CompleteImage>),
     /// The store lacks these contents. The caller has to fetch them one by one, and then call
     /// `finish` again.
@@ -60,7 +62,7 @@ impl CompleteImage {
         &self.image
     }
 
-    /// Waits until the record is durable.
+    /// Waits until the record of the image is durable.
     ///
     /// # Errors
     /// Errors of the file system. `Malformed` if another process has recorded another tree of the
@@ -87,7 +89,8 @@ impl From<Image> for CompleteImage {
 /// How the contents of an image arrived, so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ApplyCounts {
-    /// Contents that arrived in full: in frames without a base, and one by one.
+    /// Contents that arrived in full: in frames that are no patches, or by requests for single
+    /// contents.
     pub full: TransferCount,
     /// Contents that arrived as patches against stored contents.
     pub patched: TransferCount,
@@ -102,7 +105,7 @@ pub struct ApplyCounts {
 pub struct TransferCount {
     /// Number of contents.
     pub contents: u64,
-    /// Their uncompressed bytes.
+    /// Sum of the uncompressed bytes of these contents.
     pub bytes: u64,
 }
 
@@ -116,7 +119,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// The TOC of the wanted image and of its base images.
+/// The TOCs (tables of contents) of the wanted image and of its base images.
 struct ImageTocs {
     wanted: ImageToc,
     base_images: Vec<(UsableContents, Option<ImageToc>)>,
@@ -147,7 +150,8 @@ impl Sizes for ImageTocs {
 }
 
 impl ImageTocs {
-    /// A content of a base image, by its number in the header. `None` if the bundle may not use it.
+    /// A content of a base image. `image` is the position of the base image in the header. `None`
+    /// if the bundle may not use this content.
     fn base_content(&self, image: u16, content: u32) -> Option<(FileDigest, u64)> {
         let (usable, toc) = self.base_images.get(usize::from(image))?;
         let toc = toc.as_ref()?;
@@ -194,7 +198,7 @@ impl Apply {
             }
             frames.push(frame);
         }
-        // The TOC is decoded already: free its coded bytes.
+        // The TOC is decoded already, so free its coded bytes.
         header.toc.coded = Vec::new();
         let mut state = State {
             done: vec![false; frames.len()],
@@ -264,7 +268,7 @@ impl Apply {
         self.shared.folder.digest
     }
 
-    /// The header, without the coded TOC.
+    /// The header of the bundle, without the coded TOC.
     pub fn header(&self) -> &Header {
         &self.shared.header
     }
@@ -299,16 +303,16 @@ impl Apply {
         ranges
     }
 
-    /// How the contents arrived, so far.
+    /// How the contents of the image arrived, so far.
     pub fn counts(&self) -> ApplyCounts {
         self.shared.state.lock().counts
     }
 
-    /// Queues a record. Waits while the queue is full.
+    /// Queues a record for the decoding threads. Waits while the queue is full.
     ///
     /// # Errors
-    /// The error of this or an earlier record. After it, the bundle cannot be applied. Applied
-    /// contents remain stored.
+    /// The error of this or an earlier record. After an error, the bundle cannot be applied.
+    /// Contents that were applied remain stored.
     pub fn record(&self, frame: u32, coding: Coding, payload: Vec<u8>) -> Result<(), Error> {
         let bytes = as_u64(payload.len());
         let mut state = self.shared.state.lock();
@@ -350,10 +354,10 @@ impl Apply {
     }
 
     /// Waits for the queued records, then checks whether the image is complete. If it is, a thread
-    /// starts to record it. Costs one system call per content.
+    /// starts to record the image. The check takes one system call per content.
     ///
     /// # Errors
-    /// As [`Apply::record`].
+    /// Errors of [`Apply::record`].
     pub fn finish(&self) -> Result<ApplyOutcome, Error> {
         let shared = &self.shared;
         let mut state = shared.state.lock();

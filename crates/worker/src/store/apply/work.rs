@@ -1,5 +1,5 @@
-//! The threads of an [`Apply`](super::Apply): they decode frames into contents, and record the
-//! complete image.
+//! The threads that apply a bundle: they decode frames into contents, and record the complete
+//! image.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,14 +34,15 @@ impl Shared {
                     self.frame(known, coding, payload)
                         .and_then(|is_complete| match is_complete {
                             true => self.folder.log_frame(frame),
-                            // `finish` reports its contents as missing.
+                            // A base is damaged or missing. `finish` reports the contents of this
+                            // frame as missing.
                             false => Ok(()),
                         })
                 }
             };
             let mut state = self.state.lock();
             state.busy -= 1;
-            // The payload uses memory until here.
+            // The payload has used memory until here, so its bytes are released now.
             state.queued_bytes -= as_u64(payload.len());
             match result {
                 Ok(()) => {
@@ -78,7 +79,7 @@ impl Shared {
         }
     }
 
-    /// Decodes a frame within the memory limit. `false` if a base is damaged or missing.
+    /// Decodes a frame within the memory limit. Returns `false` if a base is damaged or missing.
     fn frame(&self, frame: &Frame, coding: Coding, payload: &[u8]) -> Result<bool, Error> {
         let out = len(&frame.members);
         let bases = match coding {
@@ -191,7 +192,7 @@ impl Shared {
         self.tocs.wanted(member.content) == Some(member.len)
     }
 
-    /// Stores one member of a frame. `false` if its digest does not match.
+    /// Stores one member of a frame. Returns `false` if the digest of the content does not match.
     fn member(&self, member: &Slice, piece: &[u8]) -> Result<bool, Error> {
         let (content, size) = self.tocs.wanted_content(member)?;
         if member.len == size {
@@ -225,7 +226,7 @@ impl Shared {
         }
     }
 
-    /// Reads all bases, concatenated. `None` if one is missing or was altered.
+    /// Reads all bases and concatenates them. Returns `None` if a base is missing or was altered.
     fn bases(&self, bases: &[BaseSlice]) -> Result<Option<Vec<u8>>, Error> {
         let sum: u64 = bases.iter().map(|base| base.slice.len).sum();
         let mut bytes = vec![0; usize::try_from(sum).unwrap_or(0)];
@@ -247,7 +248,7 @@ impl Shared {
         Ok(Some(bytes))
     }
 
-    /// Hashes the bases of a frame that did not decode. Removes the corrupt ones, and returns
+    /// Hashes the bases of a frame that did not decode. Removes the corrupt contents, and returns
     /// whether there were any.
     fn is_base_damaged(&self, frame: &Frame) -> Result<bool, Error> {
         let mut is_any_damaged = false;
@@ -262,11 +263,11 @@ impl Shared {
         Ok(is_any_damaged)
     }
 
-    /// The image of this fetch.
+    /// Makes the image that this fetch completes.
     pub(super) fn image(&self) -> Result<Image, Error> {
         let header = &self.header;
         if !self.folder.is_toc_verified {
-            // Another process may have recorded another tree meanwhile.
+            // Checked again, since another process may have recorded another tree meanwhile.
             self.store.check_toc(header)?;
         }
         Ok(Image {

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// An image with one frame for each of these files.
+/// A test image whose bundle has one frame for each file.
 fn many_frames() -> TestImage {
     let files: Vec<(String, Vec<u8>)> = (0..8)
         .map(|number| (format!("file-{number}"), noise(50 + number, 3000)))
@@ -15,13 +15,14 @@ fn many_frames() -> TestImage {
     TestImage::of(&files)
 }
 
-/// Feeds a part of a bundle, waits until its records are applied, and ends like a killed process.
+/// Passes a part of a bundle to the store, waits until its records are applied, and stops as a
+/// killed process does.
 fn feed_and_stop(store: &Store, bytes: &[u8]) {
     let apply = feed(store, bytes, 1 << 16).unwrap();
     let _ = apply.finish().unwrap();
 }
 
-/// Feeds all frames from the first missing one on.
+/// Passes all frames from the first missing one on to the store.
 fn feed_rest(apply: &Apply, encoded: &Encoded) {
     let Some(first) = apply.missing().first().map(|range| range.start) else {
         return;
@@ -55,7 +56,7 @@ fn a_fetch_that_stops_at_any_record_resumes_with_the_missing_frames() {
             let folder = TempDir::new().unwrap();
             let store = Store::open(folder.path(), &[]).unwrap();
             if applied == frames {
-                // Without `finish`, which would record the image.
+                // Does not call `finish`, which would record the image.
                 let apply = feed(&store, &encoded.bytes()[..cut], 1 << 16).unwrap();
                 while !apply.missing().is_empty() {
                     std::thread::yield_now();
@@ -115,7 +116,7 @@ fn a_lost_content_is_fetched_again_whatever_the_log_states() {
             assert_eq!(count, 1, "{missing:?}");
             assert!(missing[0].end <= frames);
         }
-        // Every way of fetching it completes the image.
+        // The image is completed by every way of fetching this content.
         let mut writer = apply.receive(&lost).unwrap();
         writer.write(&image.bytes(&lost)).unwrap();
         writer.commit().unwrap();
@@ -132,7 +133,7 @@ fn a_truncated_content_makes_its_image_incomplete_until_the_next_pull() {
     pull(&store, &image, None, false);
     let content = FileDigest::of(&image.files[&b"file-2"[..]]);
     for len in [0, 1, 1500, 2999] {
-        // The seal survives, as after a crash that lost the data of the file.
+        // The file keeps its seal, as after a crash that lost only the data of the file.
         let path = f.file(&content);
         let modified = path.metadata().unwrap().modified().unwrap();
         fs::remove_file(&path).unwrap();
@@ -163,7 +164,7 @@ fn a_kill_while_a_record_is_written_leaves_the_old_record_or_none() {
         for name in &names[..written] {
             fs::copy(record.join(name), partial.join(name)).unwrap();
         }
-        // The last file is cut.
+        // The last written file is truncated.
         if let Some(name) = written.checked_sub(1).map(|last| names[last]) {
             let file = File::options()
                 .write(true)

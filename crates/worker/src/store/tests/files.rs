@@ -7,7 +7,7 @@ use super::super::partial_file::PartialFile;
 use super::super::stamps::StampLog;
 use super::*;
 
-/// A store with a partial file of these bytes, and no range of it.
+/// A store with an empty partial file for the content `bytes`.
 fn partial(bytes: &[u8]) -> (Fixture, Store, PartialFile, PathBuf) {
     let f = Fixture::new();
     let store = f.store();
@@ -54,8 +54,8 @@ fn ranges_of_an_earlier_process_may_overlap_new_ranges() {
 #[test]
 fn a_partial_file_with_wrong_or_missing_bytes_is_deleted() {
     let bytes = noise(3, 1000);
-    // A wrong bit, a file that is shorter than its log states, and a file that is longer than the
-    // content.
+    // Three damages: a wrong bit, a file that is shorter than its log states, and a file that is
+    // longer than the content.
     let mut wrong = bytes.clone();
     wrong[500] ^= 1;
     for found in [&wrong[..], &bytes[..600], &[&bytes[..], b"more"].concat()] {
@@ -132,7 +132,7 @@ fn a_damaged_stamp_file_is_replaced() {
     let (file, log) = (folder.path().join("file"), folder.path().join("stamps"));
     fs::write(&file, "bytes").unwrap();
     let content = FileDigest::of(b"bytes");
-    // An incomplete stamp, and a file of the maximum size.
+    // Stamp files to start with: one with an incomplete stamp, and one of the maximum size.
     for before in [vec![7; 13], vec![7; 4 << 20]] {
         fs::write(&log, before).unwrap();
         StampLog::new(log.clone(), true).insert(&content, &stat(&file));
@@ -167,14 +167,14 @@ fn a_fetch_folder_has_one_owner_and_its_log_ignores_partial_ordinals() {
     }
     let log = path.join("log");
     assert_eq!(read_log(&log).unwrap(), [3, 0, u32::MAX]);
-    // A killed process may leave part of an ordinal.
+    // A killed process may leave a part of an ordinal at the end of the log.
     let bytes = fs::read(&log).unwrap();
     fs::write(&log, &bytes[..bytes.len() - 1]).unwrap();
     assert_eq!(read_log(&log).unwrap(), [3, 0]);
     assert!(read_log(&path.join("none")).unwrap().is_empty());
     fetch.remove();
     assert!(!path.exists());
-    // The lock of a removed folder does not block: a new owner creates a new folder.
+    // The lock of a removed folder blocks nobody, since the next process creates a new folder.
     let second = open().unwrap();
     assert!(path.join("parts").is_dir());
     drop(second);
@@ -200,7 +200,7 @@ fn a_damaged_record_of_an_image_is_not_loaded() {
     assert_eq!(loaded.media_type, image.media_type);
     assert_eq!(loaded.toc.bytes(), image.toc.bytes());
     assert!(loaded.layers);
-    // A second record replaces the first, and leaves no temporary folder.
+    // A second record replaces the first one, and no temporary folder is left.
     image.save(images).unwrap();
     assert_eq!(entries(images).unwrap(), std::slice::from_ref(&folder));
     for name in ["image.json", "manifest", "config", "table"] {
@@ -293,7 +293,7 @@ fn a_deleted_folder_of_contents_is_created_again_by_the_next_write() {
     assert!(store.verify().unwrap().removed.is_empty());
     pull(&store, &f.old, None, false);
     assert!(prefix.is_dir());
-    // Both a rename and a write into the store create the folder.
+    // Both a rename and a write into the store create the deleted folder again.
     fs::remove_dir_all(&prefix).unwrap();
     let path = f.folder.path().join("written");
     fs::write(&path, &f.old.files[&b"a/same"[..]]).unwrap();
@@ -367,7 +367,8 @@ fn concurrent_updates_of_a_document_are_serialized() {
     found.sort_unstable();
     let expected: Vec<u8> = (b'0'..b'4').flat_map(|byte| [byte; 20]).collect();
     assert_eq!(found, expected, "no update is lost");
-    // A failed change leaves the document unchanged. A longer document than the limit is not read.
+    // A failed change leaves the document unchanged. A document that is longer than the limit is
+    // not read.
     let refused = stores[0].update_document("list", 1000, |_| {
         Err::<Vec<u8>, _>(Error::Missing("nothing".into()))
     });

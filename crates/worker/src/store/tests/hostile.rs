@@ -1,4 +1,5 @@
-//! Tests with hostile and malformed bundles: each is refused, and no wrong byte is stored.
+//! Tests with hostile and malformed bundles: the store refuses each of them, and stores no wrong
+//! byte.
 
 use super::*;
 
@@ -43,7 +44,7 @@ fn a_change_of_any_byte_is_detected() {
         let mut rest = &bytes[..];
         let read = loop {
             match decoder.feed(&mut rest) {
-                // A payload that does not match its digest.
+                // The decoder reports a payload that does not match its digest.
                 Ok(Some(Event::Unsent { .. })) => break Ok(None),
                 Ok(Some(_)) => {}
                 other => break other,
@@ -99,7 +100,7 @@ fn two_frames_in_one_payload_are_refused() {
 
 #[test]
 fn a_frame_with_a_huge_window_allocates_no_window() {
-    // The header of the zstd frame states a window of 2 GiB. The bytes are right.
+    // The header of the zstd frame states a window of 2 GiB. The decoded bytes are correct.
     let mut context = zstd::zstd_safe::CCtx::create();
     context
         .set_parameter(zstd::zstd_safe::CParameter::WindowLog(31))
@@ -141,7 +142,7 @@ fn a_payload_that_does_not_match_its_digest_counts_as_not_sent() {
     assert_holds(&store, &small(), false);
 }
 
-/// A bundle with the documents of an image and another tree.
+/// A bundle with the manifest and the config of an image, but with another file tree.
 fn forged(test_image: &TestImage, change: impl Fn(&mut Entry)) -> (ImageToc, Encoded) {
     let skeleton = test_image.skeleton();
     let mut files = Vec::new();
@@ -204,7 +205,7 @@ fn a_toc_with_size_0_does_not_empty_a_stored_content() {
     });
     let parsed = ImageToc::parse(toc.bytes().to_vec());
     let applied = feed(&store, &encoded.bytes(), 1 << 16).and_then(|apply| apply.finish());
-    // Also without the checks of the TOC.
+    // The store refuses the content even without the checks of the TOC.
     let obtained = store.obtain(&victim, 0).unwrap();
     assert_holds(&store, &small(), false);
     assert!(!obtained);
@@ -384,7 +385,7 @@ fn bases_that_do_not_match_toc_or_coding_are_refused() {
         based(Coding::Patch, vec![(0, member(1, 1, 3000))]),
         based(Coding::Patch, vec![(0, member(1, 0, 0))]),
         based(Coding::Zstd, vec![(0, member(1, 0, 3000))]),
-        // More bytes of bases than the maximum.
+        // A frame whose bases have more bytes than the maximum.
         based(Coding::Patch, vec![(0, member(1, 0, 3000)); 6000]),
     ] {
         assert!(list(std::slice::from_ref(&bad)).is_err(), "{bad:?}");
@@ -408,7 +409,8 @@ fn a_changed_frame_list_is_refused_or_has_one_canonical_form() {
                 let all: Vec<Frame> = frames.cursor(&sizes)?.collect::<Result<_, _>>()?;
                 Frames::encode(&all, &sizes).map(|again| assert_eq!(again, frames))
             });
-            // An accepted list has one encoded form only: see the assertion above.
+            // Nothing more is checked: the assertion above shows that an accepted list has only one
+            // encoded form.
             let _ = read;
         }
         assert!(Frames::parse(good.bytes()[..place].to_vec()).is_err() || place == 0);

@@ -1,5 +1,6 @@
 //! Tests of the store: bundles of a simple planner are applied, resumed after a kill, and applied
-//! on top of damaged contents. Also the test images and bundles that other tests use.
+//! on top of damaged contents. The module also has the test images and bundles that other tests
+//! use.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -349,7 +350,8 @@ fn patch(plain: &[u8], base: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Feeds a bundle in pieces. Returns the error of the decoder or of the store.
+/// Passes a bundle to the store in pieces of `piece` bytes. Returns the error of the decoder or of
+/// the store.
 fn feed(store: &Store, bytes: &[u8], piece: usize) -> Result<Apply, Error> {
     let mut decoder = Decoder::new();
     let mut apply = None;
@@ -529,7 +531,7 @@ fn a_pull_with_layers_stores_the_contents_of_layers() {
     let store = f.store();
     pull(&store, &f.old, None, false);
     assert!(!store.images().unwrap()[0].layers);
-    // The same image again, now with layers.
+    // Pull the same image again, now with its layers.
     pull(&store, &f.old, Some(&f.old), true);
     assert!(store.images().unwrap()[0].layers);
     assert_eq!(store.images().unwrap().len(), 1);
@@ -558,7 +560,7 @@ fn an_interrupted_bundle_is_resumed() {
     let encoded = encode(&f.new, None, false);
     let all = encoded.bytes();
     let before: usize = 56 + encoded.body.len();
-    // The stream ends in the third record, which has a range of the large file.
+    // The stream breaks off in the third record, which has a range of the large file.
     let cut = before + encoded.records[0].len() + encoded.records[1].len() + 100;
     let apply = feed(&store, &all[..cut], 50_000).unwrap();
     assert!(matches!(apply.finish().unwrap(), ApplyOutcome::Missing(_)));
@@ -598,7 +600,7 @@ fn altered_and_missing_files_are_reported_as_missing() {
     pull(&store, &f.old, None, false);
     let (same, large) = (f.of(&f.old, "a/same"), f.of(&f.old, "c/large"));
     fs::remove_file(f.file(&same)).unwrap();
-    // A base content is altered.
+    // Alter a content that patches use as a base.
     let mut bytes = fs::read(f.file(&large)).unwrap();
     bytes[5] ^= 1;
     fs::remove_file(f.file(&large)).unwrap();
@@ -684,7 +686,7 @@ fn a_shared_file_counts_as_stored_until_a_write_changes_it() {
     let inside = tree.path().join("c/large");
     assert_eq!(times(&inside), times(&f.file(&large)));
     assert_eq!(times(&inside).0, 0, "the mtime of the entry");
-    // With stamps, without stamps, and with damaged stamps.
+    // The store is checked with stamps, without stamps, and with damaged stamps.
     assert_holds(&store, &f.old, false);
     drop(store);
     assert_holds(&f.store(), &f.old, false);
@@ -731,7 +733,8 @@ impl StoreFiles for Altered<'_> {
             };
             let before = changed();
             corrupt(self.path);
-            // The clock of a file system has a coarse resolution.
+            // Wait until the ctime changes, since the clock of a file system has a coarse
+            // resolution.
             while changed() == before {
                 fs::set_permissions(self.path, self.path.metadata().unwrap().permissions())
                     .unwrap();
@@ -799,7 +802,7 @@ fn a_stamp_saves_the_read_of_a_shared_file() {
     assert!(contents().has_stamp(&same));
     fs::remove_file(f.folder.path().join("stamps")).unwrap();
     assert!(!contents().has_stamp(&same));
-    // After one read, it has a stamp again.
+    // After it was read and hashed once, the file has a stamp again.
     assert!(contents().has(&same, None));
     assert!(contents().has_stamp(&same));
 }
@@ -857,7 +860,7 @@ fn after_a_system_crash_unsynced_contents_are_verified() {
     pull(&store, &f.old, None, false);
     let cut = encode(&f.new, None, false);
     let apply = feed(&store, &cut.bytes(), 1 << 20).unwrap();
-    // All contents are written, and none is synced.
+    // Wait until all contents are written. None of them is synced.
     while !apply.missing().is_empty() {
         std::thread::yield_now();
     }
@@ -902,7 +905,7 @@ fn contents_of_read_only_stores_are_copied_without_a_write_to_them() {
     pull(&store, &f.new, Some(&f.old), false);
     assert_eq!(listing(other.path()), before);
     drop(store);
-    // The store is complete without the other one.
+    // The store is complete without the other store.
     let alone = Store::open(f.folder.path(), &[]).unwrap();
     assert_holds(&alone, &f.new, false);
     assert_eq!(alone.images().unwrap().len(), 1);
@@ -1016,7 +1019,7 @@ fn a_frame_may_arrive_in_full_in_place_of_a_patch() {
         TestImage::of(&[("a", noise(1, 3000))]),
     );
     new.files.insert(b"a".to_vec(), noise(2, 3000));
-    // Another skeleton makes this another image.
+    // Another skeleton changes the diff ID, so this is another image.
     new.files.insert(b"b".to_vec(), Vec::new());
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
@@ -1128,7 +1131,7 @@ fn a_folder_in_place_of_a_file_is_replaced_and_the_reverse_is_reported() {
     fs::write(path.join("something"), "else").unwrap();
     store.0.contents.put(&content, b"bytes").unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"bytes");
-    // Also if the content is copied from another store.
+    // The same holds for a content that is copied from another store.
     let other = TempDir::new().unwrap();
     let other = Store::open(other.path(), &[]).unwrap();
     other.0.contents.put(&content, b"bytes").unwrap();
