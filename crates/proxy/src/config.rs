@@ -1,4 +1,4 @@
-//! Settings of the proxy.
+//! Settings of the proxy: upstream registries, access rules, limits, timeouts, authentication, TLS.
 
 use std::path::PathBuf;
 use std::time::Duration;

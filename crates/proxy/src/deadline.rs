@@ -1,4 +1,4 @@
-//! The deadline of one response, and how much of it a request may wait for an upstream.
+//! The deadline of one HTTP response, and how much of that time a request may wait for an upstream.
 
 use std::time::Duration;
 

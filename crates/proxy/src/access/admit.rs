@@ -15,8 +15,8 @@ use crate::error::Error;
 use crate::http::peer::Peer;
 use crate::refusal_log::Refusal;
 
-/// Admits a request, or returns why not. With pass-through, returns the context that uses the
-/// client's credentials. Costs one comparison when clients need no credentials.
+/// Admits a request, or returns the reason of the refusal. With pass-through, returns the context
+/// that uses the client's credentials. Costs one comparison if clients need no credentials.
 pub(crate) async fn admit(
     context: &Arc<RequestContext>,
     peer: &Peer,

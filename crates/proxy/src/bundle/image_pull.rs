@@ -1,4 +1,4 @@
-//! Pulls the image that a bundle request needs, in the background.
+//! Pulls an image that a bundle request needs and the cache lacks, in the background.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Parses a request of the bundle extension, before the access check.
+//! Parses a request of the bundle extension (bundle, single file or trace), before the access
+//! check.
 
 use bytes::Bytes;
 use http::request::Parts;

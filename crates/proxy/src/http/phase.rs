@@ -1,5 +1,5 @@
 //! The state that all connections of one listener share: the current request context, and the phase
-//! of the shutdown.
+//! of the daemon's shutdown.
 
 use std::fmt::Display;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! A map of shared values. An entry ends when the last user of its value drops the value.
+//! A map of values that several users share, such as the counts of a client. An entry ends when the
+//! last user of its value drops the value.
 
 use std::collections::HashMap;
 use std::hash::Hash;

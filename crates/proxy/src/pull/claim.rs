@@ -1,5 +1,5 @@
-//! Decides how a request gets a blob: from the cache, as a follower that reads a running fill, or
-//! as the leader that fills the blob.
+//! Decides how a request gets a blob: from the cache, as a follower that reads a running fill (a
+//! download into the cache), or as the leader that starts the fill.
 
 use std::sync::Arc;
 

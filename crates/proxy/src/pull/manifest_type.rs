@@ -1,4 +1,5 @@
-//! Determines the media type of a manifest, from its own fields if possible.
+//! Determines the media type of a manifest from the fields of the manifest, or else from the
+//! `Content-Type` of the response.
 
 use bytes::Bytes;
 use pierhead_oci::{Manifest, MediaType};

@@ -1,5 +1,5 @@
-//! Resolves the name of a manifest, tag list or referrers list to a document: a fresh cached one, a
-//! revalidated one, or a stale one.
+//! Resolves the name of a manifest, tag list or referrers list to a document: a fresh document from
+//! the cache, a document that the upstream has just confirmed or sent, or a stale document.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
