@@ -1,4 +1,4 @@
-//! The error of this crate: why a request to an upstream failed, or what is wrong with the
+//! The error of the registry client: why a request to an upstream failed, or what is wrong with the
 //! response.
 
 use std::time::Duration;

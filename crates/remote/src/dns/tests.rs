@@ -1,3 +1,6 @@
+//! Tests of the resolver: caching, search domains, several name servers, limits, and changes of the
+//! system files.
+
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! The response for a document (manifest or list), and the validators of conditional requests.
+//! The response for a document (manifest or list) from an upstream, and the validators (digest,
+//! ETag) of conditional requests.
 
 use bytes::Bytes;
 use http::HeaderMap;

@@ -1,4 +1,5 @@
-//! Requests to one host under one identity: the configured credentials, or those of a client.
+//! Requests to one host under one identity: with the configured credentials of pierhead, or with
+//! the credentials of one client.
 
 use std::ops::Deref;
 use std::sync::Arc;
