@@ -1,4 +1,4 @@
-//! The names of pierhead's background tasks, for the metric of panics and the log.
+//! The names of pierhead's background tasks, which the log and the metric of panics use.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! Sizing profiles: the share of a machine that pierhead uses.
+//! Sizing profiles, such as `small` and `bluefield2`: how much of a machine's memory and CPUs
+//! pierhead uses.
 //!
 //! The values of a profile become the defaults of configuration keys. The memory budget is the
 //! limit of the cgroup, else a share of the machine's memory. It is never more than the maximum of
