@@ -1,4 +1,4 @@
-//! Content digests: `sha256:<64 hex>` and `sha512:<128 hex>`.
+//! Content digests (`sha256:<64 hex>` and `sha512:<128 hex>`): the type, its parser, and a hasher.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! The error of the parsers of this crate, and the error body of the Distribution API.
+//! `ParseError`, the error of the parsers of OCI texts, and the error body of the Distribution API.
 
 use serde::{Deserialize, Serialize};
 

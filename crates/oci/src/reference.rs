@@ -1,4 +1,5 @@
-//! References to images: a registry, a repository, and a tag or digest.
+//! References to images, such as `docker.io/library/redis:7`: a registry, a repository, and a tag
+//! or digest.
 
 use std::fmt;
 use std::str::FromStr;
