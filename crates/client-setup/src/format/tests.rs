@@ -1,3 +1,6 @@
+//! Tests of the edits of configuration files: pierhead is added, every other byte stays, and invalid
+//! files are refused.
+
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
