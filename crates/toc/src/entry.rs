@@ -1,8 +1,9 @@
-//! One entry of a file tree, with all attributes that a mount needs.
+//! An entry of a layer's or an image's file tree: path, kind, and all attributes that a mount
+//! needs.
 
 use crate::FileDigest;
 
-/// A time since 1970.
+/// A time, as seconds and nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time {
     /// Seconds; negative before 1970.
@@ -22,13 +23,13 @@ pub struct Entry {
     pub kind: Kind,
     /// Permission bits with setuid, setgid and sticky: the lower 12.
     pub mode: u32,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group ID.
     pub gid: u32,
-    /// Last modification.
+    /// Time of the last modification.
     pub modified: Time,
-    /// Extended attributes, sorted by name, names unique.
+    /// Extended attributes, sorted by name. Each name occurs once.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -52,8 +53,8 @@ pub enum Kind {
     },
     /// Another name of a file, device or symbolic link of the same tree.
     HardLink {
-        /// The path of the other name, as in [`Entry::path`]. In a merged tree, it is never a hard
-        /// link.
+        /// The path of the other name, as in [`Entry::path`]. In a merged tree, the target is never
+        /// a hard link.
         target: Vec<u8>,
     },
     /// A character device.

@@ -1,4 +1,4 @@
-//! The error of this crate: what failed, and whose fault it is.
+//! The error type of this crate: what failed, and whose fault it is.
 
 use std::io;
 
@@ -8,21 +8,23 @@ use rustix::io::Errno;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A layer is not what its image says, or exceeds a limit. Every retry gives the same result.
+    /// A layer is malformed, contradicts its image, or exceeds a limit. Every retry gives the same
+    /// result.
     #[error("this image cannot be bundled: {0}")]
     Image(String),
-    /// Bytes of an index or a TOC are not of the format. The sender is wrong, or the file is damaged.
+    /// Bytes of an index or a TOC violate the format: the sender is at fault, or the file is
+    /// damaged.
     #[error("malformed {what}: {why}")]
     Malformed {
-        /// The name of the format.
+        /// The name of the violated format.
         what: &'static str,
-        /// The violation.
+        /// How the bytes violate the format.
         why: String,
     },
     /// The SHA-256 of some bytes differs from the promised digest.
     #[error("{what} has the digest {found}, not {expected}")]
     Digest {
-        /// The name of the bytes.
+        /// Name of the object whose bytes were hashed, for the message.
         what: String,
         /// The promised digest.
         expected: String,
@@ -32,7 +34,7 @@ pub enum Error {
     /// A file or a content does not exist, or no longer exists.
     #[error("{0} is not here")]
     Missing(String),
-    /// The caller told this work to stop.
+    /// The caller stopped this work.
     #[error("stopped")]
     Stopped,
     /// The file system failed.
@@ -56,7 +58,8 @@ pub enum Fault {
     Nobody,
 }
 
-/// Whether the error is a lack of file descriptors or memory. Such a lack passes.
+/// Whether the error is a lack of file descriptors or memory. A retry after such an error may
+/// succeed.
 pub fn is_exhausted(error: &io::Error) -> bool {
     const EXHAUSTED: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
     EXHAUSTED
@@ -65,7 +68,7 @@ pub fn is_exhausted(error: &io::Error) -> bool {
 }
 
 impl Error {
-    /// Whose fault it is. A retry is useless only after [`Fault::Input`].
+    /// Whose fault the error is. A retry is useless only after [`Fault::Input`].
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Image(_) | Self::Malformed { .. } | Self::Digest { .. } => Fault::Input,
@@ -74,7 +77,7 @@ impl Error {
         }
     }
 
-    /// Whether a file is damaged: its bytes are not those that were written.
+    /// Whether a file is damaged: its bytes differ from the bytes that were written.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Malformed { .. } => true,
@@ -83,7 +86,8 @@ impl Error {
         }
     }
 
-    /// As [`is_exhausted`]. The file that could not be read may be intact.
+    /// Whether the error is a lack of file descriptors or memory. The file that could not be read
+    /// may be intact.
     pub fn is_exhausted(&self) -> bool {
         matches!(self, Self::Io { source, .. } if is_exhausted(source))
     }

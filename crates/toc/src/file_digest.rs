@@ -4,7 +4,8 @@ use std::fmt;
 
 use pierhead_oci::{Algorithm, Digest};
 
-/// SHA-256 of the contents of a file. Takes 32 bytes, half of a [`Digest`], since a TOC holds many.
+/// SHA-256 of the contents of a file. It takes 32 bytes, half of a [`Digest`], since a TOC (table
+/// of contents) has many of them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileDigest([u8; 32]);
 
@@ -37,7 +38,7 @@ impl From<FileDigest> for Digest {
     }
 }
 
-/// `Err` has the digest, when its algorithm is not SHA-256.
+/// If the algorithm is not SHA-256, `Err` contains the digest.
 impl TryFrom<&Digest> for FileDigest {
     type Error = Digest;
 

@@ -1,4 +1,5 @@
-//! The contents of layers and images: layer index, table of contents (TOC), file digests.
+//! Describes the contents of layers and images: the index of a layer, the table of contents (TOC)
+//! of an image, and file digests.
 //!
 //! The bundle server and the worker share this crate. It knows no cache, no network and no async
 //! runtime. It reads layers through [`Blob`] and file contents through [`Source`].

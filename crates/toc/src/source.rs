@@ -9,7 +9,8 @@ use pierhead_oci::Digest;
 
 use crate::FileDigest;
 
-/// A source of file contents: packs and layers of the server, or the store of the worker. Blocks.
+/// A source of file contents: packs and layers of the server, or the store of the worker. The
+/// methods block.
 ///
 /// Every implementation runs the conformance suite of `testkit`.
 pub trait Source {
@@ -19,20 +20,20 @@ pub trait Source {
     /// Errors of the medium.
     fn size(&self, content: &FileDigest) -> io::Result<Option<u64>>;
 
-    /// Fills `buf` from `offset` of a content.
+    /// Fills `buf` with the bytes of a content from `offset` on.
     ///
     /// # Errors
     /// `NotFound` when the source does not have the content, `UnexpectedEof` when the range exceeds
-    /// it, `InvalidData` when damage was detected.
+    /// the content, `InvalidData` when damage was detected.
     fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 }
 
-/// The bytes of one blob, such as a compressed layer. Blocks.
+/// The bytes of one blob, such as a compressed layer. The methods block.
 pub trait Blob: Send + Sync {
-    /// The size in bytes.
+    /// The size of the blob in bytes.
     fn size(&self) -> u64;
 
-    /// Fills `buf` from `offset`.
+    /// Fills `buf` with the bytes of the blob from `offset` on.
     ///
     /// # Errors
     /// `UnexpectedEof` when the range exceeds the blob; errors of the medium.
@@ -41,7 +42,8 @@ pub trait Blob: Send + Sync {
 
 /// A source of blobs: the cache. Opening a blob does not count as an access for eviction.
 pub trait Blobs: Send + Sync {
-    /// A handle that stays readable after eviction; `None` when the blob is not cached.
+    /// Opens a blob. The blob stays readable through this handle after its eviction. `None` when
+    /// the blob is not cached.
     ///
     /// # Errors
     /// Errors of the medium.
@@ -56,7 +58,7 @@ pub struct FileBlob {
 }
 
 impl FileBlob {
-    /// A blob of the current length of the file.
+    /// Makes a blob whose size is the current length of the file.
     ///
     /// # Errors
     /// Errors of the medium.

@@ -1,18 +1,19 @@
-//! A view of a TOC: all contents, or only those that a mount needs.
+//! A view of a TOC (table of contents): with all contents, or only with the contents that a mount
+//! needs.
 
 use crate::{FileDigest, ImageToc};
 
-/// A TOC, and the number of its contents that count.
+/// A TOC, and the number of its contents that belong to the view.
 #[derive(Clone, Copy, Debug)]
 pub struct TocView<'a> {
     /// The TOC.
     pub toc: &'a ImageToc,
-    /// Contents with lower numbers count. The other ones do not.
+    /// The view consists of the contents with lower numbers.
     pub contents: u32,
 }
 
 impl<'a> TocView<'a> {
-    /// The contents of the merged tree, which a mount needs.
+    /// The view with the contents of the merged tree, which a mount needs.
     pub const fn mounted(toc: &'a ImageToc) -> Self {
         Self {
             toc,
@@ -20,7 +21,7 @@ impl<'a> TocView<'a> {
         }
     }
 
-    /// All contents, with those that only rebuilding the layers needs.
+    /// The view with all contents, including the contents that only rebuilding the layers needs.
     pub fn with_layers(toc: &'a ImageToc) -> Self {
         Self {
             toc,
@@ -36,7 +37,7 @@ impl<'a> TocView<'a> {
     }
 
     /// Says for each content number whether the content is in this view, is not empty, and is in
-    /// none of the `others`. Merges sorted lists.
+    /// none of the `others`. Compares sorted lists of digests.
     pub fn lacking(&self, haves: &[TocView<'_>]) -> Vec<bool> {
         let contents = self.toc.contents();
         let mut lacking: Vec<bool> = (0..contents.len())

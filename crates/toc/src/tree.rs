@@ -1,11 +1,12 @@
-//! The files and symbolic links of a TOC by path, with random access, for planning.
+//! Finds files and symbolic links of a TOC (table of contents) by path, for the planning of
+//! bundles.
 
 use crate::TocView;
 use crate::image_toc::{Node, compare};
 use crate::{Error, FileDigest};
 
-/// The files of an image in path order. Hard links count as files. Takes about 16 bytes per file,
-/// and its path.
+/// The files of an image in path order. Hard links count as files. A file takes about 16 bytes, and
+/// the bytes of its path.
 #[derive(Debug)]
 pub struct Tree<'a> {
     image: TocView<'a>,
@@ -31,8 +32,8 @@ struct Name {
     content: u32,
 }
 
-/// Maximum bytes of all paths and targets. Small layers may name half a million files below one
-/// long path.
+/// Maximum bytes of all paths and targets. The limit is needed, since small layers may name half a
+/// million files below one long path.
 const MAX_PATHS: usize = 96 << 20;
 
 /// Content number of directories, links and devices.
@@ -103,7 +104,7 @@ impl<'a> Tree<'a> {
         self.names.len()
     }
 
-    /// Whether there is none.
+    /// Whether there is no file and no symbolic link.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
@@ -130,24 +131,24 @@ impl<'a> Tree<'a> {
         files.filter_map(|(at, name)| (name.content != NO_CONTENT).then_some((at, name.content)))
     }
 
-    /// The position of a path. A binary search. Follows no link.
+    /// The position of a path, found by a binary search. Follows no symbolic link.
     pub fn find(&self, path: &[u8]) -> Option<usize> {
         let order = |name: &Name| compare(self.slice(name.start, name.path), path);
         self.names.binary_search_by(order).ok()
     }
 
-    /// The content number of a regular file.
+    /// The content number of the regular file at a path.
     pub fn file(&self, path: &[u8]) -> Option<u32> {
         let name = self.names.get(self.find(path)?)?;
         (name.content != NO_CONTENT).then_some(name.content)
     }
 
-    /// Digest and size of a content that is meant.
+    /// Digest and size of a content in the view of this tree.
     pub fn content(&self, number: u32) -> Option<(FileDigest, u64)> {
         self.image.content(number)
     }
 
-    /// The view of which the tree was made.
+    /// The view from which the tree was made.
     pub const fn image(&self) -> &TocView<'a> {
         &self.image
     }

@@ -1,5 +1,5 @@
-//! Variable-length numbers of the binary formats: LEB128, at most ten bytes, shortest form only.
-//! Signed numbers use zigzag.
+//! Encodes and decodes the variable-length numbers of the binary formats: LEB128 with at most ten
+//! bytes, only in the shortest form. Signed numbers use the zigzag encoding.
 
 use crate::{Error, FileDigest};
 
@@ -28,7 +28,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads a document of the format `what`.
+    /// A reader of `bytes`, which are a document of the format `what`.
     pub const fn new(what: &'static str, bytes: &'a [u8]) -> Self {
         Self { rest: bytes, what }
     }
@@ -38,7 +38,7 @@ impl<'a> Reader<'a> {
         self.rest
     }
 
-    /// An error of this format.
+    /// Makes an error that names this format.
     pub fn wrong(&self, why: impl Into<String>) -> Error {
         Error::malformed(self.what, why)
     }
@@ -53,12 +53,12 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// One byte.
+    /// Reads one byte.
     pub fn byte(&mut self) -> Result<u8, Error> {
         Ok(self.take(1)?[0])
     }
 
-    /// A number.
+    /// Reads a number.
     pub fn u64(&mut self) -> Result<u64, Error> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -75,14 +75,14 @@ impl<'a> Reader<'a> {
         Err(self.wrong("an invalid number"))
     }
 
-    /// A number below 2^32.
+    /// Reads a number below 2^32.
     pub fn u32(&mut self) -> Result<u32, Error> {
         let value = self.u64()?;
         u32::try_from(value).map_err(|_| self.wrong(format!("{value} is too large")))
     }
 
-    /// The number of items that follow, each of at least one byte. At most the number of unread
-    /// bytes, so that it bounds an allocation.
+    /// The number of items that follow, each of at least one byte. The count is at most the number
+    /// of unread bytes, so that it limits an allocation.
     pub fn count(&mut self) -> Result<usize, Error> {
         let value = self.u64()?;
         match usize::try_from(value) {
@@ -91,13 +91,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A signed number.
+    /// Reads a signed number.
     pub fn i64(&mut self) -> Result<i64, Error> {
         let value = self.u64()?;
         Ok((value >> 1).cast_signed() ^ -(value & 1).cast_signed())
     }
 
-    /// A file digest of 32 bytes.
+    /// Reads a file digest of 32 bytes.
     pub fn content(&mut self) -> Result<FileDigest, Error> {
         let bytes = self.take(32)?;
         let bytes = bytes.try_into().map_err(|_| self.wrong("a short digest"))?;

@@ -1,4 +1,5 @@
-//! The table of contents of an image against a simple model: random layers are merged by both.
+//! Property tests of the table of contents of an image: the crate and a simple model merge the same
+//! random layers and must agree.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 #[path = "image_toc/lookup.rs"]

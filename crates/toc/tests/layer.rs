@@ -144,7 +144,7 @@ fn random_images_are_read_and_rebuilt() {
     }
 }
 
-/// A blob of which only these ranges may be read.
+/// A blob that allows reads only of these ranges.
 struct Only(Arc<MemoryBlob>, Vec<std::ops::Range<u64>>);
 
 impl Blob for Only {
@@ -181,7 +181,7 @@ fn hot_ranges_are_sufficient_to_read_the_contents() {
     for packing in Packing::ALL {
         let blob = packing.pack(&tar);
         let index = indexed(&blob, &tar).unwrap();
-        // Two adjacent contents, a distant one, and one that the layer lacks.
+        // The contents to read: two adjacent ones, a distant one, and one that the layer lacks.
         let hot = [
             contents[25],
             contents[11],

@@ -1,4 +1,5 @@
-//! Fuzz properties of layer indexing and of skeletons.
+//! Properties that fuzz targets check for the indexing of layers, and for skeletons (tars without
+//! file contents).
 
 use std::io;
 use std::path::Path;
@@ -27,8 +28,8 @@ impl Blob for Memory {
     }
 }
 
-/// Indexes a blob. Property: it is refused, or all entries are valid, every content has its digest,
-/// and rebuilding gives the same tar. The index is written into `folder`.
+/// Indexes a blob. Property: the blob is refused, or all entries are valid, every content has its
+/// digest, and rebuilding gives the same tar. Writes the index into `folder`.
 pub fn layer(bytes: &[u8], folder: &Path) {
     let blob = Arc::new(Memory(bytes.to_vec()));
     let out = folder.join("index");
@@ -45,7 +46,7 @@ pub fn layer(bytes: &[u8], folder: &Path) {
         };
         layer::index(&*blob, &request, &mut Unpaced, &out)
     };
-    // The diff ID of a fuzzer's input is unknown. The error of the first attempt contains it.
+    // The diff ID of a fuzzer's input is unknown, but the error of a first attempt contains it.
     let Err(Error::Digest { found, .. }) = index(&Digest::of(Algorithm::Sha256, b"nothing")) else {
         return;
     };
@@ -98,7 +99,7 @@ pub fn layer(bytes: &[u8], folder: &Path) {
     assert_eq!(tar.len() as u64, index.size());
 }
 
-/// A source that has every content, with zeros only.
+/// A source that has every content and returns only zeros.
 struct Zeros;
 
 impl Source for Zeros {
@@ -112,8 +113,8 @@ impl Source for Zeros {
     }
 }
 
-/// Rebuilds a tar from an untrusted skeleton. Property: it is refused, or the tar is within the
-/// limit and has the returned digest.
+/// Rebuilds a tar from an untrusted skeleton. Property: the skeleton is refused, or the tar is
+/// within the limit and has the returned digest.
 pub fn skeleton(bytes: &[u8]) {
     let rebuild = |files: &mut dyn Iterator<Item = Result<(FileDigest, u64), Error>>| {
         let mut tar = Vec::new();
@@ -122,7 +123,7 @@ pub fn skeleton(bytes: &[u8]) {
         made.map(|digest| (digest, tar))
     };
     let file = || Ok((FileDigest::of(b""), 10));
-    // An endless list of files shows how many of them the skeleton needs.
+    // The list of files is endless, and the test counts how many files the skeleton needs.
     let mut asked = 0usize;
     let endless = rebuild(&mut std::iter::from_fn(|| {
         asked += 1;

@@ -1,4 +1,4 @@
-//! Fuzz properties of the parsers of this crate. Fuzz targets and corpus tests call them.
+//! Properties of the parsers of this crate, which fuzz targets and corpus tests check.
 
 mod layer;
 
@@ -8,8 +8,8 @@ use crate::ImageToc;
 use crate::image_toc::{LayerEntries, Node, compare};
 use crate::{Entry, Kind};
 
-/// Parses a TOC. Property: it is refused, or a walk over it ends without an error, and merging its
-/// own entries gives the same tree.
+/// Parses a TOC. Property: the TOC is refused, or a walk over the TOC ends without an error, and
+/// merging its own entries gives the same tree.
 pub fn toc(bytes: &[u8]) {
     let Ok(toc) = ImageToc::parse(bytes.to_vec()) else {
         return;

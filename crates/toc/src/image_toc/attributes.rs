@@ -1,5 +1,5 @@
-//! Attribute sets: mode, owner, group and extended attributes, which many entries share. Reading
-//! them allocates nothing.
+//! Attribute sets: mode, owner, group and extended attributes, which many entries share. Reading a
+//! set allocates nothing.
 
 use std::collections::HashSet;
 
@@ -24,9 +24,9 @@ pub(super) const MAX_HELD: usize = 32 << 20;
 pub struct Attributes<'a> {
     /// Permission bits with setuid, setgid and sticky.
     pub mode: u32,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group ID.
     pub gid: u32,
     /// Extended attributes.
     pub xattrs: Xattrs<'a>,
@@ -37,12 +37,13 @@ pub struct Attributes<'a> {
 pub struct Xattrs<'a>(&'a [u8]);
 
 impl<'a> Xattrs<'a> {
-    /// Whether there is none.
+    /// Whether there are no extended attributes.
     pub const fn is_empty(self) -> bool {
         self.0.is_empty()
     }
 
-    /// Names and values. Ends at malformed bytes, which opening the TOC has ruled out.
+    /// Iterates over names and values. The iterator ends at malformed bytes, which do not occur in
+    /// an opened TOC.
     pub fn iter(self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         let mut reader = reader(self.0);
         std::iter::from_fn(move || pair(&mut reader).ok())
@@ -68,7 +69,7 @@ fn pair<'a>(reader: &mut Reader<'a>) -> Result<(&'a [u8], &'a [u8]), Error> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbered<'a> {
     section: &'a [u8],
-    /// Offset of each set.
+    /// Offset of each set in the section.
     starts: &'a [u32],
 }
 
@@ -96,7 +97,8 @@ impl<'a> Numbered<'a> {
         Some(attributes)
     }
 
-    /// Whether two sets are equal. Equal sets have equal bytes, since numbers have one form.
+    /// Whether two sets are equal. Equal sets have equal bytes, since a number has only one encoded
+    /// form.
     pub(super) fn has_twice(&self) -> bool {
         let mut seen = HashSet::with_capacity(self.len());
         (0..self.len()).any(|number| !seen.insert(self.coded(number)))
@@ -158,7 +160,7 @@ pub(super) fn encode(entry: &Entry, mode: u32, out: &mut Vec<u8>) {
     }
 }
 
-/// Memory of the extended attributes of an entry, in bytes.
+/// Memory that the extended attributes of an entry take, in bytes.
 pub(super) fn held(entry: &Entry) -> usize {
     let held = |(name, value): &(Vec<u8>, Vec<u8>)| XATTR + name.len() + value.len();
     entry.xattrs.iter().map(held).sum()

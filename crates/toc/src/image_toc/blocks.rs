@@ -1,6 +1,6 @@
 //! The file of a table of contents, in blocks. A reader loads each block by `pread` and verifies its checksum before use.
 //!
-//! An unreadable sector fails only the reads that touch it.
+//! Because of an unreadable disk sector, only the reads of this sector fail.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -17,7 +17,8 @@ use super::contents::Index;
 use super::format::{MAX_TOC, WHAT};
 use super::layout::{DIGEST, HEAD, Layout, widen};
 
-/// Bytes per checksum: one page, so that a lookup reads no more than the kernel.
+/// Bytes per checksum: one page. So a lookup reads no more bytes than the kernel reads for it
+/// anyway.
 pub(super) const BLOCK: usize = 4096;
 
 /// The last bytes of every file. The very last byte is the format version.
@@ -58,7 +59,7 @@ pub(super) fn sums(parts: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// The blocks of a TOC file. Holds the checksums in memory: 1 byte per KiB of the file.
+/// The blocks of a TOC file. The checksums are in memory, and take 1 byte per KiB of the file.
 pub(super) struct Blocks {
     blob: Box<dyn Blob>,
     sums: Vec<u8>,
@@ -102,7 +103,8 @@ impl Blocks {
             return Err(wrong("not a TOC file, or of another version"));
         }
         let body = u64::from_le_bytes(len.try_into().map_err(|_| wrong("its trailer"))?);
-        // The derived data is smaller than the canonical bytes.
+        // The derived data is smaller than the canonical bytes, so the body has at most twice their
+        // maximum size.
         let most = 2 * MAX_TOC as u64;
         let list = body.div_ceil(BLOCK as u64).saturating_mul(SUM as u64);
         if body > most || body.checked_add(list) != Some(at) {
@@ -198,7 +200,7 @@ impl BlockCache {
         self.0.lock()
     }
 
-    /// Gives each opened file its own blocks.
+    /// Returns a new identifier, so that each opened file has its own blocks in the cache.
     fn next_id(&self) -> u64 {
         let mut lru = self.lru();
         lru.next_id += 1;
@@ -271,7 +273,7 @@ impl TocFile {
         }
     }
 
-    /// Number and size of a content. A binary search.
+    /// Number and size of a content, found by a binary search.
     ///
     /// # Errors
     /// `Malformed` when a block that it reads is damaged, `Io`.
@@ -430,14 +432,14 @@ mod tests {
                     assert!(number.is_some());
                     found += 1;
                 }
-                // A read error proves no damage, so nothing is deleted.
+                // A read error does not prove that the file is damaged, so no file is deleted.
                 Err(error) => {
                     assert!(matches!(error, Error::Io { .. }) && !error.is_damage());
                     assert!(error.to_string().contains("disk"), "{error}");
                     failed += 1;
                 }
             }
-            // The other file is not affected.
+            // Reads of the other file still succeed.
             assert!(sound.find(&content(7)).expect("readable").is_some());
         }
         assert!(failed > 0 && found > 0, "{failed} and {found}");

@@ -1,4 +1,5 @@
-//! The checks of a TOC from an untrusted source that a walk over its entries does not make.
+//! Checks a TOC (table of contents) from an untrusted source, beyond the checks that a walk over
+//! its entries makes.
 
 use crate::{Error, FileDigest, Time};
 
@@ -19,8 +20,8 @@ fn check_rows(toc: &ImageToc) -> Result<(), Error> {
     if toc.numbered().has_twice() {
         return wrong("duplicate attributes");
     }
-    /// Attribute number and time of an entry, with which its hard links must agree. `None` for an
-    /// entry that can have one name only.
+    /// Attribute number and time of an entry, which must equal those of its hard links. `None` for
+    /// an entry that can have only one name.
     type Linked = Option<(u32, Time)>;
     let mut seen: Vec<Linked> = Vec::with_capacity(widen(toc.entries()));
     let mut rows = toc.rows();

@@ -1,4 +1,5 @@
-//! The contents of a TOC by number, and in the order of their digests.
+//! The list of file contents in a TOC (table of contents): digests and sizes by number, and numbers
+//! in the order of digests.
 
 use crate::varint::Reader;
 use crate::{Error, FileDigest};
@@ -6,7 +7,7 @@ use crate::{Error, FileDigest};
 use super::format::reader;
 use super::layout::{DIGEST, Layout, widen};
 
-/// Digests and sizes by number, in two arrays.
+/// The digests and sizes of all contents, by content number.
 #[derive(Clone, Copy, Debug)]
 pub struct Contents<'a> {
     digests: &'a [u8],
@@ -49,7 +50,7 @@ impl<'a> Contents<'a> {
     }
 }
 
-/// Content numbers by ascending digest.
+/// All content numbers, sorted by digest.
 #[derive(Clone, Copy, Debug)]
 pub struct ByDigest<'a>(&'a [u8]);
 
@@ -64,7 +65,7 @@ impl<'a> ByDigest<'a> {
         self.0.is_empty()
     }
 
-    /// The `nth` number.
+    /// The content number at position `nth`.
     pub fn get(&self, nth: usize) -> Option<u32> {
         let bytes = self.0.get(nth.checked_mul(4)?..)?.first_chunk()?;
         Some(u32::from_le_bytes(*bytes))
@@ -104,7 +105,8 @@ impl Index {
         sizes.end()?;
         let digests = layout.digests(bytes);
         let contents = Contents::new(digests, &[]);
-        // The first eight bytes nearly always decide, and are adjacent in memory.
+        // Sorts by the first eight bytes of the digests. They nearly always decide the order, and
+        // are adjacent in memory.
         let mut order: Vec<(u64, u32)> = (0..layout.contents)
             .zip(digests.chunks_exact(DIGEST))
             .map(|(number, digest)| (head(digest), number))
@@ -143,7 +145,7 @@ fn head(digest: &[u8]) -> u64 {
         .map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }
 
-/// Reads a content number, which a layer's list encodes as a difference to `expected`.
+/// Reads a content number, which the list of a layer encodes as a difference to `expected`.
 pub(super) fn number(reader: &mut Reader<'_>, expected: u32) -> Result<u32, Error> {
     let delta = reader.i64()?;
     i64::from(expected)

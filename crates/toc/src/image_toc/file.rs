@@ -1,4 +1,5 @@
-//! The file of a table of contents: canonical bytes, derived data, and a checksum for each block.
+//! Writes and reads the file of a table of contents (TOC): canonical bytes, derived data, and a
+//! checksum for each block.
 
 use std::io::{self, Write};
 use std::path::Path;

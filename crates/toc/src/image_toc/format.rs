@@ -1,4 +1,5 @@
-//! Names, bounds and the path order of the format of an [`ImageToc`](super::ImageToc).
+//! Constants of the format of an [`ImageToc`](super::ImageToc), a table of contents: its name, its
+//! limits and the order of paths.
 
 use std::cmp::Ordering;
 
@@ -10,7 +11,7 @@ pub(super) const WHAT: &str = "TOC";
 /// Maximum size of a TOC in bytes. A TOC of a million entries is smaller.
 pub const MAX_TOC: usize = 256 << 20;
 
-/// The error text for a path that is too long after its symbolic links are followed.
+/// The error text for a path that is too long after symbolic links were followed.
 pub(super) const MAX_PATH_ERROR: &str = "a path that is too long";
 
 /// Maximum number of entries of a TOC.

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 
-/// Interned strings. A string takes its bytes and about 25 more. All strings together have at most
-/// 4 GiB.
+/// Interned strings. A string takes its own bytes and about 25 bytes more. All strings together
+/// have at most 4 GiB.
 #[derive(Default)]
 pub(super) struct Interned {
     bytes: Vec<u8>,
     /// End offset of each string.
     ends: Vec<u32>,
-    /// Numbers by hash, or by the next free hash after it.
+    /// The number of each string, by its hash, or by the next free hash after that hash.
     numbers: HashMap<u64, u32>,
     hasher: RandomState,
 }
@@ -83,7 +83,7 @@ mod tests {
     fn strings_with_the_same_hash_have_different_numbers() {
         let mut strings = Interned::default();
         strings.get(b"one").unwrap();
-        // As if `two` had the hash of `one`.
+        // Makes the table look as if `two` had the hash of `one`.
         let hash = strings.hasher.hash_one(&b"two"[..]);
         strings.numbers = HashMap::from([(hash, 0)]);
         assert_eq!(strings.find(b"two"), None);

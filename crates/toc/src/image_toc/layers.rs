@@ -19,9 +19,10 @@ pub struct Layers<'a> {
 pub struct TocLayer {
     /// SHA-256 of the uncompressed tar.
     pub diff_id: FileDigest,
-    /// Content number of its skeleton.
+    /// Content number of the layer's skeleton (its tar without file contents).
     pub skeleton: u32,
-    /// Content numbers of its regular files, in the order of the tar, with hidden ones.
+    /// Content numbers of the layer's regular files in the order of the tar, including files that
+    /// upper layers hide.
     pub files: Vec<u32>,
 }
 

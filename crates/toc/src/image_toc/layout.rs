@@ -1,4 +1,5 @@
-//! The head of a TOC: counts, and the lengths of its sections.
+//! Encodes and parses the head of a TOC (table of contents): counts, and the lengths of its
+//! sections.
 
 use crate::Error;
 
@@ -97,7 +98,7 @@ impl Layout {
         if end.is_none_or(|end| end > len || end > MAX_TOC) {
             return Err(wrong("sections that do not fit"));
         }
-        // Each item takes at least one byte, so counts bound allocations.
+        // Each item takes at least one byte, so these checks of the counts limit later allocations.
         let sound = (1..=MAX_ENTRIES).contains(&entries)
             && entries <= c
             && attribute_count <= a

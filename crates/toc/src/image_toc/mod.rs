@@ -60,10 +60,10 @@ impl ImageToc {
         Self::build_at(layers, &mut Unpaced)
     }
 
-    /// As [`Self::build`]. Calls `pace` every few hundred entries.
+    /// Merges indexed layers as [`Self::build`] does, and calls `pace` every few hundred entries.
     ///
     /// # Errors
-    /// As [`Self::build`]; [`Error::Stopped`].
+    /// Errors of [`Self::build`]; [`Error::Stopped`] from `pace`.
     pub fn build_at(layers: &[&LayerIndex], pace: &mut dyn Pace) -> Result<Self, Error> {
         let pace = &RefCell::new(pace);
         Self::merge(layers.iter().map(|layer| LayerEntries {
@@ -85,7 +85,7 @@ impl ImageToc {
     {
         let merged = merge::merge(layers)?;
         let bytes = write::canonical_bytes(&merged)?;
-        // Frees twice the size of the TOC.
+        // Frees the merged tree, which takes twice the size of the TOC.
         drop(merged);
         Self::trusted(bytes)
     }
@@ -122,8 +122,8 @@ impl ImageToc {
         )
     }
 
-    /// All contents by number: first the [visible](Self::visible) ones, and then those that only
-    /// rebuilding the layers needs.
+    /// All contents by number: first the [visible](Self::visible) contents, and then the contents
+    /// that only rebuilding the layers needs.
     pub fn contents(&self) -> Contents<'_> {
         Contents::new(self.layout.digests(&self.bytes), self.index.sizes())
     }
@@ -140,7 +140,7 @@ impl ImageToc {
         self.index.by_digest()
     }
 
-    /// The number of a content. A binary search.
+    /// The number of a content, found by a binary search.
     pub fn find(&self, content: &FileDigest) -> Option<u32> {
         let contents = self.contents();
         let order = self.by_digest();
@@ -166,7 +166,7 @@ impl ImageToc {
         )
     }
 
-    /// Makes a TOC of bytes that this crate wrote, or that [`check`] checks next.
+    /// Makes a TOC from bytes that this crate wrote, or that the caller passes to [`check`] next.
     fn trusted(bytes: Vec<u8>) -> Result<Self, Error> {
         let layout = Layout::read(&bytes, bytes.len())?;
         if layout.end() != bytes.len() {
@@ -198,12 +198,12 @@ impl fmt::Debug for ImageToc {
     }
 }
 
-/// Passes the values through, and calls `pace` every few hundred values.
+/// Returns an iterator over the same values, which calls `pace` every few hundred values.
 fn paced<T>(
     values: impl Iterator<Item = Result<T, Error>>,
     pace: &RefCell<&mut dyn Pace>,
 ) -> impl Iterator<Item = Result<T, Error>> {
-    /// Number of values between two calls. Each value takes a few microseconds.
+    /// Number of values between two calls of `pace`. Each value takes a few microseconds.
     const FEW: usize = 256;
     values.enumerate().map(|(nth, value)| {
         if nth % FEW == 0 {

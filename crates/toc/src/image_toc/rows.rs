@@ -1,4 +1,4 @@
-//! A walk over the entries of a TOC.
+//! The walk over the entries of a TOC (table of contents), which decodes one entry after the other.
 
 use crate::varint::Reader;
 use crate::{Entry, Error, Kind, Time};
@@ -21,7 +21,7 @@ pub(super) mod kind {
     pub(crate) const MASK: u8 = 7;
 }
 
-/// Flags in the byte of a node.
+/// Flags in the first byte of an encoded entry.
 pub(super) mod flag {
     /// The attributes differ from those of the last node of the same kind.
     pub(crate) const ATTRIBUTES: u8 = 8;
@@ -29,7 +29,7 @@ pub(super) mod flag {
     pub(crate) const SECONDS: u8 = 16;
     /// The nanoseconds are not 0.
     pub(crate) const NANOS: u8 = 32;
-    /// For a file: its content already has a number.
+    /// For a file: an earlier entry has the same content.
     pub(crate) const AGAIN: u8 = 64;
     pub(crate) const NONE: u8 = 128;
 }
@@ -41,10 +41,10 @@ const SECOND: u32 = 1_000_000_000;
 pub(super) const MAX_PATH: usize = 4096;
 /// Maximum length of a name in bytes.
 pub(super) const MAX_NAME: usize = 255;
-/// One entry. Its path is valid until the next call of [`Rows::next`].
+/// One entry of a TOC. The path is valid until the next call of [`Rows::next`].
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'p, 'a> {
-    /// Position in the TOC; the root is 0.
+    /// Position of the entry in the TOC; the root is 0.
     pub ordinal: u32,
     /// The path, as in [`Entry::path`].
     pub path: &'p [u8],
@@ -77,7 +77,8 @@ pub enum Node<'a> {
 }
 
 impl Row<'_, '_> {
-    /// An owned copy. `linked` is the path of the target of a hard link, and otherwise unused.
+    /// An owned copy of the entry. `linked` is the path of the target if the entry is a hard link,
+    /// and is unused otherwise.
     pub fn to_entry(self, contents: &Contents<'_>, linked: &[u8]) -> Option<Entry> {
         let kind = match self.node {
             Node::Directory => Kind::Directory,
@@ -107,8 +108,8 @@ impl Row<'_, '_> {
     }
 }
 
-/// A walk over the entries, in order. It guarantees for any bytes: paths are clean, ascend, and are
-/// in directories that came earlier; numbers are below their counts.
+/// A walk over the entries, in order. For any bytes, the walk guarantees: paths are clean and
+/// ascending, the directory of a path came earlier, and numbers are below their counts.
 #[derive(Debug)]
 pub struct Rows<'a> {
     names: Reader<'a>,
@@ -125,7 +126,7 @@ pub struct Rows<'a> {
     state: State,
 }
 
-/// The values to which encoded numbers are relative. Reader and writer have the same states.
+/// The values to which encoded numbers are relative. Reader and writer go through the same states.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) next_content: u32,
@@ -228,8 +229,7 @@ impl<'a> Rows<'a> {
         let Some((keep, first)) = keep.zip(new.first()) else {
             return Err(self.names.wrong("an invalid path"));
         };
-        // A path is either directly inside the last entry, or shares its directory with an earlier
-        // entry.
+        // The parent of this path is either the last entry, or the directory of an earlier entry.
         let name = match self.path.get(keep) {
             None if *first == b'/' && self.inside && keep > 0 => &new[1..],
             // Names in the root have no leading slash.

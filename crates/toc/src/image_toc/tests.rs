@@ -1,4 +1,5 @@
-//! Merging, the canonical form, files, and what is refused.
+//! Unit tests of the table of contents (TOC): merging of layers, the canonical form, TOC files, and
+//! refused input.
 
 use super::*;
 use crate::{Kind, Time};
@@ -62,7 +63,7 @@ fn merge(layers: &[&[Entry]]) -> Result<ImageToc, Error> {
     }))
 }
 
-/// One line an entry but the root: the path, and what it is.
+/// Merges layers, and lists all entries except the root: one line with path and kind per entry.
 fn tree(layers: &[&[Entry]]) -> Vec<String> {
     let toc = merge(layers).expect("layers that can be merged");
     let again = ImageToc::parse(toc.bytes().to_vec()).expect("what was built is canonical");
@@ -228,7 +229,7 @@ fn the_folder_of_an_entry_is_found_through_links_and_never_out_of_the_root() {
         "usr/lib/c=new",
     ];
     assert_eq!(tree, expected);
-    // An absolute link leads from the root, wherever it lies.
+    // An absolute symbolic link starts at the root, in whatever folder the link is.
     let deep = [symlink("x/abs", "/y"), file("x/abs/f", "new")];
     let expected = ["x/", "x/abs->/y", "y/", "y/f=new"];
     assert_eq!(self::tree(&[&deep]), expected);
@@ -241,10 +242,10 @@ fn a_hard_link_keeps_what_its_target_was() {
     let lower = [file("b", "old"), file("z", "other")];
     let upper = [link("a", "b"), file("b", "new"), link("y", "z"), gone("z")];
     assert_eq!(tree(&[&lower, &upper]), ["a=old", "b=new", "y=other"]);
-    // The name that comes first has the content, the others lead to it.
+    // The first name in path order has the content. The other names are hard links to it.
     let first = [link("a", "b"), link("c", "a")];
     assert_eq!(tree(&[&lower, &first])[..3], ["a=old", "b=>a", "c=>a"]);
-    // Of a symbolic link itself, and of a device.
+    // A hard link may also lead to a symbolic link itself, and to a device.
     let null = Kind::CharDevice { major: 1, minor: 3 };
     let odd = [
         symlink("s", "b"),
@@ -271,7 +272,7 @@ fn the_last_of_two_entries_counts_and_the_root_has_one_too() {
         (&b""[..], 0o711, 7)
     );
     assert!(merge(&[&[file("", "old")]]).is_err());
-    // The image of no layers is an empty root.
+    // An image without layers has only the root.
     assert_eq!(tree(&[]), Vec::<String>::new());
 }
 
@@ -407,7 +408,8 @@ fn a_table_outlives_the_truncation_of_its_file() {
     let opened = ImageToc::open(&path).expect("opened");
     let file = std::fs::File::options().write(true).open(&path);
     file.expect("there").set_len(0).expect("truncated");
-    // Memory of a mapping of that file would be gone: SIGBUS, the end of the process.
+    // The TOC was read into memory. With a memory mapping of the truncated file, this read would
+    // kill the process (SIGBUS).
     assert_eq!(lines(&opened), lines(&toc));
     assert!(matches!(
         ImageToc::open(&path),
@@ -451,7 +453,8 @@ fn a_link_to_a_directory_or_to_a_link_is_refused() {
     let bytes = toc.bytes();
     let layout = Layout::read(bytes, bytes.len()).expect("a head");
     let end = layout.nodes(bytes).as_ptr_range().end as usize - bytes.as_ptr() as usize;
-    // The last number of the nodes is how far back `c` points: to `b` and to the root.
+    // The last number in the section is the distance from `c` to the target of the hard link.
+    // Distance 1 would be `b`, and 3 the root.
     assert_eq!(bytes[end - 1], 2);
     for distance in [1, 3] {
         let mut changed = bytes.to_vec();
@@ -509,6 +512,6 @@ fn directories_count_by_the_memory_that_they_take() {
         }])
     };
     assert!(chains(100).is_ok());
-    // A quarter of the entries that a table has.
+    // These directories are only a quarter of the maximum number of entries.
     assert!(matches!(chains(2700), Err(Error::Image(_))));
 }

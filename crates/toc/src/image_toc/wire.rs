@@ -1,4 +1,5 @@
-//! A TOC on the wire: one zstd frame, alone or with another TOC as its prefix.
+//! Compresses a TOC (table of contents) for the transfer: one zstd frame, alone or with another TOC
+//! as its prefix.
 
 use std::io::{Read, Write};
 
@@ -11,7 +12,7 @@ use crate::Error;
 use super::ImageToc;
 use super::format::{MAX_TOC, WHAT};
 
-/// The logarithm of a window that covers both the prefix and the TOC.
+/// The base-2 logarithm of a zstd window that covers both the prefix and the TOC.
 fn window(base: usize, toc: usize) -> u32 {
     (base + toc)
         .next_power_of_two()
@@ -22,9 +23,9 @@ fn window(base: usize, toc: usize) -> u32 {
 /// Maximum window as a power of two: twice [`MAX_TOC`].
 const MAX_WINDOW: u32 = 29;
 
-/// Levels from here on have search tables of 64 MiB, the whole memory of an indexing thread. The
-/// two limits below reduce them to 12 MiB. They lose no compression, since repetitions in a TOC are
-/// near each other.
+/// From this level on, zstd's search tables take 64 MiB, the whole memory of an indexing thread.
+/// The two limits below reduce the tables to 12 MiB. They do not reduce the compression, since
+/// repetitions in a TOC are near each other.
 const SLOW: i32 = 13;
 const HASH_LOG: u32 = 20;
 const CHAIN_LOG: u32 = 21;
@@ -46,9 +47,9 @@ pub fn encode(toc: &ImageToc, base: Option<&ImageToc>, level: i32) -> Result<Vec
             encoder.set_parameter(CParameter::ChainLog(CHAIN_LOG))?;
         }
         if !base.is_empty() {
-            // Finds runs of unchanged digests. Two versions of an image of 99 000 entries, at level
-            // 3: 1.17 MB instead of 2.06 MB (`cargo run --release -p pierhead-worker --example
-            // image_toc`).
+            // Long-distance matching finds runs of unchanged digests. For two versions of an image
+            // of 99 000 entries, at level 3: 1.17 MB instead of 2.06 MB (`cargo run --release -p
+            // pierhead-worker --example image_toc`).
             encoder.set_parameter(CParameter::EnableLongDistanceMatching(true))?;
         }
         encoder.include_contentsize(true)?;

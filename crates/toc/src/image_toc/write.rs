@@ -1,4 +1,4 @@
-//! Encodes a merged tree in the canonical bytes of a TOC.
+//! Encodes a merged file tree in the canonical bytes of a TOC (table of contents).
 
 use std::collections::HashMap;
 
@@ -94,7 +94,7 @@ pub(super) fn canonical_bytes(merged: &Merged) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// The sections of the entries in progress.
+/// The sections of the TOC that are being written for the entries.
 #[derive(Default)]
 struct Entries {
     names: Vec<u8>,

@@ -88,7 +88,7 @@ impl Writer {
         Ok(this)
     }
 
-    /// Appends a record, or several records that stay in one block. `key` orders the blocks of a
+    /// Appends a record, or several records that must be in one block. `key` orders the blocks of a
     /// stream. The key of a block is that of its first record.
     pub(super) fn put(&mut self, stream: Stream, key: u64, record: &[u8]) -> Result<(), Error> {
         let (_, open) = &self.open[stream as usize];
@@ -108,7 +108,7 @@ impl Writer {
         self.open[stream as usize].1.is_empty()
     }
 
-    /// Ends the block of a stream when a record of `len` bytes does not fit.
+    /// Ends the block of a stream when a record of `len` bytes does not fit into it.
     pub(super) fn make_room(&mut self, stream: Stream, len: usize) -> Result<(), Error> {
         let open = &self.open[stream as usize].1;
         if !open.is_empty() && open.len() + len > BLOCK {
@@ -140,7 +140,7 @@ impl Writer {
             key,
         });
         self.write(bytes)?;
-        // The buffer is reused, since a layer fills it thousands of times.
+        // Reuses the buffer, since indexing a layer fills it thousands of times.
         let mut raw = raw;
         raw.clear();
         self.open[stream as usize].1 = raw;
@@ -195,7 +195,7 @@ fn narrow(len: usize) -> Result<u32, Error> {
     u32::try_from(len).map_err(|_| Error::malformed(WHAT, "a block of 4 GiB"))
 }
 
-/// A block in the directory.
+/// The row of one block in the directory.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     at: u64,
@@ -205,7 +205,7 @@ struct Block {
     key: u64,
 }
 
-/// An open file. Holds the directory in memory, at 32 bytes per block.
+/// An open file. The directory is in memory, and takes 32 bytes per block.
 #[derive(Debug)]
 pub(super) struct Reader {
     file: File,
@@ -283,19 +283,19 @@ impl Reader {
     }
 
     /// The last block of a stream whose key is below `key`, or equal with `or_equal`. Block 0 when
-    /// there is none.
+    /// there is no such block.
     pub(super) fn find(&self, stream: Stream, key: u64, or_equal: bool) -> usize {
         let blocks = &self.streams[stream as usize];
         let after = blocks.partition_point(|b| b.key < key || (or_equal && b.key == key));
         after.saturating_sub(1)
     }
 
-    /// The key of a block: the key of its first record.
+    /// The key of a block, which is the key of its first record.
     pub(super) fn key(&self, stream: Stream, number: usize) -> Option<u64> {
         self.streams[stream as usize].get(number).map(|b| b.key)
     }
 
-    /// Reads and verifies a block. `None` after the last one.
+    /// Reads and verifies a block. `None` after the last block.
     pub(super) fn read(&self, stream: Stream, number: usize) -> Result<Option<Vec<u8>>, Error> {
         let Some(block) = self.streams[stream as usize].get(number) else {
             return Ok(None);

@@ -1,4 +1,5 @@
-//! Writes a layer index during the walk over the tar. Only the rows of files grow with the layer.
+//! Writes a layer index during the walk over the tar. Only the rows of file contents take memory
+//! that grows with the layer.
 
 use std::path::{Path, PathBuf};
 
@@ -71,8 +72,8 @@ impl Builder {
         self.entries += 1;
         self.record.clear();
         record::encode(entry, &self.before, &mut self.record)?;
-        // Without room in the block, a new block starts, and the record shares no prefix with the
-        // previous one.
+        // If the block has no room, a new block starts. The record then shares no prefix with the
+        // previous record.
         self.file.make_room(Stream::Entries, self.record.len())?;
         if self.file.begins_block(Stream::Entries) {
             self.record.clear();
@@ -95,8 +96,8 @@ impl Builder {
         self.file.put(Stream::Entries, key, &self.record)
     }
 
-    /// The numbers of chunks and extents so far. A caller takes them before a content, to find its
-    /// chunks and extents.
+    /// The numbers of chunks and extents so far. A caller takes these numbers before a content, to
+    /// know which chunks and extents belong to the content.
     pub(super) fn marks(&self) -> (u32, u32) {
         (self.chunks, self.extents)
     }
@@ -118,7 +119,8 @@ impl Builder {
         Ok(())
     }
 
-    /// Adds a content that was read completely. `marks` are the numbers before it.
+    /// Adds a content that was read completely. `marks` are the numbers of chunks and extents
+    /// before this content.
     pub(super) fn content(
         &mut self,
         content: FileDigest,
@@ -186,7 +188,7 @@ impl Builder {
     pub(super) fn finish(mut self, outcome: Outcome) -> Result<LayerIndex, Error> {
         self.skeleton(Encoder::end)?;
         self.settle()?;
-        // The first of several equal contents stays.
+        // If several contents are equal, only the row of the first one stays.
         self.rows
             .sort_unstable_by_key(|row| (row.content, row.offset));
         self.rows.dedup_by_key(|row| row.content);

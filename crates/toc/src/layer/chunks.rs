@@ -1,4 +1,5 @@
-//! Content-defined chunks of large files: two versions of a file have chunks in common.
+//! Cuts large files into content-defined chunks, so that two versions of a file have chunks in
+//! common.
 
 use fastcdc::v2020::FastCDC;
 
@@ -22,9 +23,9 @@ pub(super) const RECORD: usize = 36;
 /// A content-defined chunk of a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// SHA-256 of its bytes.
+    /// SHA-256 of the chunk's bytes.
     pub content: FileDigest,
-    /// Offset in its content.
+    /// Offset of the chunk in its content.
     pub offset: u64,
     /// Length in bytes.
     pub len: u32,
@@ -44,8 +45,8 @@ impl Chunk {
     }
 }
 
-/// Cuts contents into chunks. The caller feeds each content in pieces of any length. Holds up to
-/// two chunks of maximum size.
+/// Cuts contents into chunks. The caller feeds each content in pieces of any length. The buffer
+/// takes up to two chunks of maximum size.
 pub(super) struct Cutter {
     held: Vec<u8>,
 }
@@ -80,7 +81,7 @@ impl Cutter {
         self.cut(1, each)
     }
 
-    /// Cuts chunks while at least `least` bytes are held.
+    /// Cuts chunks while the buffer has at least `least` bytes.
     fn cut(
         &mut self,
         least: usize,

@@ -1,8 +1,8 @@
-//! Parses one header block of a tar.
+//! Parses one header block (512 bytes) of a tar.
 //!
 //! The `tar` crate gives the positions of fields. This module parses the numbers by the rules of
 //! Go: the crate refuses the empty numbers that GNU tar writes for devices, and supports no
-//! negative ones. The `Archive` of the crate is not used, since it trusts the sizes of links and
+//! negative numbers. The `Archive` of the crate is not used, since it trusts the sizes of links and
 //! gives no padding, which a skeleton needs.
 
 use tar::Header;
@@ -12,7 +12,7 @@ use crate::Error;
 /// Size of a tar block in bytes.
 pub(super) const BLOCK: usize = 512;
 
-/// The fields of a header. Names are unchanged.
+/// The fields of a header. Names have the bytes of the header.
 pub(super) struct Fields {
     pub(super) name: Vec<u8>,
     pub(super) link: Vec<u8>,
@@ -70,8 +70,8 @@ impl Fields {
     }
 }
 
-/// Whether data follows a header. Links, devices and directories have no data, whatever their size
-/// says.
+/// Whether data follows a header. Links, devices and directories have no data, whatever size the
+/// header states.
 pub(super) fn has_data(flag: u8) -> bool {
     !matches!(flag, b'1'..=b'6')
 }

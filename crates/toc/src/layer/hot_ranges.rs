@@ -1,5 +1,5 @@
-//! Finds the ranges of a layer's blob that a reader of some contents needs, by reading these
-//! contents.
+//! Finds the ranges of a layer's compressed blob that have to be read for some file contents, by
+//! reading these contents and recording the reads.
 
 use std::io;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::{Blob, Error, FileDigest, Source as _};
 use super::pace::Pace;
 use super::stored::LayerIndex;
 
-/// Bytes of a content per read.
+/// Number of bytes of a content that one read returns.
 const PIECE: usize = 256 << 10;
 
 /// A blob that records the ranges that are read.
@@ -42,7 +42,7 @@ impl LayerIndex {
     /// The ranges of the layer's blob that a reader needs for these contents, in order and
     /// disjoint. Ignores contents of other layers. A compressed layer needs the bytes from the
     /// previous checkpoint on: 2 MiB of the tar on average, and for zstd the whole frame up to the
-    /// content. Reads and decodes these ranges.
+    /// content. This method reads and decodes the ranges.
     ///
     /// # Errors
     /// Errors of the index and of the blob; [`Error::Stopped`] from `pace`.
@@ -59,7 +59,7 @@ impl LayerIndex {
                     .map(|row| (row.offset, row.content, row.size)),
             );
         }
-        // In the order of the tar, no byte is decoded twice.
+        // Sorts the contents in the order of the tar, so that no byte is decoded twice.
         rows.sort_unstable_by_key(|row| row.0);
         let recorder = Arc::new(RecordingBlob {
             blob,

@@ -4,8 +4,9 @@
 //! of each file, chunks of large files, checkpoints into the compressed bytes, and the *skeleton*:
 //! the tar without file contents, from which [`rebuild`] makes the same tar again.
 //!
-//! Tars are read by the rules of Go's `archive/tar`, which containerd uses. A layer that it refuses
-//! is refused here, so that an image has the same tree in pierhead and in other runtimes.
+//! Tars are read by the rules of Go's `archive/tar`, which containerd uses. This module refuses a
+//! layer that containerd refuses, so that an image has the same tree in pierhead as in other
+//! runtimes.
 
 mod blocks;
 mod builder;

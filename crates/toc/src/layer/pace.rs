@@ -1,10 +1,10 @@
-//! Callbacks with which a caller slows down or stops background work.
+//! The interface ([`Pace`]) by which a caller slows down or stops background work.
 
 use crate::Error;
 
 /// Slows down or stops background work.
 pub trait Pace {
-    /// Called after every portion of work of at most 1 MiB. May block.
+    /// Is called after every portion of work of at most 1 MiB. The call may block.
     ///
     /// # Errors
     /// [`Error::Stopped`] ends the work at once.

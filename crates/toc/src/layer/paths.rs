@@ -14,7 +14,7 @@ const WHITEOUT: &[u8] = b".wh.";
 /// Name of the marker of an opaque directory.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// The meaning of a name in a layer.
+/// The meaning of an entry's name in a layer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Name {
     /// An entry with this path.
@@ -26,7 +26,7 @@ pub(super) enum Name {
 }
 
 /// Turns a name into a clean path below the root. Absolute names are relative to the root, and `..`
-/// does not leave it, as in a chroot.
+/// does not leave the root, as in a chroot.
 ///
 /// # Errors
 /// [`Error::Image`] for a name that Linux could not create: too long, or with a NUL.

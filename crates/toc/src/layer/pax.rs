@@ -10,7 +10,7 @@ use crate::{Error, Time};
 /// Maximum size of one extended header, or of a long name, in bytes. Go has the same limit.
 pub(super) const MAX_SPECIAL: u64 = 1 << 20;
 
-/// The records of one extended header. The last record of a key counts.
+/// The records of one extended header. If a key occurs several times, its last record counts.
 #[derive(Debug, Default)]
 pub(super) struct Pax {
     records: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -85,7 +85,8 @@ impl Pax {
     }
 }
 
-/// The first record, without its length and newline, and the following bytes.
+/// Splits off the first record: returns the record without its length and newline, and the
+/// remaining bytes.
 fn cut(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let space = bytes.iter().take(20).position(|byte| *byte == b' ')?;
     let len = usize::try_from(decimal(&bytes[..space])?).ok()?;

@@ -1,17 +1,17 @@
-//! Finds the bit at which a deflate block starts. The decoder reports only the byte, so all eight
-//! bits are tried.
+//! Finds the bit at which a deflate block starts. The decoder reports only the byte in which the
+//! block starts, so this module tries all eight bits.
 
 use super::decoder::Gzip;
 use crate::{Blob, Error};
 
-/// Number of uncompressed bytes that identify the right candidate.
+/// Number of uncompressed bytes by which the correct candidate is recognized.
 pub(super) const PROBED: usize = 2 << 10;
 
 /// Maximum compressed bytes of a probe: the code tables of a block and [`PROBED`] bytes of data,
 /// with a large reserve.
 const PROBE_INPUT: u64 = 16 << 10;
 
-/// A possible start of a block, and the output of decoding from there.
+/// A possible start of a block, and the bytes to which decoding from this start leads.
 pub(super) struct Candidate {
     /// Number of bits of the previous byte that belong to the previous block; 0 at a byte boundary.
     pub(super) bits: u8,
@@ -21,11 +21,11 @@ pub(super) struct Candidate {
     pub(super) output: Vec<u8>,
 }
 
-/// Decodes from each bit at which a block may start. `at` is the number of bytes that the decoder
-/// has taken.
+/// Tries to decode from each bit at which a block may start. `at` is the number of bytes that the
+/// decoder has taken.
 ///
-/// The later output of the decoder shows which candidate is right. Several right candidates differ
-/// only in the position within the padding of a stored block.
+/// The later output of the decoder shows which candidate is right. If several candidates are right,
+/// they only differ in their position within the padding of a stored block.
 pub(super) fn probe(blob: &dyn Blob, at: u64, window: &[u8]) -> Result<Vec<Candidate>, Error> {
     let from = at.saturating_sub(1);
     let len = PROBE_INPUT.min(blob.size().saturating_sub(from));

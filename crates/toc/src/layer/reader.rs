@@ -14,15 +14,15 @@ use super::pace::Unpaced;
 use super::stored::{EXTENT, LayerIndex, Row, as_io, little};
 use super::stream::{INPUT, Point, Stream};
 
-/// Maximum number of open decoders, for reads that continue where an earlier one ended. Each takes
-/// 250 KiB.
+/// Maximum number of open decoders, for reads that continue where an earlier read ended. Each
+/// decoder takes 250 KiB.
 const POSITIONS: usize = 4;
 
-/// Reads contents of one layer, with its skeleton.
+/// Reads the contents of one layer, including its skeleton.
 ///
 /// A read first decodes up to 4 MiB that it does not need, unless it continues one of the last four
-/// reads. zstd can be entered only at the start of a frame, so a read decodes everything before it
-/// in its frame. Fast callers read in the order of the tar.
+/// reads. Decoding of zstd can only start at the start of a frame, so a read decodes all bytes of
+/// the frame before its position. A caller that reads in the order of the tar is fastest.
 pub struct LayerReader {
     index: LayerIndex,
     blob: Arc<dyn Blob>,
@@ -32,7 +32,7 @@ pub struct LayerReader {
 #[derive(Default)]
 struct State {
     points: Option<Vec<Point>>,
-    /// Open decoders, the last used one at the end.
+    /// Open decoders. The last used decoder is at the end.
     positions: Vec<Stream>,
     /// The row of the last read, since reads of one content follow each other.
     row: Option<Row>,
@@ -62,7 +62,8 @@ impl LayerReader {
         let Some(row) = self.index.row(content)? else {
             return Ok(None);
         };
-        // Cleared first: after an error, the extents of the previous row must not be used.
+        // The row is cleared first, since after an error the extents of the previous row must not
+        // be used.
         state.row = None;
         state.extents.clear();
         self.index
@@ -109,7 +110,7 @@ impl LayerReader {
         Ok(())
     }
 
-    /// A stream at a position, or at most one checkpoint distance before it.
+    /// A stream at a position in the tar, or at most one checkpoint distance before the position.
     fn position(&self, state: &mut State, at: u64) -> Result<Stream, Error> {
         let summary = &self.index.summary;
         let points = match &mut state.points {
@@ -119,8 +120,8 @@ impl LayerReader {
         let last = points.partition_point(|point| point.at <= at);
         let point = last.checked_sub(1).and_then(|last| points.get(last));
         let begin = match summary.coding {
-            // Uncompressed bytes can be entered anywhere, so only bytes in the buffer are worth
-            // skipping.
+            // In an uncompressed layer, reading can start anywhere. So an open stream is used only
+            // if the position is in its buffer.
             Coding::Plain => at.saturating_sub(INPUT as u64),
             _ => point.map_or(0, |point| point.at),
         };

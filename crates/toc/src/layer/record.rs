@@ -1,4 +1,5 @@
-//! The record of an entry in a layer index. Its path is relative to the previous path.
+//! Encodes and decodes the record of an entry in a layer index. The path in a record is relative to
+//! the previous path.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,8 @@
-//! A request to index one layer, and the limits that the layer has to keep.
+//! The input of layer indexing: the description of one layer, and the limits for it.
 
 use pierhead_oci::Digest;
 
-/// Limits of a layer. A layer that exceeds one is refused with an error that names the limit.
+/// Limits of a layer. A layer that exceeds a limit is refused with an error that names the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum bytes of the uncompressed tar. Also the maximum bytes of all its files together,

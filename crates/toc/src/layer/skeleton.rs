@@ -85,7 +85,7 @@ impl Encoder {
         self.before = *block;
     }
 
-    /// Adds bytes of any kind. Runs of whole zero blocks take only a few bytes.
+    /// Adds bytes of any kind. A run of whole zero blocks takes only a few bytes in the skeleton.
     pub(super) fn bytes(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         for part in bytes.chunks(BLOCK) {
             if part.iter().all(|byte| *byte == 0) {
@@ -99,7 +99,7 @@ impl Encoder {
         }
     }
 
-    /// Adds a content, or the stored parts of a sparse one, and the padding after it.
+    /// Adds a content, or the stored parts of a sparse file, and the padding after it.
     pub(super) fn content(&mut self, size: u64, map: Option<&Map>, pad: &[u8], out: &mut Vec<u8>) {
         self.settle(out);
         let stored = map.map_or(size, |map| map.0.iter().map(|(_, len)| len).sum());
@@ -154,7 +154,7 @@ fn changed(base: &[u8; BLOCK], block: &[u8; BLOCK]) -> Vec<(usize, usize)> {
     parts
 }
 
-/// The checksum field of a header, in the usual form.
+/// The checksum field of a header in the usual form, `%06o\0 `.
 fn checksum(block: &[u8; BLOCK]) -> [u8; 8] {
     let fields = block[..148].iter().chain(&[b' '; 8]).chain(&block[156..]);
     let sum: u32 = fields.map(|byte| u32::from(*byte)).sum();
@@ -316,7 +316,8 @@ impl Tar<'_> {
         self.out.write_all(bytes).map_err(wrote)
     }
 
-    /// Writes `len` bytes. `fill` gets the position, and fills a buffer.
+    /// Writes `len` bytes. `fill` is called with a position and fills a buffer with the bytes at
+    /// this position.
     fn pieces(
         &mut self,
         len: u64,

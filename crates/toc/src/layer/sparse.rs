@@ -1,5 +1,5 @@
-//! Parses the maps of sparse files: the positions of stored bytes in a file. Supports all formats
-//! of GNU tar: its own, and PAX 0.0, 0.1 and 1.0.
+//! Parses the maps of sparse files: the positions of stored bytes in a file. Supports all sparse
+//! formats of GNU tar: the GNU header format, and PAX 0.0, 0.1 and 1.0.
 
 use tar::{GnuExtSparseHeader, GnuSparseHeader, Header};
 
@@ -41,7 +41,7 @@ impl Map {
     }
 }
 
-/// A map in progress: pairs of offset and length.
+/// A map that is being parsed: pairs of offset and length.
 #[derive(Debug, Default)]
 pub(super) struct Parts(Vec<(u64, u64)>);
 
@@ -108,11 +108,11 @@ fn positive(field: &[u8]) -> Result<u64, Error> {
 /// The format of a sparse file, from its extended header.
 #[derive(Debug)]
 pub(super) enum Form {
-    /// The file is not sparse.
+    /// No sparse file.
     None,
-    /// The map is in the extended header.
+    /// A sparse file whose map is in the extended header.
     Here(Parts),
-    /// The map is before the data, in decimal numbers.
+    /// A sparse file whose map is before the data, in decimal numbers.
     Ahead,
 }
 

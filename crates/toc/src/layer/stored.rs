@@ -1,4 +1,5 @@
-//! A finished layer index. Blocks are read and verified on use, so it is never loaded as a whole.
+//! Reads a finished layer index. A block is read and verified when it is used, so the index is
+//! never loaded as a whole.
 
 use std::io;
 use std::path::Path;
@@ -37,12 +38,13 @@ pub(super) struct Summary {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) content: FileDigest,
-    /// Offset of its stored bytes in the tar.
+    /// Offset of the content's stored bytes in the tar.
     pub(super) offset: u64,
     pub(super) size: u64,
-    /// Number of its first extent, and number of extents. A file that is not sparse has none.
+    /// The number (index) of the content's first extent, and the count of its extents. A file that
+    /// is not sparse has no extents.
     pub(super) extents: (u32, u32),
-    /// Number of its first chunk, and number of chunks.
+    /// The number (index) of the content's first chunk, and the count of its chunks.
     pub(super) chunks: (u32, u32),
 }
 
@@ -82,7 +84,7 @@ impl Row {
     }
 }
 
-/// The first eight bytes of a digest: the key of the block of its row.
+/// The first eight bytes of a digest: the key by which the block with its row is found.
 pub(super) fn prefix(content: &FileDigest) -> u64 {
     content.as_bytes()[..8]
         .iter()
@@ -94,7 +96,8 @@ pub(super) fn little(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
 }
 
-/// The index of one layer. Cheap to clone. Takes 32 bytes of memory per 64 KiB of the file.
+/// The index of one layer. Clones share one open file. An index takes 32 bytes of memory per 64 KiB
+/// of its file.
 #[derive(Clone, Debug)]
 pub struct LayerIndex {
     pub(super) file: Arc<Reader>,
@@ -153,15 +156,15 @@ impl LayerIndex {
         )
     }
 
-    /// All entries in the order of the tar, with duplicates. The last entry of a path counts. Holds
-    /// one block at a time.
+    /// All entries in the order of the tar, with duplicates. If a path occurs several times, its
+    /// last entry counts. The iterator holds one block at a time.
     pub fn entries(&self) -> Entries {
         Entries(self.items())
     }
 
     /// Digest and size of each regular file that is not empty, in the order of the tar, with
-    /// duplicates and hidden files. [`super::rebuild`] needs them. Includes files that are no
-    /// entries.
+    /// duplicates and hidden files. [`super::rebuild`] needs this list. It includes files that are
+    /// no entries.
     pub fn files(&self) -> Files {
         Files(self.items())
     }
@@ -210,7 +213,7 @@ impl LayerIndex {
         self.row(content).map(|row| row.is_some())
     }
 
-    /// The row of a content. Reads at most two blocks.
+    /// The row of a content in the index. Reads at most two blocks.
     pub(super) fn row(&self, content: &FileDigest) -> Result<Option<Row>, Error> {
         let key = prefix(content);
         // Rows with the same prefix may start in the previous block.
@@ -318,7 +321,7 @@ impl Items {
     }
 }
 
-/// See [`LayerIndex::entries`]. Ends after its first error.
+/// The iterator that [`LayerIndex::entries`] returns. It ends after its first error.
 pub struct Entries(Items);
 
 impl Iterator for Entries {
@@ -333,7 +336,7 @@ impl Iterator for Entries {
     }
 }
 
-/// See [`LayerIndex::files`]. Ends after its first error.
+/// The iterator that [`LayerIndex::files`] returns. It ends after its first error.
 pub struct Files(Items);
 
 impl Iterator for Files {

@@ -8,15 +8,15 @@ use super::decoder::{Coding, Decoder, Gzip, WINDOW};
 use super::pace::Pace;
 use super::probe::{Candidate, PROBED, probe};
 
-/// Distance of checkpoints in uncompressed bytes. A read decodes half of it on average without use
-/// (about 5 ms). A checkpoint takes about 10 KiB in the index.
+/// Distance of checkpoints in uncompressed bytes. On average, a read decodes half of this distance
+/// without using the bytes (about 5 ms). A checkpoint takes about 10 KiB in the index.
 pub(super) const SPACING: u64 = 4 << 20;
 
 /// Uncompressed bytes between two attempts to find a checkpoint. An attempt takes about 100 µs, and
-/// a blob may consist of tiny blocks.
+/// a hostile blob may consist of tiny blocks.
 const RETRY: u64 = 64 << 10;
 
-/// Bytes of the blob per read.
+/// Number of bytes of the blob that one read returns.
 pub(super) const INPUT: usize = 64 << 10;
 
 /// Size of the output buffer in bytes: the window and one portion.
@@ -29,11 +29,12 @@ pub(super) struct Point {
     pub(super) at: u64,
     /// Offset in the blob.
     pub(super) blob_at: u64,
-    /// The window. `None` at the head of a gzip member or zstd frame.
+    /// The window. `None` at the head of a gzip member or zstd frame, where decoding needs no
+    /// window.
     pub(super) window: Option<Entry>,
 }
 
-/// The data to enter a deflate block.
+/// The data with which decoding can start at a deflate block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entry {
     pub(super) block: u32,
@@ -52,14 +53,14 @@ pub(super) struct Found {
 pub(super) struct Stream {
     decoder: Decoder,
     input: Vec<u8>,
-    /// Range of `input` that is not decoded yet.
+    /// Range of `input` that was not decoded yet.
     ahead: (usize, usize),
-    /// Offset in the blob of the end of `input`.
+    /// Offset of the end of `input` in the blob.
     blob_at: u64,
     output: Vec<u8>,
-    /// Range of `output` that is not taken yet.
+    /// Range of `output` that the caller has not taken yet.
     ready: (usize, usize),
-    /// Offset in the uncompressed bytes of the end of `output`.
+    /// Offset of the end of `output` in the uncompressed bytes.
     at: u64,
     seeking: Option<Seeking>,
 }
@@ -156,8 +157,9 @@ impl Stream {
             .unwrap_or_default()
     }
 
-    /// Decodes the next bytes after all decoded ones were taken. Returns `false` at the end. Calls
-    /// `pace` before each read of the blob, since a long blob may decode to few bytes.
+    /// Decodes the next bytes, after all decoded bytes were taken. Returns `false` at the end of
+    /// the layer. Calls `pace` before each read of the blob, since a long blob may decode to few
+    /// bytes.
     pub(super) fn fill(&mut self, blob: &dyn Blob, pace: &mut dyn Pace) -> Result<bool, Error> {
         if self.ready.0 < self.ready.1 {
             return Ok(true);
@@ -177,7 +179,7 @@ impl Stream {
             }
             let before = (self.ahead.0, self.ready.1);
             self.decode(blob)?;
-            // A decoder may stop once at the end of a block. A decoder with input and room that
+            // A decoder may stop once at the end of a block. A decoder that has input and room but
             // makes no progress is stuck.
             idle = if before == (self.ahead.0, self.ready.1) {
                 idle + 1
@@ -244,7 +246,7 @@ impl Stream {
         if let Some(pending) = &seeking.pending
             && at - pending.at >= PROBED as u64
         {
-            // The output buffer still has all bytes since then.
+            // The output buffer still has all bytes since the position of `pending`.
             let since = usize::try_from(at - pending.at).unwrap_or(usize::MAX);
             let shown = self
                 .ready

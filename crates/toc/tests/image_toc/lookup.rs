@@ -1,5 +1,5 @@
-//! Lookups: contents by digest in memory and in a file, files by path, and contents that other
-//! images lack.
+//! Tests of lookups in a table of contents: contents by digest in memory and in a file, files by
+//! path, and contents that other images lack.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::model::{self, CONTENTS, Leaf};
 
-/// All contents that are needed to mount an image, without the empty one.
+/// All contents that a mount of an image needs, without the empty content.
 fn mounted(toc: &ImageToc) -> BTreeSet<FileDigest> {
     let leaves = model::leaves(toc).into_values();
     let contents = leaves.filter_map(|leaf| match leaf {

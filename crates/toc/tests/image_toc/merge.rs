@@ -1,4 +1,5 @@
-//! Merged layers are the tree that a runtime would unpack, in one canonical form.
+//! Tests of merging: the merged layers are the tree that a container runtime would unpack, in one
+//! canonical form.
 
 use pierhead_toc::ImageToc;
 use pierhead_toc::image_toc::compare;

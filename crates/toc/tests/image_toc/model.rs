@@ -1,7 +1,7 @@
 //! A model of how container runtimes unpack layers, and random layers for it.
 //!
 //! The model is a map from paths to files. It is slow and has no symbolic links in the middle of
-//! paths; it shares no code with the crate.
+//! paths; the model shares no code with the crate.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const PATHS: [&str; 12] = [
     "a", "a/x", "a/x/y", "a/z", "a-b", "b", "b/c", "b/c/d", "b/c/e", "b.c", "c", "c/d",
 ];
 
-/// The contents of all files. The empty one is never transferred.
+/// The contents of all files. The empty content is never transferred.
 pub(super) const CONTENTS: [&str; 6] = ["", "one", "two", "three", "four", "five"];
 
 /// One change that a layer makes at a path.
@@ -28,9 +28,9 @@ pub(super) enum Change {
     Symlink,
     /// Adds a hard link to another path.
     HardLink(&'static str),
-    /// Deletes the path in lower layers.
+    /// Deletes the entry at the path in lower layers.
     Whiteout,
-    /// Hides what lower layers have below the path.
+    /// Hides the entries of lower layers below the path.
     Opaque,
 }
 
@@ -48,19 +48,19 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// Up to four layers of up to eight changes.
+/// Generates up to four layers of up to eight changes.
 pub(super) fn layers() -> impl Strategy<Value = Vec<Layer>> {
     let layer = proptest::collection::vec((prop::sample::select(&PATHS[..]), change()), 0..8);
     proptest::collection::vec(layer, 0..4)
 }
 
-/// A digest and a size for [`CONTENTS`].
+/// The digest and the size of a content of [`CONTENTS`].
 pub(super) fn content(number: usize) -> (FileDigest, u64) {
     let bytes = CONTENTS[number].as_bytes();
     (FileDigest::of(bytes), bytes.len() as u64)
 }
 
-/// The entry of a change, as a layer index gives it.
+/// The entry of a change, as a layer index would return it.
 fn entry(path: &str, change: &Change) -> Entry {
     let kind = match change {
         Change::Directory => Kind::Directory,
@@ -104,7 +104,7 @@ pub(super) fn merge(layers: &[Layer]) -> Result<ImageToc, Error> {
     }))
 }
 
-/// What the model has at a path. Hard links are copies.
+/// The object at a path of the model. Hard links are copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Leaf {
     Directory,
@@ -112,7 +112,7 @@ pub(super) enum Leaf {
     Symlink,
 }
 
-/// A path's leaf, and the last layer that added it or something below it.
+/// For each path: its object, and the last layer that added this object or an entry below it.
 type Tree = BTreeMap<String, (Leaf, usize)>;
 
 /// The parents of a path, the outermost first.
@@ -135,7 +135,8 @@ pub(super) fn merge_by_model(layers: &[Layer]) -> Option<BTreeMap<String, Leaf>>
                 Change::File(number) => Leaf::File(content(*number).0),
                 Change::Symlink => Leaf::Symlink,
                 Change::HardLink(target) => {
-                    // Nothing is below a symbolic link, and the model knows no path through one.
+                    // In the model, no entry is below a symbolic link, and no path leads through a
+                    // symbolic link.
                     tree.get(*target)
                         .map(|(leaf, _)| leaf.clone())
                         .filter(|leaf| *leaf != Leaf::Directory)?
@@ -161,7 +162,7 @@ pub(super) fn merge_by_model(layers: &[Layer]) -> Option<BTreeMap<String, Leaf>>
     Some(leaves.map(|(path, (leaf, _))| (path, leaf)).collect())
 }
 
-/// Removes what lower layers have below a directory.
+/// Removes the entries of lower layers below a directory.
 fn hide_below(tree: &mut Tree, folder: &str, layer: usize) {
     tree.retain(|path, (_, last)| !is_below(path, folder) || *last == layer);
 }
@@ -199,7 +200,7 @@ pub(super) fn is_outside_model(layers: &[Layer]) -> bool {
     })
 }
 
-/// The tree of a table of contents, hard links as copies.
+/// The tree of a table of contents, with hard links as copies.
 pub(super) fn leaves(toc: &ImageToc) -> BTreeMap<String, Leaf> {
     let mut all: Vec<(String, Leaf)> = Vec::new();
     let mut rows = toc.rows();

@@ -1,4 +1,5 @@
-//! A table of contents on the wire and on disk: it arrives unchanged, or not at all.
+//! Tests of the transfer and the file of a table of contents: decoding returns the same table, or
+//! an error for damaged bytes.
 
 use pierhead_toc::image_toc::{self, BlockCache, TocFile};
 use pierhead_toc::varint::{self, Reader};
@@ -26,7 +27,7 @@ proptest! {
             prop_assert!(decoded.bytes() == new.bytes());
         }
         let frame = image_toc::encode(&new, Some(&base), level).unwrap();
-        // Without its base, a frame is an error, unless it uses no byte of the base.
+        // Decoding without the base is an error, unless the frame uses no byte of the base.
         if let Ok(decoded) = image_toc::decode(&frame, None) {
             prop_assert!(decoded.bytes() == new.bytes());
         }
@@ -55,7 +56,7 @@ proptest! {
         let opened = ImageToc::open(&path);
         let is_malformed = matches!(opened, Err(Error::Malformed { .. }));
         prop_assert!(is_malformed, "{:?}", opened);
-        // Single lookups read some blocks only: each is right, or an error.
+        // A single lookup reads only some blocks. Its result is correct, or an error.
         let Ok(file) = TocFile::open(&path, &BlockCache::new(1 << 20)) else {
             return Ok(());
         };

@@ -1,4 +1,5 @@
-//! All that a tar says of an entry, in every form that it is said in.
+//! Tests of the attributes of entries: the index has all attributes of a tar, in every header
+//! format that tar writers use.
 
 use std::sync::Arc;
 
@@ -7,7 +8,8 @@ use pierhead_toc::{Entry, FileDigest, Kind, Time};
 use crate::check;
 use crate::making::{Packing, Tar, indexed};
 
-/// The entries of a tar, which is read back and made again on the way.
+/// Indexes a tar, checks that its files can be read and that the tar can be rebuilt, and returns
+/// its entries.
 fn entries(tar: Tar) -> Vec<Entry> {
     let tar = tar.finish();
     let blob = Packing::Gzip.pack(&tar);
@@ -95,7 +97,7 @@ fn devices_modes_and_old_headers() {
     device("null", b'3', 1, 3);
     device("sda", b'4', 8, 0);
     device("pipe", b'6', 0, 0);
-    // Without a magic, a slash at the end makes a directory.
+    // In a header without a magic, a slash at the end of the name means a directory.
     let mut header = tar::Header::new_old();
     header.as_mut_bytes()[..4].copy_from_slice(b"old/");
     header.set_mode(0o700);
@@ -119,7 +121,8 @@ fn devices_modes_and_old_headers() {
     );
 }
 
-/// 1000 zeros, 600 bytes of data, zeros up to 5000, 400 bytes of data, zeros up to the end.
+/// A sparse file and its stored bytes: 1000 zeros, 600 bytes of data, zeros up to 5000, 400 bytes
+/// of data, zeros up to the end.
 fn sparse() -> (Vec<u8>, Vec<u8>) {
     let mut whole = vec![0; 300_000];
     whole[1000..1600].fill(7);
@@ -160,7 +163,7 @@ fn sparse_files_in_every_form() {
     data.resize(512, 0);
     data.extend_from_slice(&stored);
     tar.file("GNUSparseFile.1/ten", &data);
-    // GNU's own: four parts in the header, more in a block behind it.
+    // The GNU header format: four parts in the header, and more parts in a block after it.
     let mut header = tar::Header::new_gnu();
     header.as_mut_bytes()[..3].copy_from_slice(b"gnu");
     header.set_mode(0o600);
@@ -188,7 +191,7 @@ fn sparse_files_in_every_form() {
     more.sparse_mut()[0].set_offset(parts[4].0);
     more.sparse_mut()[0].set_length(parts[4].1);
     tar.raw(&header, &[more.as_bytes(), &stored[..]].concat());
-    // All hole.
+    // The whole file is a hole.
     tar.pax(&[("GNU.sparse.size", b"4096"), ("GNU.sparse.map", b"4096,0")]);
     tar.file("hole", b"");
     let entries = entries(tar);
@@ -203,24 +206,24 @@ fn sparse_files_in_every_form() {
 #[test]
 fn odd_tars_are_made_again_to_the_byte() {
     let mut tar = Tar::new();
-    // Padding that is not zero.
+    // The padding of this file is not zero.
     tar.file("a", b"padded");
     let at = tar.0.len() - 3;
     tar.0[at] = b'!';
-    // A checksum in another form, and a size in base 256.
+    // This header has its checksum in another form, and its size in base 256.
     let mut header = Tar::header("b", b'0', 0);
     header.as_mut_bytes()[124..136].copy_from_slice(b"\x80\0\0\0\0\0\0\0\0\0\x02\x01");
     header.set_cksum();
     let sum = header.cksum().unwrap();
     header.as_mut_bytes()[148..156].copy_from_slice(format!("{sum:07o}\0").as_bytes());
     tar.raw(&header, &[3; 513]);
-    // A whiteout and an opaque mark with data in them.
+    // A whiteout and an opaque marker that have data.
     tar.file("c/.wh.d", b"why");
     tar.file("c/.wh..wh..opq", b"not");
-    // A global record, which changes nothing.
+    // A global extended header, which is ignored.
     tar.entry("pax_global_header", b'g', b"16 path=ignored\n");
     tar.file("e", b"");
-    // Entries and junk behind the end.
+    // Entries and other bytes after the end mark.
     tar.0.extend_from_slice(&[0; 1024]);
     tar.file("after", b"the end");
     tar.0.extend_from_slice(&[0; 5000]);

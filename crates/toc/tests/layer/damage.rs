@@ -1,4 +1,5 @@
-//! Indexes that were damaged after they were written, skeletons that came from somebody else, and what a read costs.
+//! Tests of layer indexes that were damaged after they were written, of malformed skeletons from
+//! untrusted senders, and of the number of bytes that a read of one file takes.
 
 use std::fs;
 use std::io;
@@ -39,7 +40,8 @@ fn a_read_begins_at_the_checkpoint_before_it() {
         assert_eq!(&bytes, b"the last one");
         let read = blob.bytes.load(Ordering::Relaxed);
         assert!(read < size / 3, "{packing:?}: {read} of {size}");
-        // What comes next is had without going back: not half a checkpoint's distance for 20 reads in a row.
+        // A read that continues an earlier one decodes no bytes again: 20 adjacent reads take a
+        // bounded number of bytes of the blob.
         let (first, len) = index.files().next().unwrap().unwrap();
         for step in 0..20 {
             let mut part = [0; 10_000];
@@ -90,7 +92,7 @@ fn chunks_lie_one_behind_the_other_and_are_the_same_in_another_file() {
     );
 }
 
-/// All that an index tells, or the first error.
+/// Reads all data of an index and returns it as bytes, or the first error.
 fn told(index: &LayerIndex, blob: &Arc<MemoryBlob>) -> Result<Vec<u8>, Error> {
     let mut all = Vec::new();
     let reader = index.reader(blob.clone());
@@ -151,7 +153,7 @@ fn damage_anywhere_is_told_not_served() {
     }
 }
 
-/// Has every content, all zeros.
+/// A source that has every content and returns only zeros.
 struct Zeros;
 
 impl Source for Zeros {
@@ -211,7 +213,7 @@ fn a_hostile_skeleton_is_refused() {
     }
 }
 
-/// Indexes the same layer to the same place, once, in the middle of being told of progress.
+/// A pace that indexes the same layer into the same file once, during its first pause.
 struct Twin<'a>(&'a MemoryBlob, &'a Request<'a>, &'a std::path::Path, bool);
 
 impl layer::Pace for Twin<'_> {
@@ -253,7 +255,7 @@ fn two_that_write_one_index_do_not_harm_each_other() {
 #[test]
 fn a_content_is_read_right_after_another_one_failed() {
     let mut tar = Tar::new();
-    // A byte at every so many.
+    // Two sparse files with one stored byte at every 700th or 1000th position.
     let contents = [(2, 700), (6000, 1000)].map(|(pieces, apart): (usize, usize)| {
         let pairs: Vec<_> = (0..pieces)
             .map(|nth| format!("{},1", nth * apart))

@@ -1,4 +1,5 @@
-//! Layers that lie, are damaged, or ask for too much.
+//! Tests with hostile layers: layers with a wrong digest, damaged layers, and layers that exceed a
+//! limit are refused.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +10,7 @@ use pierhead_toc::{Entry, Error, FileDigest, Kind};
 
 use crate::making::{Counted, Packing, Tar, gzip, indexed, indexed_with};
 
-/// What a layer is refused for.
+/// Indexes a layer that must be refused, and returns the reason.
 fn refused(blob: &MemoryBlob, tar: &[u8], limits: Limits) -> String {
     match indexed_with(blob, tar, limits) {
         Err(Error::Image(why)) => why,
@@ -22,7 +23,7 @@ fn entries(tar: &[u8]) -> Vec<Entry> {
     index.entries().map(|entry| entry.unwrap()).collect()
 }
 
-/// A tar of one header and its data is refused for a reason that has these words in it.
+/// Checks that a tar is refused, and that the reason contains `words`.
 fn bad_entry(tar: Tar, words: &str) {
     let tar = tar.finish();
     let why = refused(&Packing::Plain.pack(&tar), &tar, Limits::default());
@@ -49,7 +50,7 @@ fn a_bomb_is_refused_by_the_limit_that_it_goes_over() {
         let why = refused(&blob, &tar, size);
         assert!(why.contains("bytes than the limit of 10485760"), "{why}");
     }
-    // Without compression there is no ratio to go over.
+    // An uncompressed layer cannot exceed the limit of the compression ratio.
     assert!(indexed_with(&MemoryBlob(tar.clone()), &tar, ratio).is_ok());
 }
 
@@ -96,7 +97,8 @@ fn values_of_attributes_are_bounded() {
     assert!(indexed(&Packing::Plain.pack(&tar), &tar).is_ok());
 }
 
-/// A gzip of stored blocks: the tar, and so many empty ones in its middle, where checkpoints are looked for.
+/// A gzip of stored blocks: the tar, with `count` empty blocks in its middle, where indexing
+/// searches for checkpoints.
 fn with_empty_blocks(tar: &[u8], count: usize) -> Vec<u8> {
     let mut gzip = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
     let block = |gzip: &mut Vec<u8>, last: bool, part: &[u8]| {
@@ -138,7 +140,8 @@ fn empty_blocks_are_not_each_tried_for_a_checkpoint() {
     };
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("index");
-    // Blocks that give nothing are work, too: whoever stops it does not wait for their end.
+    // Indexing calls the pace also while it reads blocks without data, so that a caller can stop
+    // the work there.
     let (mut told, mut most) = (0, 0);
     let mut pace = Told(
         &mut |read: u64| {
@@ -153,7 +156,7 @@ fn empty_blocks_are_not_each_tried_for_a_checkpoint() {
     assert!(most <= 8, "{most} reads without a pause");
 }
 
-/// Hears how often the blob was read at each pause.
+/// A pace that passes the number of reads of the blob to a function at each pause.
 struct Told<'a>(&'a mut dyn FnMut(u64) -> Result<(), Error>, &'a Counted);
 
 impl Pace for Told<'_> {
@@ -209,12 +212,13 @@ fn what_is_cut_short_or_goes_on_is_refused() {
             refused(&long, &tar, Limits::default());
         }
     }
-    // A wrong CRC.
+    // The CRC of the gzip is wrong.
     let mut gzip = gzip(&tar, 6);
     let at = gzip.len() - 8;
     gzip[at] ^= 1;
     refused(&MemoryBlob(gzip), &tar, Limits::default());
-    // The tar itself: in a header, in a content. Whole headers without an end's mark will do, as for Go.
+    // The tar itself is truncated, in a header or in a content. Whole entries without an end mark
+    // are accepted, as by Go.
     for (len, good) in [
         (100, false),
         (512, false),
@@ -299,14 +303,14 @@ fn what_runtimes_refuse_is_refused() {
     bad_entry(with(&|tar| tar.file("a/.wh...", b"")), "whiteout");
     bad_entry(with(&|tar| tar.hard_link("a", "..")), "hard link");
     bad_entry(with(&|tar| tar.symlink("a", "")), "symbolic link");
-    // Type changed between the headers of one entry.
+    // The extended header describes a sparse file, but the header after it is a directory.
     let sparse: &[(&str, &[u8])] = &[("GNU.sparse.map", b"0,1"), ("GNU.sparse.size", b"1")];
     let changed = |tar: &mut Tar| {
         tar.pax(sparse);
         tar.directory("a");
     };
     bad_entry(with(&changed), "sparse");
-    // Claims that no bytes stand for.
+    // Headers that state a size of 1 TiB without any data.
     let huge = |flag| {
         move |tar: &mut Tar| {
             let header = Tar::header("a", flag, 1 << 40);

@@ -1,4 +1,4 @@
-//! Layers for the tests of this folder.
+//! Helpers for the tests of layers: write tars, compress them to layers, and index them.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use pierhead_testkit::source::MemoryBlob;
 use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
 use pierhead_toc::{Blob, Error};
 
-/// A blob that counts how often it is read, and how many bytes.
+/// A blob that counts its reads and the bytes that were read.
 pub(crate) struct Counted {
     blob: MemoryBlob,
     pub(crate) reads: AtomicU64,
@@ -40,17 +40,17 @@ impl Blob for Counted {
     }
 }
 
-/// How a tar becomes a layer.
+/// How a tar is compressed to a layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Packing {
     Plain,
     Gzip,
-    /// Stored blocks, which begin at bytes.
+    /// Gzip of stored blocks, which start at byte boundaries.
     GzipStored,
-    /// One member for each 100 000 bytes.
+    /// Gzip with one member for each 100 000 bytes.
     GzipMembers,
     Zstd,
-    /// One frame for each 5 000 000 bytes, one that is skipped between them.
+    /// Zstd with one frame for each 5 000 000 bytes, and a skippable frame between them.
     ZstdFrames,
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn gzip(bytes: &[u8], level: u32) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Bytes that compress by about half, in runs that are like what was before.
+/// Random bytes that compress by about half, since some runs repeat earlier bytes.
 pub(crate) fn random(rng: &mut fastrand::Rng, len: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(len);
     while out.len() < len {
@@ -108,7 +108,7 @@ pub(crate) fn random(rng: &mut fastrand::Rng, len: usize) -> Vec<u8> {
     out
 }
 
-/// Indexes a layer whose diff ID is right, with the usual limits.
+/// Indexes a layer with the correct diff ID and the default limits.
 pub(crate) fn indexed(blob: &MemoryBlob, tar: &[u8]) -> Result<LayerIndex, Error> {
     indexed_with(blob, tar, Limits::default())
 }
@@ -125,7 +125,7 @@ pub(crate) fn indexed_with(
         limits,
     };
     let folder = tempfile::tempdir().unwrap();
-    // The file stays readable when the folder goes.
+    // The open file stays readable after the folder was deleted.
     layer::index(blob, &request, &mut Unpaced, &folder.path().join("index"))
 }
 
@@ -150,7 +150,7 @@ impl Tar {
         header
     }
 
-    /// A header, data, and zeros up to a whole block.
+    /// Appends a header, data, and zeros up to a whole block.
     pub(crate) fn raw(&mut self, header: &tar::Header, data: &[u8]) {
         self.0.extend_from_slice(header.as_bytes());
         self.0.extend_from_slice(data);
@@ -185,7 +185,7 @@ impl Tar {
         self.raw(&header, b"");
     }
 
-    /// An extended header of these records.
+    /// Appends an extended header with these records.
     pub(crate) fn pax(&mut self, records: &[(&str, &[u8])]) {
         let mut data = Vec::new();
         for (key, value) in records {
@@ -201,7 +201,7 @@ impl Tar {
         self.entry("pax", b'x', &data);
     }
 
-    /// With the mark of the end.
+    /// Appends the end mark, and returns the tar.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.0.extend_from_slice(&[0; 1024]);
         self.0

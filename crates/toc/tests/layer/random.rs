@@ -1,4 +1,5 @@
-//! Random tars: the index has what the crate `tar` reads, and damaged tars are errors or exact.
+//! Property tests with random tars: the index has the entries that the crate `tar` reads. A damaged
+//! layer is an error, or its index is correct.
 
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
@@ -30,7 +31,7 @@ enum MemberKind {
     Device(EntryType, u32, u32),
 }
 
-/// Clean relative paths. Those of more than 100 bytes need an extension header.
+/// Generates clean relative paths. A path of more than 100 bytes needs an extension header.
 fn path() -> impl Strategy<Value = String> {
     prop_oneof![4 => "[a-z]{1,8}(/[a-z.]{0,5}[a-z]){0,3}", 1 => "[a-z]{90,120}/[a-z]{90,200}"]
 }
@@ -147,7 +148,7 @@ fn read(bytes: &[u8]) -> Vec<(Vec<u8>, [u64; 4], Kind)> {
     members.collect()
 }
 
-/// The same of an entry of the index.
+/// The numbers of an entry of the index, in the same order as [`read`] returns them.
 fn numbers(entry: &Entry) -> [u64; 4] {
     assert_eq!(entry.modified.nanos, 0);
     [
@@ -206,7 +207,8 @@ proptest! {
         let mut bytes = packing.pack(&tar).0.clone();
         let place = place.index(bytes.len());
         bytes[place] ^= change;
-        // Some bytes of the gzip header mean nothing: then the index must be the right one.
+        // Some bytes of the gzip header have no effect. If such a byte is damaged, the index must
+        // be correct.
         if let Ok(index) = indexed(&MemoryBlob(bytes), &tar) {
             let found = index.entries().map(|entry| entry.unwrap().kind);
             prop_assert!(found.eq(read(&tar).into_iter().map(|(_, _, kind)| kind)));

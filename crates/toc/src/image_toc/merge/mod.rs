@@ -31,8 +31,8 @@ pub struct LayerEntries<I, F> {
     pub entries: I,
 }
 
-/// The names in a directory. Refers to nodes by position, so that no depth of a tree causes
-/// recursion.
+/// The names in a directory. The map refers to nodes by position, so that a deep tree causes no
+/// deep recursion.
 type Children = BTreeMap<Box<[u8]>, u32>;
 
 /// One name in the tree.
@@ -94,12 +94,12 @@ pub(super) struct Merged {
     pub(super) layers: Vec<MergedLayer>,
     /// Number of the layer in progress.
     layer: u32,
-    /// Remaining budget of path components to resolve. Symbolic links could otherwise make a small
-    /// image take unlimited time.
+    /// Remaining budget of path components to resolve. Without this budget, symbolic links could
+    /// make a small image take unlimited time.
     steps: u64,
     /// Remaining memory budget for names, targets and attributes, in bytes.
     bytes: usize,
-    /// Buffer for the attribute set in progress.
+    /// Buffer for the attribute set that is being encoded.
     coded: Vec<u8>,
 }
 
@@ -122,8 +122,8 @@ const MAX_BYTES: usize = 2 * MAX_HELD;
 /// which take almost no bytes in a layer.
 const DIRECTORY: usize = 256;
 
-/// The attributes of the root, and of a folder without an entry in any layer. Its time is 0, since
-/// it would be the time of unpacking.
+/// The attributes of the root, and of a folder without an entry in any layer. The time is 0. A
+/// runtime would use the time of unpacking.
 const IMPLIED: Entry = Entry {
     path: Vec::new(),
     kind: Kind::Directory,
@@ -169,8 +169,8 @@ where
 }
 
 fn position(len: usize) -> Result<u32, Error> {
-    // Replaced nodes stay in memory, and are no entries of the TOC, so the limit is higher than
-    // that of entries.
+    // Replaced nodes stay in memory but are no entries of the TOC, so the limit of nodes is higher
+    // than that of entries.
     u32::try_from(len)
         .ok()
         .filter(|position| *position < MAX_ENTRIES + MAX_ENTRIES / 4)
@@ -258,7 +258,7 @@ impl Merged {
             self.hold(DIRECTORY)?;
         }
         let mode = match kind {
-            // Linux has no other mode for symbolic links.
+            // On Linux, a symbolic link always has this mode.
             InodeKind::Symlink(_) => 0o777,
             _ => of.mode,
         };
@@ -266,7 +266,7 @@ impl Merged {
         coded.clear();
         attributes::encode(of, mode, &mut coded);
         if self.attributes.find(&coded).is_none() {
-            // Counted twice: once here, and once in the TOC.
+            // The bytes count twice, since they are in memory twice: here, and in the TOC.
             self.hold(2 * attributes::held(of))?;
         }
         let attributes = self.attributes.get(&coded).ok_or_else(many)?;
@@ -368,8 +368,8 @@ impl Merged {
         Ok(())
     }
 
-    /// The inode of the target of a hard link. Does not follow a symbolic link in the last
-    /// component.
+    /// The inode of the target of a hard link. If the last component of the target is a symbolic
+    /// link, does not follow it.
     fn linked(&mut self, path: &[u8], target: &[u8]) -> Result<u32, Error> {
         let (parent, name) = match target.iter().rposition(|byte| *byte == b'/') {
             Some(slash) => (&target[..slash], &target[slash + 1..]),
@@ -405,7 +405,7 @@ impl Merged {
         Ok(())
     }
 
-    /// Takes steps from the budget, since a small layer can cause many steps.
+    /// Subtracts steps from the budget, which limits the time that a small hostile layer can take.
     fn step(&mut self, steps: u64) -> Result<(), Error> {
         let left = self.steps.checked_sub(steps);
         self.steps =
@@ -413,7 +413,7 @@ impl Merged {
         Ok(())
     }
 
-    /// Takes bytes from the memory budget.
+    /// Subtracts bytes from the memory budget.
     fn hold(&mut self, bytes: usize) -> Result<(), Error> {
         let left = self.bytes.checked_sub(bytes);
         self.bytes = left.ok_or_else(|| {
@@ -422,8 +422,8 @@ impl Merged {
         Ok(())
     }
 
-    /// Resolves a path through symbolic links. Returns the steps from the root. A missing node, or
-    /// one that is no directory, counts as an empty directory.
+    /// Resolves a path through symbolic links. Returns the steps from the root. A missing node
+    /// counts as an empty directory, and so does a node that is no directory.
     fn resolve(&mut self, path: &[u8]) -> Result<Vec<Step>, Error> {
         let mut way: Vec<Step> = Vec::new();
         let mut todo: Vec<Box<[u8]>> = components(path).rev().map(Box::from).collect();
@@ -461,8 +461,8 @@ impl Merged {
         Ok(way.last().map_or(Some(ROOT), |(found, _)| *found))
     }
 
-    /// The directory at a path. Creates missing directories, and marks all of them as belonging to
-    /// this layer.
+    /// The directory at a path. Creates missing directories, and marks all directories of the path
+    /// as part of this layer.
     fn make(&mut self, path: &[u8]) -> Result<u32, Error> {
         let layer = self.layer;
         let mut folder = ROOT;
@@ -474,7 +474,7 @@ impl Merged {
                     found
                 }
                 // A layer may replace an entry of a lower layer by a directory, but not an entry of
-                // its own.
+                // the same layer.
                 Some(found) if self.names[found as usize].layer == layer => {
                     return Err(bad(path, "its folder is not a directory"));
                 }

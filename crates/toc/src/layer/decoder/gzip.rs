@@ -21,18 +21,21 @@ pub(crate) struct Gzip {
 }
 
 enum Phase {
-    /// Before a member, or at the end of the input.
+    /// The decoder is before a member, or at the end of the input.
     Between,
-    /// In a member that was decoded from its head. zlib-rs verifies its CRC and length.
+    /// The decoder is in a member that was decoded from its head. zlib-rs verifies the CRC and the
+    /// length of the member.
     Member,
-    /// In a member that was entered at a checkpoint. Its CRC cannot be verified.
+    /// The decoder is in a member that was entered at a checkpoint. The CRC of the member cannot be
+    /// verified.
     Entered,
-    /// In the trailer of a member that was entered at a checkpoint, with this number of bytes left.
+    /// The decoder is in the trailer of a member that was entered at a checkpoint. The number is
+    /// that of the remaining bytes of the trailer.
     Trailer(u8),
 }
 
 impl Gzip {
-    /// The first `len` bytes of decoding from a position. `None` when decoding fails there.
+    /// Decodes the first `len` bytes from a position. `None` when decoding fails.
     pub(crate) fn glimpse(
         window: &[u8],
         bits: u8,
@@ -54,8 +57,8 @@ impl Gzip {
         }
     }
 
-    /// A decoder at a deflate block, which starts `bits` bits into `byte`. Both are 0 at a byte
-    /// boundary.
+    /// A decoder at a deflate block, which starts `bits` bits into `byte`. Both numbers are 0 at a
+    /// byte boundary.
     ///
     /// # Errors
     /// [`Error::Malformed`] when decoding cannot start there.
@@ -71,7 +74,7 @@ impl Gzip {
         matches!(self.phase, Phase::Between)
     }
 
-    /// See [`super::Decoder::step`].
+    /// Does one step of decoding, as [`super::Decoder::step`] specifies.
     pub(super) fn step(
         &mut self,
         input: &[u8],
@@ -147,9 +150,9 @@ fn entered(window: &[u8], bits: u8, byte: u8) -> Result<Inflate, Error> {
     }
 }
 
-/// Empty deflate blocks that end `bits` bits into their last byte. The higher bits are those of
-/// `byte`. So the following bytes need no shift, and the decoder reports the end of the member
-/// exactly.
+/// Empty deflate blocks that end `bits` bits into their last byte. The higher bits of the last byte
+/// are those of `byte`. So the following bytes need no shift, and the decoder reports the end of
+/// the member exactly.
 fn lead(bits: u8, byte: u8) -> Vec<u8> {
     let mut written = Bits::default();
     if bits % 2 == 1 {
@@ -175,7 +178,7 @@ fn lead(bits: u8, byte: u8) -> Vec<u8> {
         }
         written.put(0, 1);
         written.put(0b01, 2);
-        // The end of the block.
+        // The symbol for the end of the block.
         written.put(0, 1);
     }
     while written.count % 8 != u32::from(bits) {
@@ -219,7 +222,8 @@ mod tests {
     fn a_lead_ends_at_every_bit_without_output() {
         for bits in 0..8u8 {
             let plain = b"what follows a lead is read as it stands";
-            // A stored block follows: 3 bits, padding, length and its complement.
+            // A stored block follows: 3 bits, padding, the length, and the complement of the
+            // length.
             let mut data = lead(bits, 0);
             if bits > 5 || bits == 0 {
                 data.push(0);

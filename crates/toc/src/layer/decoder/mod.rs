@@ -1,4 +1,4 @@
-//! Decompresses a layer step by step: uncompressed, gzip or zstd.
+//! Decompresses a layer step by step. The layer is uncompressed, gzip or zstd.
 
 mod gzip;
 mod zstd;

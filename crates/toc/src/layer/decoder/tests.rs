@@ -11,7 +11,7 @@ const ZSTD: &[u8] = include_bytes!("known/plain.zst");
 const MEMBER: (usize, usize) = (40_000, 187);
 const MAX_WINDOW: u64 = 1 << 20;
 
-/// Bytes that compress well, and then bytes that do not.
+/// The test data: bytes that compress well, and then bytes that do not compress.
 fn plain() -> Vec<u8> {
     let mut plain = b"pierhead ".repeat(9000);
     let mut state = 1_u32;
@@ -22,7 +22,8 @@ fn plain() -> Vec<u8> {
     plain
 }
 
-/// The output, and the positions of stops, in the plain bytes and in the compressed ones.
+/// The output of a decoder, and the positions where it stopped: in the plain bytes and in the
+/// compressed bytes.
 #[derive(Default)]
 struct Decoded {
     plain: Vec<u8>,
@@ -43,7 +44,7 @@ fn decoded(
     for piece in coded.chunks(size) {
         let mut rest = piece;
         let mut idle = 0;
-        // The decoder may have buffered output, which needs no more input.
+        // The decoder may still have output in its buffer, which needs no more input.
         while idle < 3 {
             let step = decoder.step(rest, &mut output, stop)?;
             idle = if step.taken + step.given == 0 {

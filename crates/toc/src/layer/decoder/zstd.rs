@@ -26,7 +26,7 @@ impl Zstd {
         })
     }
 
-    /// See [`super::Decoder::step`].
+    /// Does one step of decoding, as [`super::Decoder::step`] specifies.
     pub(super) fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, Error> {
         let mut from = InBuffer::around(input);
         let mut into = OutBuffer::around(output);

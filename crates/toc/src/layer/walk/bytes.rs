@@ -1,5 +1,5 @@
-//! The uncompressed bytes of a layer for the walk. Hashes them, checks the limits, and passes
-//! checkpoints to the builder.
+//! Reads the uncompressed bytes of a layer for the walk over its tar. Hashes the bytes, checks the
+//! limits, and passes checkpoints to the builder of the index.
 
 use pierhead_oci::{Algorithm, Digest, Hasher};
 
@@ -40,7 +40,8 @@ impl<'a> Bytes<'a> {
         })
     }
 
-    /// The compression, the number of bytes, and their digest, which is the diff ID.
+    /// Returns the compression, the number of uncompressed bytes, and their digest, which is the
+    /// diff ID.
     pub(super) fn finish(self) -> (Coding, u64, Digest) {
         (self.coding, self.size, self.hash.finish())
     }
@@ -83,7 +84,7 @@ impl<'a> Bytes<'a> {
         Ok(())
     }
 
-    /// Ensures that bytes are ready. Returns `false` at the end of the layer.
+    /// Decodes bytes if none are ready. Returns `false` at the end of the layer.
     pub(super) fn fill(&mut self, builder: &mut Builder) -> Result<bool, Error> {
         if !self.stream.ready().is_empty() {
             return Ok(true);
@@ -116,7 +117,8 @@ impl<'a> Bytes<'a> {
         Ok(some)
     }
 
-    /// The next block. `None` at the end. An incomplete block is an error.
+    /// The next block of 512 bytes. `None` at the end of the layer. An incomplete block is an
+    /// error.
     pub(super) fn block(&mut self, builder: &mut Builder) -> Result<Option<[u8; BLOCK]>, Error> {
         if !self.fill(builder)? {
             return Ok(None);
@@ -151,7 +153,8 @@ impl<'a> Bytes<'a> {
         Ok(())
     }
 
-    /// The padding after `len` bytes. Shorter when the layer ends within it, which runtimes accept.
+    /// The padding after `len` bytes. The result is shorter when the layer ends within the padding,
+    /// which runtimes accept.
     pub(super) fn padding(&mut self, builder: &mut Builder, len: u64) -> Result<Vec<u8>, Error> {
         let mut pad = Vec::new();
         let mut left = usize::try_from(skeleton::padding(len)).unwrap_or(0);

@@ -1,4 +1,5 @@
-//! The one pass over a tar: reads headers and data, and writes entries, contents and the skeleton.
+//! Indexes a layer in one pass over its tar: reads headers and data, and writes entries, contents
+//! and the skeleton (the tar without file contents) to the index.
 
 mod bytes;
 
@@ -24,7 +25,7 @@ const MAX_XATTR: usize = 64 << 10;
 /// Zeros, for holes of sparse files.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Values of extended headers, which override fields of the next header.
+/// Values from extended headers, which override fields of the next header.
 #[derive(Default)]
 struct Overrides {
     pax: Pax,
@@ -51,7 +52,8 @@ pub(super) fn walk(
     };
     walk.headers()?;
     let Walk { bytes, builder, .. } = &mut walk;
-    // Runtimes read no entries after the end mark, but the digest covers all bytes.
+    // Runtimes read no entries after the end mark. The remaining bytes are read, since the digest
+    // covers them.
     while bytes.fill(builder)? {
         let rest = bytes.ready().len();
         builder.skeleton(|skeleton, out| skeleton.bytes(bytes.ready(), out))?;
@@ -205,7 +207,7 @@ impl Walk<'_> {
             Name::Plain(path) => (path, self.kind(&fields, file, &small)?),
         };
         // A whiteout with data, or a file with the path of the root, has no content in the tree,
-        // but its bytes are in the tar.
+        // but rebuilding the tar needs its bytes.
         let rootless = path.is_empty() && matches!(kind, Kind::File { .. });
         if let Some((content, size)) = file
             && size > 0
@@ -342,7 +344,7 @@ impl Walk<'_> {
         Ok((content, size))
     }
 
-    /// The map of a sparse file, the size of the file, and the number of stored data bytes.
+    /// Returns the map of a sparse file, the size of the file, and the number of stored data bytes.
     fn map(
         &mut self,
         block: &[u8; BLOCK],
