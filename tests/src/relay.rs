@@ -1,5 +1,5 @@
-//! A TCP relay between a client and a server. Its target can change, and it records the time and
-//! status of responses.
+//! A TCP relay between a client and a server, for tests. A test can change the server during a run.
+//! The relay records the time and status of each response.
 
 use std::{
     io::{self, Read, Write},

@@ -1,6 +1,6 @@
 //! Checks the dependencies between crates, and what each crate must not use.
-//! `docs/explanation/architecture.md` gives the reasons. The first test fails for a crate that is
-//! not listed here, so that a new crate needs a decision about its dependencies.
+//! `docs/explanation/architecture.md` gives the reasons. The first test fails for a crate that this
+//! file does not list, so that a new crate needs a decision about its dependencies.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

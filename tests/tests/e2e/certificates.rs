@@ -1,4 +1,4 @@
-//! Creates files with certificates of a test authority, for pierhead and its clients.
+//! Creates a CA for tests, and files with certificates of this CA for pierhead and its clients.
 
 use std::{fs, path::PathBuf};
 

@@ -1,5 +1,5 @@
-//! Writes random images of the testkit as OCI layouts, for registries and unpackers that are
-//! separate programs.
+//! Writes random images, which the crate `testkit` generates, as OCI layouts. Real registries and
+//! unpackers, which are separate programs, read these layouts.
 
 use std::path::Path;
 

@@ -1,5 +1,6 @@
-# Script of the persistent-memory machine, which guest/init.sh runs: mounts the host's root, the
-# shared folder and the NVDIMM, runs /job/command, and powers off.
+# Script of the virtual machine of `cargo xtask pmem-vm` (with emulated persistent memory), which
+# guest/init.sh runs: mounts the root folder of the host, the shared folder and the NVDIMM, runs
+# /job/command, and powers off.
 host_root
 mkdir -p /root/mnt/pmem /root/mnt/disk "/root$SHARE"
 mount -t 9p -o "rw,cache=mmap,$plan9" share "/root$SHARE" || die "mount $SHARE"
@@ -21,19 +22,20 @@ fi
 [ -b /root/dev/pmem0 ] || die "no /dev/pmem0"
 
 in_root() { chroot /root /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
-# DAX needs blocks of a page's size. A file system that is there is from an earlier boot: it stays.
+# DAX needs file system blocks of the size of a memory page. An existing file system is from an earlier
+# boot, and stays.
 if ! in_root blkid -s TYPE -o value /dev/pmem0 >/dev/null; then
   in_root mkfs.ext4 -q -F -b 4096 /dev/pmem0 || die "mkfs.ext4 /dev/pmem0"
 fi
 in_root mount -t ext4 -o dax=always /dev/pmem0 /mnt/pmem || die "mount /dev/pmem0 with dax=always"
-# The negative control: a file system of the same kind, on a disk that has no DAX. It stays, too.
+# For comparison: a file system of the same kind on a disk without DAX. An existing file system stays.
 if ! in_root blkid -s TYPE -o value /dev/vda >/dev/null; then
   in_root mkfs.ext4 -q -F /dev/vda || die "mkfs.ext4 /dev/vda"
 fi
 in_root mount -t ext4 /dev/vda /mnt/disk || die "mount /dev/vda"
 
 cp -r /job /root/run/job
-# Held open: a terminal that nobody has open forgets its settings, and would end lines with CR LF.
+# Keeps the terminal open: a closed terminal forgets its settings, and would end lines with CR LF.
 exec 3<>/root/dev/hvc0
 stty raw -echo <&3
 ready

@@ -1,11 +1,12 @@
-# A systemd service of the test machine: runs the commands that the host writes to /dev/hvc0.
+# Shell service in the virtual machine of `cargo xtask systemd-vm`: runs the commands that the host
+# writes to /dev/hvc0.
 . /run/guest/settings
 tell() { echo "$@" >/dev/hvc1; }
 finish() { tell "exit $1"; sync; systemctl poweroff --force --force; }
-# If the host's process is killed, nobody else ends this.
+# Ends the machine after a time limit, because nothing else ends it if the host's process is killed.
 (sleep "$LIMIT"; finish 124) &
 
-# Waits until pierhead has been started anew so often, and serves.
+# Waits until systemd has restarted pierhead the given number of times and pierhead serves.
 anew() {
   until [ "$(systemctl show --value --property=NRestarts pierhead)" -ge "$1" ] && systemctl --quiet is-active pierhead; do
     sleep 0.1
