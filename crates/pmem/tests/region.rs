@@ -1,4 +1,5 @@
-//! Regions through the public API: creation, locking, refusal, truncation under the map.
+//! Tests of regions through the public API: creation, locking, refused files, and truncation of a
+//! mapped file.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -162,7 +163,7 @@ fn a_file_that_cannot_be_the_region_is_refused_and_left_alone() {
 fn a_full_disk_leaves_no_incomplete_region() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tier");
-    // More than any disk has.
+    // The size is larger than any disk.
     let refused = open(&path, 1 << 62);
     assert!(
         matches!(&refused, Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::StorageFull),
@@ -203,7 +204,7 @@ fn of_many_simultaneous_openers_one_succeeds() {
     assert_eq!(fs::metadata(&path).expect("there").len(), SIZE);
 }
 
-/// The first call after a truncation fails, and all later ones do, even once the file has its full
+/// After a truncation, the first call and all later calls fail, even once the file has its full
 /// length again.
 #[test]
 fn a_file_truncated_under_the_map_fails_the_region_permanently() {
@@ -245,7 +246,7 @@ fn a_file_truncated_under_the_map_fails_the_region_permanently() {
                 );
             }
             assert!(region.fence().is_err() && region.check().is_err());
-            // After reopening, it is a region with the contents of the file.
+            // After the region is opened again, it has the contents of the file.
             drop(region);
             let region = open(&path, SIZE).expect("found");
             let mut buf = [1; 2];
@@ -279,7 +280,8 @@ fn free_memory_is_returned_and_stored_values_stay() {
     for key in 0..8 {
         put(&log, key);
     }
-    // The kernel rounds the memory of a file: huge pages, and pages that are being freed.
+    // The kernel rounds the memory of a file, because of huge pages and of pages that are being
+    // freed.
     let whole = taken();
     assert!(whole >= size, "{whole}");
     for key in 2..8 {
@@ -291,7 +293,7 @@ fn free_memory_is_returned_and_stored_values_stay() {
     assert!(kept <= whole - released / 2, "{kept} of {whole}");
     assert!(holds(&log, 0) && holds(&log, 1));
     assert_eq!(log.release().expect("sound"), 0, "there is no more");
-    // The region can be written and found again.
+    // The region can be written again, and the value is found.
     put(&log, 9);
     assert!(taken() >= kept && holds(&log, 9));
     drop(log);

@@ -1,5 +1,5 @@
-//! A SIGBUS outside of all regions has its usual effect. Each case runs in a child process, since
-//! it may end the process.
+//! Tests that a SIGBUS outside of all regions has its usual effect. Each case runs in a child
+//! process, because the signal may end the process.
 
 use std::ffi::c_int;
 use std::os::unix::process::ExitStatusExt as _;

@@ -64,7 +64,8 @@ fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole as f64
 }
 
-/// Sends requests to a cache. May be called again for the next part of a trace.
+/// Sends requests to a simulated cache. A caller may replay the next part of a trace by another
+/// call.
 pub fn replay<P: Policy<u64>>(
     accesses: impl IntoIterator<Item = Access<u64>>,
     cache: &mut SimulatedCache<u64, P>,

@@ -1,5 +1,5 @@
-//! Checks that the default policy misses less than LRU on a small generated workload. The tables of
-//! `docs/explanation/eviction.md` show whole workloads.
+//! Test that the daemon's default policy misses less than LRU on a small generated workload. The
+//! tables in `docs/explanation/eviction.md` show whole workloads.
 
 use pierhead_eviction::{PolicyName, SimulatedCache};
 use pierhead_replay::synthetic::{Workload, WorkloadParameters};

@@ -1,4 +1,5 @@
-//! Runs the conformance suite on the policies that know the future.
+//! Runs the conformance suite of eviction policies on the policies that know the future of the
+//! trace.
 
 use std::sync::Arc;
 

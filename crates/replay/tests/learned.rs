@@ -7,7 +7,7 @@ use pierhead_replay::synthetic::{Workload, WorkloadParameters};
 
 const CAPACITY: u64 = 2_000_000_000;
 
-/// Seconds for which clients wait.
+/// Replays the trace and returns the seconds for which clients wait.
 fn waiting(policy: impl Policy<u64>, trace: &[Access<u64>]) -> f64 {
     let mut cache = SimulatedCache::new(policy, CAPACITY);
     let missed = trace

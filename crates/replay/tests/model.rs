@@ -1,5 +1,5 @@
-//! Property tests of every policy against a map: random requests, removals, pins, restarts and
-//! sizes.
+//! Property tests of every policy against a simple map of keys: random requests, removals, pins,
+//! restarts and sizes.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,8 @@ enum Step {
     Restart,
 }
 
-/// Mostly sizes of which several fit, and sizes that a malicious manifest may claim.
+/// Mostly sizes of which several fit into the cache; also sizes that a malicious manifest may
+/// claim.
 fn size() -> impl Strategy<Value = u64> {
     prop_oneof![
         8 => 1..2_000_u64,
@@ -68,7 +69,8 @@ fn contents(cache: &Cache) -> BTreeMap<u64, u64> {
     found
 }
 
-/// Performs one step, and returns the visible result for comparison with another cache.
+/// Performs one step on the simulated cache. Returns the visible result, which the test compares
+/// with that of another cache.
 fn take(cache: &mut Cache, named: SimulatedPolicy, step: Step, now: u64) -> String {
     let before = contents(cache);
     let shown = match step {
@@ -143,8 +145,8 @@ fn take(cache: &mut Cache, named: SimulatedPolicy, step: Step, now: u64) -> Stri
     shown
 }
 
-/// Performs the steps on a policy, and on a second policy with the same seed as `other` changes
-/// them.
+/// Performs the steps on a policy. Performs them also on a second policy with the same seed, after
+/// `other` has changed them, and compares the results.
 fn play(named: SimulatedPolicy, steps: &[Step], mut other: impl FnMut(Step) -> Option<Step>) {
     let (mut one, mut two) = (cache(named, 1), cache(named, 1));
     let mut now = 0;
@@ -170,7 +172,7 @@ proptest! {
         }
     }
 
-    /// One policy restarts at times, the other never does.
+    /// One of the two policies restarts at times, the other policy never does.
     #[test]
     fn after_a_restart_the_victims_are_the_same(steps in steps()) {
         for named in SimulatedPolicy::ONLINE {

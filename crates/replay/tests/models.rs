@@ -1,11 +1,12 @@
-//! Property tests of FIFO, LRU and SIEVE against simple models: a vector, and the rule in a few
-//! lines.
+//! Property tests of the policies FIFO, LRU and SIEVE against simple models: each model is a vector
+//! and a rule of a few lines.
 
 use pierhead_eviction::{Access, Lru, Policy, Victim};
 use pierhead_replay::policy::{fifo, sieve};
 use proptest::prelude::*;
 
-/// A queue; the next victim of FIFO is first. SIEVE also uses the mark and the hand.
+/// The model: a queue, whose first key is the next victim of FIFO. SIEVE also uses the mark and the
+/// hand.
 #[derive(Default)]
 struct Model {
     queue: Vec<(u8, u64, bool)>,

@@ -5,7 +5,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// A trace file with the same seven requests in each of three formats, plain and packed.
+/// Trace files with the same seven requests: one in each of three formats, one of them plain and
+/// two compressed.
 const PULLS: [&str; 3] = ["pulls.csv", "pulls.oracleGeneral.bin.zst", "pulls.trace.gz"];
 
 fn replay(arguments: &[&str]) -> Output {
@@ -116,7 +117,7 @@ fn every_policy_is_replayed_at_every_size_in_the_given_order() {
         for name in names {
             let row = part.iter().find(|row| row["policy"] == name).expect(name);
             assert_eq!((&row["size"], &row["requests"]), (&size.into(), &7.into()));
-            // If everything fits, each key is missed once.
+            // If all keys fit into the cache, each key is missed once.
             if size == "1GiB" {
                 assert_eq!(row["upstream_bytes"], 26, "{name}");
             }
@@ -157,8 +158,8 @@ fn an_admission_keeps_refused_keys_out() {
     let common = ["--size", "1GiB", "--policy", "lru", "--trace"];
     let csv = trace("pulls.csv");
     let row = &rows(&[&common[..], &[&csv, "--admission", "second-hit"]].concat())[0];
-    // A key that is requested once is not stored: the first request of each key passes, the second
-    // stores it.
+    // With this admission, the first request for a key stores nothing; the second request stores
+    // the key.
     assert_eq!(
         (&row["passed"], &row["written_bytes"]),
         (&4.into(), &11.into())
@@ -209,7 +210,7 @@ fn the_table_has_a_row_and_the_chart_a_line_per_policy() {
         "{table}"
     );
     let svg = std::fs::read_to_string(svg).expect("a plot");
-    // A line for each policy in two panels, and one in the legend.
+    // Each policy has a line in each of two panels, and one line in the legend.
     assert_eq!(svg.matches("<polyline").count(), 2 * 2 + 2, "{svg}");
     for word in [
         "object miss ratio",
@@ -405,8 +406,8 @@ fn an_exported_trace_gives_the_same_results() {
     let back = rows(&[&common[..], &[text(&out)]].concat());
     assert_eq!(figures(&from[0]), figures(&back[0]));
     let bytes = std::fs::read(&out).expect("a trace");
-    // The key of the first request occurs again in the third, counted from 1; the key of the second
-    // never does.
+    // The key of the first request occurs again in the third request, counted from 1. The key of
+    // the second request never occurs again.
     assert_eq!(
         (&bytes[16..24], &bytes[40..48]),
         (&3_i64.to_le_bytes()[..], &[0xff; 8][..])
@@ -422,7 +423,8 @@ fn an_access_log_of_nginx_ends_with_a_verdict() {
             "10.0.0.7 - - [23/Nov/2026:06:{minute:02}:00 +0000] \"GET /v2/team/app/blobs/sha256:{hash}?ns=docker.io HTTP/1.1\" {end}\n"
         )
     };
-    // Every other request is for one blob, the rest are for distinct blobs. A policy that evicts the one waits for it again.
+    // Every other request is for one blob, and the rest are for distinct blobs. If a policy evicts
+    // the one blob, clients wait for it again.
     let mut log = line(0, 'a', "206 5 \"-\" \"containerd/2.4\" 0.1");
     for (minute, other) in ('b'..='f').enumerate() {
         let minute = u32::try_from(minute).expect("few");

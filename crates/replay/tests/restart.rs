@@ -1,5 +1,5 @@
-//! Checks that a cache that is saved and restored in the middle of a workload has about the miss
-//! ratios of one without a restart.
+//! Test that a simulated cache that is saved and restored in the middle of a workload has about the
+//! miss ratios of a cache without a restart.
 
 use pierhead_eviction::{Access, SimulatedCache};
 use pierhead_replay::SimulatedPolicy;

@@ -1,4 +1,5 @@
-//! Checks that a generated workload has the statistics of the studies, and is the same each time.
+//! Tests that a generated workload has the statistics of the two registry studies that
+//! `pierhead_replay::synthetic` cites, and that a seed always gives the same workload.
 
 use std::collections::HashMap;
 
@@ -11,7 +12,7 @@ fn workload(parameters: &WorkloadParameters, seed: u64) -> Workload {
     Workload::new(parameters, seed).expect("the parameters fit")
 }
 
-/// The statistics of the studies, measured on one workload.
+/// The statistics that the registry studies publish, measured on one generated workload.
 #[derive(Debug)]
 struct Statistics {
     below_1_mb: f64,
@@ -51,7 +52,7 @@ fn statistics(parameters: &WorkloadParameters, seed: u64) -> Statistics {
     }
 }
 
-/// Checks the means over the seeds, and the distance of each seed from them.
+/// Checks that the mean over the seeds, and the value of each seed, are near the target.
 #[test]
 fn the_statistics_are_those_of_the_studies() {
     let all: Vec<Statistics> = SEEDS

@@ -1,5 +1,5 @@
-//! A file as a medium: mapped, and flushed by the fastest method that really makes its bytes
-//! durable.
+//! A region: a file that is used as a medium. The file is mapped into memory, and written bytes are
+//! flushed by the fastest method that makes them durable.
 
 use parking_lot::Mutex;
 use std::fmt;
@@ -31,7 +31,7 @@ pub struct Report {
     pub class: Class,
     /// The flush method: `clwb`, `clflushopt`, `clflush`, `dc cvap`, `msync` or `none`.
     pub flush: &'static str,
-    /// The reason for the class, and what a better class needs.
+    /// The reason for the class, and what is needed for a better class.
     pub why: String,
     /// The region's file.
     pub path: PathBuf,
@@ -61,31 +61,31 @@ impl fmt::Display for Report {
 enum Flush {
     /// By cache-line instructions at each flush.
     Lines(CacheLines),
-    /// By `msync` at each fence. Large writes then use `pwrite`: each page that `msync` has cleaned
-    /// faults at its next store. Stores would write half as many bytes per CPU-second (2.0 instead
-    /// of 4.1 GB on ext4).
+    /// By `msync` at each fence. Large writes then use `pwrite`, because each page that `msync` has
+    /// cleaned causes a page fault at its next store. With stores, only half as many bytes are
+    /// written per CPU-second (2.0 instead of 4.1 GB on ext4).
     Sync,
     /// Never: the medium is volatile.
     Nothing,
 }
 
-/// Minimum length in bytes of a write that uses `pwrite`; shorter ones are stores.
+/// Minimum length in bytes of a write that uses `pwrite`. A shorter write stores to the map.
 const MIN_PWRITE: usize = 4096;
 
-/// A mapped file with one owner, until it is dropped.
+/// A mapped file, which one owner holds until this is dropped.
 ///
-/// A fault in the map fails the region: this call and all later ones return [`Error::Medium`]. That
-/// includes reads, since the map may not contain the written bytes.
+/// A fault in the map fails the region: the current call and all later calls return
+/// [`Error::Medium`]. Reads fail, too, since the map may not contain the written bytes.
 #[derive(Debug)]
 pub struct Region {
     map: Map,
     flush: Flush,
     report: Report,
-    /// The flushed bytes that wait for a fence, as one range. The cost of an `msync` is a flush of
-    /// the disk; clean pages in its range cost nothing.
+    /// The flushed bytes that wait for a fence, as one range. The cost of an `msync` is one flush
+    /// of the disk; clean pages in the range cost nothing.
     pending: Mutex<Option<Range<usize>>>,
-    /// Locked during an `msync`. A fence whose range another thread has taken waits for that
-    /// thread. Threads that arrive meanwhile share the next `msync`.
+    /// Locked during an `msync`. If another thread has taken the range of a fence, the fence waits
+    /// for that thread. Threads that arrive meanwhile share the next `msync`.
     syncing: Mutex<()>,
     /// Whether [`Medium::renew`] can replace pages of the file.
     can_renew: bool,
@@ -93,8 +93,8 @@ pub struct Region {
 }
 
 /// Page size for which [`Medium::renew`] is safe. With larger pages, the kernel may cache more than
-/// a segment as one folio (128 MiB with 64 KiB pages). A hole in a folio is zeroed in place, also
-/// for readers that still use it.
+/// a segment as one folio (128 MiB with 64 KiB pages). The kernel zeroes a hole within a folio in
+/// place, so readers that still use these bytes would see zeros.
 const PAGE: usize = 4096;
 
 impl Region {
@@ -140,16 +140,17 @@ impl Region {
         })
     }
 
-    /// The file of the region, with the same bytes at the same offsets, for `sendfile` and `pread`.
+    /// The file of the region, which has the same bytes at the same offsets, for `sendfile` and
+    /// `pread`.
     ///
     /// Writing or truncating the file changes the region.
     pub const fn file(&self) -> &File {
         &self.file
     }
 
-    /// The file, if bytes in flight from `sendfile` stay unchanged. The kernel copies out of
-    /// persistent memory; for other files, [`Medium::renew`] replaces the pages. `None`: the bytes
-    /// must be read and copied.
+    /// The file, if bytes that `sendfile` has passed to a socket stay unchanged. For persistent
+    /// memory, the kernel copies the bytes; for other files, [`Medium::renew`] replaces the pages.
+    /// `None`: the caller must read and copy the bytes.
     pub fn sendable(&self) -> Option<&File> {
         (self.report.class == Class::Pmem || self.can_renew).then_some(&self.file)
     }
@@ -164,8 +165,8 @@ impl Region {
         &self.report
     }
 
-    /// Fails once the region has failed: bytes that were read from [`Self::file`] meanwhile must be
-    /// discarded.
+    /// Returns an error once the region has failed. Bytes that were read from [`Self::file`] before
+    /// this call must then be discarded.
     ///
     /// Errors: [`Error::Medium`].
     pub fn check(&self) -> Result<(), Error> {
@@ -181,9 +182,9 @@ impl Region {
         }
     }
 
-    /// Writes to the file instead of the map. Both are the same page cache.
+    /// Writes to the file instead of the map. File and map share the same page cache.
     fn write_file(&self, at: usize, bytes: &[u8]) -> Result<(), Failed> {
-        // A write would extend a truncated file, and hide the truncation.
+        // A write to a truncated file would make the file longer, and hide the truncation.
         self.check_length(at)?;
         if self.file.write_all_at(bytes, at as u64).is_err() {
             self.map.fail(at);
@@ -191,8 +192,8 @@ impl Region {
         self.map.failed().map_or(Ok(()), Err)
     }
 
-    /// Checks that the file has its full length, which `msync` does not; otherwise marks the region
-    /// as failed.
+    /// Checks that the file still has its full length, because `msync` does not check this. If the
+    /// file is shorter, marks the region as failed.
     fn check_length(&self, at: usize) -> Result<(), Failed> {
         let len = self.file.metadata().map_or(0, |metadata| metadata.len());
         if len < self.report.len {
@@ -215,8 +216,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Closing is not enough: a child process between `fork` and `exec` has a copy of the
-        // descriptor. The map is unmapped right after this, and no thread can use it any more.
+        // Closing the file is not enough to unlock it: a child process between `fork` and `exec`
+        // has a copy of the descriptor. The map is unmapped right after this, and no thread can use
+        // it any more.
         let _ = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock);
     }
 }
@@ -235,7 +237,8 @@ impl Medium for Region {
         self.map.load(at, buf).map_err(|failed| self.failed(failed))
     }
 
-    /// Uses `pread`: where a load raises SIGBUS and fails the region, `pread` returns EIO.
+    /// Uses `pread`: where a load from the map raises SIGBUS and fails the region, `pread` returns
+    /// EIO.
     fn inspect(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let at = self.position(offset, buf.len())?;
         match self.file.read_exact_at(buf, offset) {
@@ -288,8 +291,8 @@ impl Medium for Region {
         done.map_err(|failed| self.failed(failed))
     }
 
-    /// New pages, allocated at once: a full file system is an error here, and would be SIGBUS at
-    /// the first store.
+    /// Makes new pages, and allocates them at once: on a full file system, this call returns an
+    /// error, and a later store would raise SIGBUS.
     fn renew(&self, offset: u64, len: u64) -> Result<(), Error> {
         let at =
             check_range(offset, len, self.report.len).and_then(|()| self.position(offset, 0))?;
@@ -299,7 +302,7 @@ impl Medium for Region {
         let keep = FallocateFlags::KEEP_SIZE;
         let change =
             |flags| rustix::io::retry_on_intr(|| fallocate(&self.file, flags, offset, len));
-        // On a disk, ZERO_RANGE keeps the blocks allocated; tmpfs supports only holes.
+        // On a disk, ZERO_RANGE keeps the blocks allocated. tmpfs supports only holes.
         let done = match change(keep | FallocateFlags::ZERO_RANGE) {
             Err(Errno::OPNOTSUPP) => {
                 change(keep | FallocateFlags::PUNCH_HOLE).and_then(|()| change(keep))
@@ -316,8 +319,8 @@ impl Medium for Region {
         }
     }
 
-    /// Punches a hole, if the file is memory. Without support for holes, the file system keeps the
-    /// memory.
+    /// Punches a hole, if the file is in memory. If the file system does not support holes, it
+    /// keeps the memory.
     fn release(&self, offset: u64, len: u64) -> Result<(), Error> {
         check_range(offset, len, self.report.len)?;
         self.check()?;
@@ -343,8 +346,8 @@ impl Medium for Region {
     }
 }
 
-/// Whether the file system supports holes; tested beyond the end of the file, where there is no
-/// data.
+/// Whether the file system supports holes. The test is beyond the end of the file, where there is
+/// no data.
 fn supports_holes(file: &File) -> bool {
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let end = file.metadata().map(|metadata| metadata.len());
@@ -353,15 +356,15 @@ fn supports_holes(file: &File) -> bool {
     })
 }
 
-/// The class, the flush method, and the reason for both.
+/// Determines the class and the flush method, and the reason for both.
 fn classify(
     synchronous: Result<(), Errno>,
     volatile: Option<String>,
     lines: Result<CacheLines, &'static str>,
 ) -> (Class, Flush, String) {
     match (volatile, synchronous, lines) {
-        // Even if the mapping accepts MAP_SYNC: memory that the kernel command line sets aside
-        // accepts it, too.
+        // The file is volatile, even if the kernel maps it with MAP_SYNC: memory that the kernel
+        // command line sets aside accepts MAP_SYNC, too.
         (Some(why), ..) => (
             Class::Volatile,
             Flush::Nothing,
@@ -378,7 +381,7 @@ fn classify(
             format!("MAP_SYNC would be possible, but {why}"),
         ),
         (None, Err(errno), lines) => {
-            // Tells operators who plan to buy persistent memory whether it would help.
+            // The text tells operators who plan to buy persistent memory whether it would help.
             let fix = lines
                 .err()
                 .unwrap_or("it needs persistent memory, mounted with -o dax");

@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const WORD: usize = size_of::<u64>();
 
-/// Minimum length in bytes for `rep movsq`: for shorter copies, its start-up cost exceeds its gain.
+/// Minimum length in bytes for `rep movsq`: for a shorter copy, the start-up of the instruction
+/// takes more time than it saves.
 #[cfg(target_arch = "x86_64")]
 const MIN_STRING_COPY: usize = 256;
 
-/// Minimum length in bytes for stores that bypass the cache. Measured with `examples/probe.rs`; see
-/// `docs/explanation/pmem.md`.
+/// Minimum length in bytes for stores that bypass the CPU cache. Measured with `examples/probe.rs`;
+/// see `docs/explanation/pmem.md`.
 #[cfg(target_arch = "x86_64")]
 const MIN_CACHE_BYPASS: usize = 4096;
 
@@ -118,7 +119,7 @@ pub(super) unsafe fn store(to: *mut u8, word: u64) {
     unsafe { atomic(to) }.store(word.to_le(), Ordering::Release);
 }
 
-/// Reads one word at `from` and discards it, to trigger a possible fault.
+/// Reads one word at `from` and discards it, so that a possible fault occurs now.
 ///
 /// # Safety
 ///

@@ -2,12 +2,13 @@
 //! as failed.
 //!
 //! A mapped file raises SIGBUS where it was truncated, where its file system is full, and where its
-//! memory is defective. The handler finds the region in a table of slots and marks its slot. It
-//! then maps zeros over the page, so that the faulting access completes. The accessing thread
-//! checks the mark afterwards, and discards what it read.
+//! memory is defective. The handler finds the region in a table of slots and marks the region's
+//! slot. The handler then maps zeros over the page, so that the faulting access completes. The
+//! accessing thread checks the mark after the access, and discards the bytes that it read.
 //!
-//! The table is the only global of the crate: a signal handler gets nothing but the address. It
-//! takes no lock: readers of a slot's bounds check a version, which is odd while the bounds change.
+//! The table is the only global variable of the crate, because a signal handler gets nothing but
+//! the address. The handler takes no lock: to read the bounds in a slot, it checks a version, which
+//! is odd while the bounds change.
 
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_void};
@@ -16,8 +17,8 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Maximum number of regions that are mapped at once in this process. A daemon has one; the tests
-/// of a crate have some dozens.
+/// Maximum number of regions that are mapped at once in this process. A daemon has one region; the
+/// tests of a crate have some dozens.
 pub(crate) const MAX_REGIONS: usize = 256;
 
 /// Value of [`Slot::failed`] for an intact region.
@@ -64,8 +65,8 @@ impl Slot {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Bounds and page size, unless they are changing. They never change while a thread accesses
-    /// the region.
+    /// Bounds and page size of the region; `None` while they are changing. They never change while
+    /// a thread accesses the region.
     fn bounds(&self) -> Option<(usize, usize, usize)> {
         let before = self.version.load(Ordering::Acquire);
         let bounds = (
@@ -79,7 +80,7 @@ impl Slot {
     }
 
     fn mark(&self, offset: u64) {
-        // Keeps the first fault: later ones follow from it.
+        // Keeps the first fault, because later faults may follow from it.
         let _ = self.failed.compare_exchange(
             INTACT,
             offset.min(INTACT - 1),
@@ -150,7 +151,7 @@ fn install() -> io::Result<()> {
     if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut previous) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // Set before the handler can run, which reads it without waiting.
+    // Set before the handler is installed, because the handler reads the value without waiting.
     let _ = PREVIOUS.set(previous);
     // SAFETY: as above.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -178,7 +179,8 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     call_previous(signal, code, info, context);
 }
 
-/// Whether `address` is in a region. Then marks the region, and replaces the page.
+/// Returns whether `address` is in a region. If it is, marks the region as failed and replaces the
+/// page by zeros.
 fn handle_fault(code: c_int, address: usize) -> bool {
     for slot in &TABLE {
         let Some((start, end, page)) = slot.bounds() else {
@@ -188,15 +190,15 @@ fn handle_fault(code: c_int, address: usize) -> bool {
             continue;
         }
         if code == BUS_MCEERR_AO {
-            // Delivered to any thread, so the region may be going away meanwhile. Its next reader
-            // gets a fault, too.
+            // The kernel delivers this signal to any thread, so the region may be unmapped
+            // meanwhile. The next reader of the page gets a fault, too.
             return true;
         }
         // This thread is accessing the region, so the region stays mapped and the slot keeps its
         // bounds.
         slot.mark(u64::try_from(address - start).unwrap_or(0));
         let first = address & !(page - 1);
-        // A part of a huge page cannot be replaced: then replaces the whole region.
+        // A part of a huge page cannot be replaced. Then the handler replaces the whole region.
         return map_zeros(first, page) || map_zeros(start, end - start);
     }
     false
@@ -229,7 +231,7 @@ fn call_previous(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context
     let action = PREVIOUS.get().map_or(libc::SIG_DFL, |old| old.sa_sigaction);
     let flags = PREVIOUS.get().map_or(0, |old| old.sa_flags);
     match action {
-        // A sent signal is ignored; faults cannot be ignored.
+        // A signal that a process has sent is ignored; a fault cannot be ignored.
         libc::SIG_IGN if code <= 0 => return,
         libc::SIG_IGN | libc::SIG_DFL => {
             // SAFETY: it only sets the default action.
@@ -247,8 +249,9 @@ fn call_previous(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context
             handler(signal);
         }
     }
-    // After a fault, the instruction runs again, and now ends the process. A sent signal would be
-    // lost: the handler of std always sets the default action and returns.
+    // After a fault, the instruction runs again and now ends the process. A sent signal would be
+    // lost, because the handler of std always sets the default action and returns. So it is raised
+    // again.
     if code <= 0 && is_default(signal) {
         // SAFETY: raise is allowed in a handler; the signal stays pending until this handler
         // returns.

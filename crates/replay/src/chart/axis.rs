@@ -6,7 +6,7 @@ pub struct Axis {
     from: f64,
     to: f64,
     is_logarithmic: bool,
-    /// Ascending.
+    /// The ticks, in ascending order.
     pub(crate) ticks: Vec<Tick>,
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn document(figure: &Figure) -> String {
     svg
 }
 
-/// Height of a band in pixels: of its panels, or of its legend if that is higher.
+/// Height of a band in pixels: the height of its panels or of its legend, whichever is greater.
 fn height(band: &Band) -> f64 {
     (TOP + HEIGHT + GAP).max(TOP + ENTRY * band.legend.len() as f64 + 20.0)
 }

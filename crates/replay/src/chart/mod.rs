@@ -8,7 +8,7 @@ pub use axis::{Axis, Tick};
 /// A chart: bands, one below the other.
 #[derive(Clone, Debug, Default)]
 pub struct Figure {
-    /// From top to bottom.
+    /// The bands, from top to bottom.
     pub bands: Vec<Band>,
 }
 
@@ -17,7 +17,7 @@ pub struct Figure {
 pub struct Band {
     /// Title above all panels.
     pub title: String,
-    /// From left to right.
+    /// The panels, from left to right.
     pub panels: Vec<Panel>,
     /// Name of each [`Line::style`].
     pub legend: Vec<String>,
@@ -34,18 +34,18 @@ pub struct Panel {
     pub x: Axis,
     /// The vertical axis.
     pub y: Axis,
-    /// In drawing order.
+    /// The lines, in drawing order.
     pub lines: Vec<Line>,
 }
 
 /// A line through points, or points alone.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// Index of colour and dashes, and of the name in [`Band::legend`].
+    /// Index of the line's colour and dashes, and of its name in [`Band::legend`].
     pub style: usize,
     /// Whether the line, the points, or both are drawn.
     pub marks: Marks,
-    /// In units of the axes, from left to right.
+    /// The points in units of the axes, from left to right.
     pub points: Vec<(f64, f64)>,
 }
 

@@ -12,13 +12,13 @@ use pierhead_eviction::{Access, Key, StateError, Victim};
 
 pub(crate) const NAME: &str = "arc";
 
-/// Requested once; T1 in the paper.
+/// The queue of keys that were requested once; T1 in the paper.
 const ONCE: usize = 0;
-/// Requested again; T2.
+/// The queue of keys that were requested again; T2 in the paper.
 const AGAIN: usize = 1;
-/// Ghosts of [`ONCE`]; B1.
+/// Ghosts of the queue [`ONCE`]; B1 in the paper.
 const ONCE_GHOST: usize = 2;
-/// Ghosts of [`AGAIN`]; B2.
+/// Ghosts of the queue [`AGAIN`]; B2 in the paper.
 const AGAIN_GHOST: usize = 3;
 /// Ghosts that were requested and may enter soon.
 const RETURNING: usize = 4;
@@ -30,8 +30,8 @@ pub struct ArcParameters {
     /// queues of ghosts.
     pub step: Step,
     /// Whether ghosts are bounded: the bytes of each kind by the capacity, and the number of all
-    /// kinds by the number of resident keys. Default yes. libcachesim removes at most one ghost per
-    /// new one, which bounds neither if sizes differ.
+    /// ghosts by the number of resident keys. Default: true. libcachesim removes at most one ghost
+    /// for each new one, which bounds neither bytes nor number if sizes differ.
     pub bounded: bool,
 }
 

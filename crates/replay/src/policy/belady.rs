@@ -1,8 +1,10 @@
-//! Policy `belady` (Belady's MIN): evicts the key whose next request is the farthest. It knows the
-//! future of the trace, so it is a bound for comparisons and not offered by the daemon.
+//! Policy `belady` (Belady's MIN): evicts the key whose next request is the farthest. The policy
+//! knows the future of the trace, so it serves only as a bound in comparisons, and the daemon does
+//! not offer it.
 //!
 //! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
-//! 5(2), 1966. Optimal in misses if all keys have one size, and not otherwise.
+//! 5(2), 1966. The number of misses is the minimum if all keys have one size; otherwise, it may not
+//! be.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -13,26 +15,28 @@ use pierhead_eviction::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "belady";
 
-/// One order of next requests.
+/// The policy: one heap of next requests.
 pub type Belady<K> = RankPolicy<K, Foresight>;
 
 /// The next request for the same key, for each request of a trace.
 #[derive(Clone, Debug)]
 pub struct Future {
-    /// For each request, the number of the next one for its key, from 0; [`u64::MAX`] for none.
+    /// For each request, the number of the next request for its key, counted from 0; [`u64::MAX`]:
+    /// none.
     next: Arc<[u64]>,
     /// Number of requests so far.
     requests: u64,
 }
 
 impl Future {
-    /// The future of a trace, as the number of the next request for the same key, from 0, for each
-    /// request; [`u64::MAX`] for none. After its end no key is requested.
+    /// The future of a trace: for each request, the number of the next request for the same key,
+    /// counted from 0, or [`u64::MAX`] for none. After the last request of the trace, no key is
+    /// requested.
     pub fn new(next: Arc<[u64]>) -> Self {
         Self { next, requests: 0 }
     }
 
-    /// The future of a trace given as its keys.
+    /// The future of a trace that is given by the keys of its requests.
     pub fn of<K: Eq + Hash>(keys: impl IntoIterator<Item = K>) -> Self {
         let mut last = HashMap::new();
         let mut next = Vec::new();
@@ -67,12 +71,12 @@ impl Future {
         self.requests = self.requests.saturating_add(1);
     }
 
-    /// Continues after this number of requests.
+    /// Continues as if this number of requests had been made.
     pub(crate) fn resume(&mut self, requests: u64) {
         self.requests = requests;
     }
 
-    /// A priority: low for a key that is requested late, lowest for one that is never requested.
+    /// The priority of the current key: low if its next request is late, lowest if there is none.
     pub(crate) fn nearness(&self) -> f64 {
         self.next().map_or(f64::NEG_INFINITY, |next| -(next as f64))
     }
@@ -138,7 +142,7 @@ mod tests {
             ("a b c * b", "abcbac", "c", "ba"),
             ("a b c", "abc", "", "abc"),
             ("a b -a c", "abcbac", "", "cb"),
-            // After the end of the future.
+            // The fourth request is after the end of the future.
             ("a b a", "ab", "", "ba"),
         ] {
             let mut belady = new(Future::of(future.chars()));

@@ -1,8 +1,8 @@
 //! Parses access logs of nginx and of CNCF distribution.
 //!
 //! Only a successful GET of a whole blob is a request. Its key is the hash of the blob, its size
-//! the number of sent bytes. Other methods, other paths, redirects to a CDN, and ranges, which do
-//! not tell the size of the blob, are skipped.
+//! the number of sent bytes. The parser skips other methods, other paths, redirects to a CDN, and
+//! range requests, because a range does not tell the size of the blob.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,14 @@ use serde::Deserialize;
 use super::{Parsed, TraceErrorKind, fields, key};
 use pierhead_eviction::Access;
 
-/// Maximum number of blobs with a remembered longest time. Any other blob costs the time of its own line.
+/// Maximum number of blobs whose longest time is remembered. For any other blob, the time of the
+/// same line is the cost.
 const MAX_TIMES: usize = 1 << 20;
 
 /// A parser of lines.
 #[derive(Debug, Default)]
 pub(crate) struct AccessLog {
-    /// Seconds of the slowest request for each blob. Faster requests may have been cache hits.
+    /// For each blob, the seconds of its slowest request: faster requests may have been cache hits.
     longest: HashMap<u64, f32>,
 }
 
@@ -52,14 +53,14 @@ impl AccessLog {
             "-" => 0,
             bytes => fields::size(bytes)?,
         };
-        // The duration follows referer and user agent, which contain no quotes.
+        // The duration is the field after referer and user agent, which contain no quotes.
         let took = rest.rsplit_once('"').map_or("", |(_, last)| last.trim());
         let took = took.split(' ').next().unwrap_or_default();
         let took = match took {
             "" | "-" => None,
             seconds => Some(fields::cost(seconds)?),
         };
-        // A malformed request may have other words, or none.
+        // In a malformed request, these words may be different or missing.
         let mut words = request.split(' ');
         let (method, target) = (words.next(), words.next());
         Ok(self.access(&Entry {
@@ -72,7 +73,8 @@ impl AccessLog {
         }))
     }
 
-    /// A line of distribution's own log, as text or JSON. Its access log in Apache's format repeats a part of it.
+    /// Parses a line of distribution's own log, as text or JSON. distribution also writes an access
+    /// log in Apache's format; its lines repeat a part of these lines.
     pub(crate) fn distribution(&mut self, line: &str) -> Result<Parsed, TraceErrorKind> {
         let found = match line.trim_start().starts_with('{') {
             true => json(line)?,
@@ -148,7 +150,7 @@ fn blob(target: &str) -> Option<&str> {
     (!name.is_empty() && is_hash && is_hex).then_some(hash)
 }
 
-/// `23/Nov/2026:06:25:24 +0100`, as seconds since 1970.
+/// Parses a time such as `23/Nov/2026:06:25:24 +0100` to seconds since 1970.
 fn common_time(text: &str) -> Option<u64> {
     const MONTHS: [&str; 12] = [
         "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
@@ -162,7 +164,7 @@ fn common_time(text: &str) -> Option<u64> {
     shifted(local, zone)
 }
 
-/// `2026-11-23T06:25:24.123456789+01:00`, or with `Z`.
+/// Parses a time such as `2026-11-23T06:25:24.123456789+01:00`, or with `Z`, to seconds since 1970.
 fn rfc3339(text: &str) -> Result<u64, TraceErrorKind> {
     let zone = text.get(10..).and_then(|clock| clock.find(['+', '-']));
     let found = match zone {
@@ -189,7 +191,7 @@ fn shifted(local: u64, zone: &str) -> Option<u64> {
     }
 }
 
-/// The used fields of distribution's log.
+/// The fields of distribution's log that the parser uses.
 #[derive(Default)]
 struct Completed {
     message: Option<String>,
@@ -284,7 +286,7 @@ fn unquoted(text: &str) -> (String, &str) {
     (value, "")
 }
 
-/// `1.5ms`, `2m3.5s`: how Go writes a time.
+/// Parses a duration as Go writes it, such as `1.5ms` or `2m3.5s`, to seconds.
 fn go_duration(text: &str) -> Option<f32> {
     let mut sum = 0.0;
     let mut rest = text;
@@ -340,7 +342,7 @@ mod tests {
         let mut log = AccessLog::default();
         let get = format!("GET /v2/library/redis/blobs/sha256:{HASH}?ns=docker.io HTTP/1.1");
         let combined = nginx(&get, "200 1000000 \"-\" \"containerd/2.4\"");
-        // 2026-11-23 06:25:24 UTC.
+        // The Unix time of 2026-11-23 06:25:24 UTC.
         let second = 1_795_415_124;
         let prior = Access::<u64>::prior(1_000_000);
         assert_eq!(
@@ -352,7 +354,7 @@ mod tests {
             found(log.nginx(&timed("2.500"))),
             Some((1_000_000, second, 2.5))
         );
-        // From nginx's own cache; a miss would wait as long as before.
+        // nginx served this request from its own cache; the cost stays that of the earlier miss.
         assert_eq!(
             found(log.nginx(&timed("0.002"))),
             Some((1_000_000, second, 2.5))
@@ -409,7 +411,7 @@ mod tests {
         }
         let get = format!("GET /v2/team/app/blobs/sha256:{HASH} HTTP/1.1");
         for line in [
-            // The same request, as its access log has it.
+            // The same request, as the access log in Apache's format has it.
             &nginx(&get, "200 70000 \"\" \"docker\""),
             "time=\"2026-11-23T06:25:24Z\" level=warning msg=\"No HTTP secret provided\"",
             "",
@@ -421,7 +423,7 @@ mod tests {
     }
 
     proptest! {
-        /// What nginx writes is read back, at any time of day and zone.
+        /// Lines in nginx's format are parsed correctly, at any time of day and in any time zone.
         #[test]
         fn every_line_comes_back(
             second in 86_400_u64..4_000_000_000, size: u32, milliseconds in 1_u32..1_000_000, east in -12_i64..=14,

@@ -1,5 +1,5 @@
-//! Parses CSV traces: one request per line. The columns come from the first line or from the
-//! command line.
+//! Parses CSV traces, which have one request per line. The positions of the columns come from the
+//! header line or from the command line.
 
 use std::str::FromStr;
 
@@ -21,7 +21,7 @@ pub struct Columns {
     pub shared: Option<Column>,
     /// Delimiter; without it, a comma.
     pub delimiter: Option<char>,
-    /// Whether the first line is a header; without it, when its size is not a number.
+    /// Whether the first line is a header. `None`: it is one if its size is not a number.
     pub header: Option<bool>,
 }
 
@@ -125,7 +125,7 @@ struct Places {
     size: usize,
     cost: Option<usize>,
     shared: Option<usize>,
-    /// One more than the last of them.
+    /// 1 + the largest position of a used column: a line needs at least this many fields.
     needed: usize,
 }
 

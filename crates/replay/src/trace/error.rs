@@ -1,4 +1,5 @@
-//! Errors of trace parsers: the location, the error, and its fix.
+//! Errors of trace parsers. Each has a location in the trace, a kind, and a message that says how
+//! to fix it.
 
 use std::fmt;
 

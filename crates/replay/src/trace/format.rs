@@ -1,4 +1,4 @@
-//! Trace formats: parsed from a name or detected from a file's first bytes.
+//! Trace formats: parses the name of a format, or detects the format from a file's first bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -48,7 +48,7 @@ impl Format {
         Self::Distribution,
     ];
 
-    /// Its name on the command line.
+    /// Name of the format on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::OracleGeneral => "oracle-general",
@@ -61,7 +61,7 @@ impl Format {
         }
     }
 
-    /// Detects the format from the name and the first 4 KiB of a file, unpacked.
+    /// Detects the format from the name of a file and its first 4 KiB after decompression.
     ///
     /// # Errors
     /// [`TraceErrorKind::NotReplayable`] for known formats that cannot be replayed.
@@ -90,7 +90,8 @@ impl Format {
                 .lines()
                 .any(access_log::is_distribution)
             {
-                // Lines of its access log may precede or interleave.
+                // Lines of the access log in Apache's format may come before or between the lines
+                // of distribution's own log.
                 Self::Distribution
             } else if access_log::is_nginx(&line) {
                 Self::Nginx

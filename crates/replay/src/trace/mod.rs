@@ -1,4 +1,5 @@
-//! Parsers of request traces: bytes in, requests out. They open no files.
+//! Parsers of recorded request traces: the caller passes the bytes of a trace file, and the parser
+//! returns the requests. The parsers open no files.
 
 mod access_log;
 pub mod csv;

@@ -12,13 +12,13 @@ use pierhead_eviction::Access;
 /// Size of a record in bytes.
 pub const RECORD: usize = 24;
 
-/// Writes one record. `next` is the number of the next request for the key, from 0, or [`u64::MAX`]
-/// for none. Returns `None` if the size exceeds 32 bits. A time above 32 bits is written as the
-/// maximum.
+/// Encodes one record. `next` is the number of the next request for the key, counted from 0, or
+/// [`u64::MAX`] for none. Returns `None` if the size exceeds 32 bits. A time that exceeds 32 bits
+/// is written as the maximum.
 pub fn bytes(access: &Access<u64>, next: u64) -> Option<[u8; RECORD]> {
     let time = u32::try_from(access.tick).unwrap_or(u32::MAX);
     let size = u32::try_from(access.size).ok()?;
-    // The format counts from 1 and has -1 for none.
+    // The format counts requests from 1 and writes -1 for none.
     let next = i64::try_from(next).map_or(-1, |next| next.saturating_add(1));
     let mut bytes = [0; RECORD];
     bytes[..4].copy_from_slice(&time.to_le_bytes());

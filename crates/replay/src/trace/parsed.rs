@@ -7,7 +7,7 @@ use pierhead_eviction::Access;
 pub(crate) enum Parsed {
     /// A request.
     Access(Access<u64>),
-    /// A request that does not concern a cache, such as a PUT.
+    /// A request that is no read of a cached object, such as a PUT; it is skipped and counted.
     Skipped,
     /// A header or comment.
     Nothing,

@@ -1,4 +1,4 @@
-//! Parses a trace in any format, fed in pieces of any length.
+//! Parses a trace in any format. The caller feeds the bytes in pieces of any length.
 
 use super::access_log::AccessLog;
 use super::csv::{Columns, Csv};
@@ -15,7 +15,8 @@ const MAX_LINE: usize = 64 * 1024;
 pub struct TraceCounts {
     /// Skipped requests of size zero, as in libCacheSim.
     pub empty: u64,
-    /// Requests earlier than one before; they get the latest time before.
+    /// Number of requests whose time is earlier than that of a previous request. They get the
+    /// latest previous time.
     pub backwards: u64,
     /// Skipped requests other than successful GETs (in access logs: of whole blobs).
     pub skipped: u64,
@@ -112,7 +113,8 @@ impl Reader {
         if rest.is_empty() {
             return Ok(self.notes);
         }
-        // A line of a request log always has an end. In other formats the last line may lack it.
+        // Each complete line of a request log ends with a newline. In other formats, the newline of
+        // the last line may be missing.
         let whole = match self.parser {
             Parser::Oracle | Parser::RequestLog { .. } => Err(()),
             _ => self.whole(&rest, each).map_err(drop),
@@ -185,7 +187,7 @@ impl Reader {
                     false => request_log::parse(line).map(|record| Parsed::Access(record.access())),
                 }
             }
-            // Records are split by length, not here.
+            // Records have a fixed length, so they are never split here.
             Parser::Oracle => Err(TraceErrorKind::Cut),
         }
     }

@@ -1,5 +1,5 @@
-//! A request trace in memory, with 24 bytes per request and 8 per key, for many replays in
-//! parallel.
+//! A request trace in memory, which many replays read in parallel. It takes 24 bytes per request
+//! and 8 bytes per key.
 
 use std::collections::HashMap;
 
@@ -37,8 +37,9 @@ pub struct RequestTraceBuilder {
 }
 
 impl RequestTraceBuilder {
-    /// Appends a request. Times count from the first request, up to 136 years. A request earlier
-    /// than the latest one, as between files in the wrong order, gets the time of the latest.
+    /// Appends a request. Times count from the first request, up to 136 years. A request that is
+    /// earlier than a previous one gets the latest previous time; this happens when files are in
+    /// the wrong order.
     ///
     /// # Errors
     /// [`TraceErrorKind::NotReplayable`] when the trace has 2^32 - 1 requests already.
@@ -77,14 +78,14 @@ impl RequestTraceBuilder {
         self.backwards
     }
 
-    /// The trace.
+    /// Returns the complete trace.
     pub fn finish(self) -> RequestTrace {
         self.trace
     }
 }
 
 impl FromIterator<Access<u64>> for RequestTrace {
-    /// For generated workloads. Requests above 2^32 - 1 are left out.
+    /// Makes a trace of a generated workload. Requests after the first 2^32 - 1 are left out.
     fn from_iter<I: IntoIterator<Item = Access<u64>>>(accesses: I) -> Self {
         let mut holder = RequestTraceBuilder::default();
         for access in accesses {
@@ -127,12 +128,12 @@ impl RequestTrace {
         self.requests.last().map_or(0, |last| last.after.into())
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that the trace takes.
     pub fn memory(&self) -> usize {
         self.requests.capacity() * size_of::<Request>() + self.keys.capacity() * size_of::<u64>()
     }
 
-    /// The requests, their time counted from the first.
+    /// The requests, with times that count from the first request.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Access<u64>> + Clone + '_ {
         self.requests.iter().map(|request| Access {
             key: self.keys[request.object as usize],
@@ -143,7 +144,7 @@ impl RequestTrace {
         })
     }
 
-    /// What those policies see that know the future: 8 bytes a request more.
+    /// The future of the trace, for policies that know it. It takes 8 more bytes per request.
     pub fn future(&self) -> Future {
         Future::of(self.requests.iter().map(|request| request.object))
     }

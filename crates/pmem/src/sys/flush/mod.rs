@@ -1,4 +1,4 @@
-//! Flushes cache lines to persistent memory by the best instruction of this CPU.
+//! Flushes cache lines to persistent memory by the fastest suitable instruction of this CPU.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -48,7 +48,7 @@ pub(crate) struct CacheLines {
 }
 
 impl CacheLines {
-    /// The best instruction of this CPU.
+    /// Detects the best flush instruction of this CPU.
     ///
     /// Errors: a text that says what the CPU lacks.
     pub(crate) fn detect() -> Result<Self, &'static str> {
@@ -56,7 +56,7 @@ impl CacheLines {
         Ok(Self { instruction, line })
     }
 
-    /// Name in the manual of the CPU.
+    /// Name of the instruction in the manual of the CPU.
     pub(crate) fn name(self) -> &'static str {
         arch::name(self.instruction)
     }

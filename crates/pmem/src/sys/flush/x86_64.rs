@@ -1,7 +1,7 @@
 //! Cache-line flushes on x86-64: `clwb`, else `clflushopt`, else `clflush`, and `sfence`.
 //!
-//! `clwb` keeps the line in the cache, the others drop it. `clflush` waits for the previous line
-//! each time, which costs several times as much, but every CPU has it.
+//! `clwb` keeps the line in the CPU cache; `clflushopt` and `clflush` drop it. Each `clflush` waits
+//! for the one before, which takes several times as long, but every CPU has it.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_sfence};

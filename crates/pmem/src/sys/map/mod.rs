@@ -1,4 +1,5 @@
-//! A file mapped for reading and writing, whose faults become errors.
+//! A file mapped for reading and writing. A fault in the map becomes an error instead of ending the
+//! process.
 
 use std::fs::File;
 use std::io;
@@ -12,25 +13,26 @@ use super::copy;
 use super::flush::CacheLines;
 use super::sigbus::MonitoredRange;
 
-/// `len` mapped bytes of a file, shared with the page cache or with the medium itself.
+/// `len` mapped bytes of a file, shared with the page cache or with the persistent memory itself.
 ///
-/// All offsets are checked: one out of range panics, as for a slice.
+/// All offsets are checked: an offset out of range panics, as for a slice.
 #[derive(Debug)]
 pub(crate) struct Map {
     base: NonNull<u8>,
     len: usize,
     page: usize,
-    /// For each [`POPULATE_LEN`], whether its pages were populated for writing.
+    /// For each piece of [`POPULATE_LEN`] bytes, whether its pages were populated for writing.
     ready: Box<[AtomicBool]>,
-    /// `None` only during the drop.
+    /// The monitored range of the map; `None` only during the drop.
     range: Option<MonitoredRange>,
 }
 
 /// Number of bytes that are populated for writing at once, before their first write. Single page
-/// faults cost twice as much as one call (1.9 instead of 3.5 GB per CPU-second on tmpfs).
+/// faults cost twice as much CPU time as one call (1.9 instead of 3.5 GB per CPU-second on tmpfs).
 const POPULATE_LEN: usize = 2 << 20;
 
-/// Minimum length in bytes of a write that populates pages; shorter ones fault.
+/// Minimum length in bytes of a write that populates pages. A shorter write causes page faults
+/// instead.
 const MIN_POPULATED_WRITE: usize = 4096;
 
 // SAFETY: the mapping belongs to this value alone and is valid in any thread. It is accessed by
@@ -39,14 +41,14 @@ unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
 
-/// A map has failed; the number is the offset of the first failure. Bytes that were read must be
-/// discarded.
+/// Error: the map has failed; the number is the offset of the first failure. Bytes that were read
+/// must be discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failed(pub(crate) u64);
 
 impl Map {
-    /// Maps the first `len` bytes of `file`, if possible with MAP_SYNC. The second result tells why
-    /// it was not possible.
+    /// Maps the first `len` bytes of `file`, with MAP_SYNC if possible. The second result tells why
+    /// MAP_SYNC was not possible.
     pub(crate) fn of(file: &File, len: usize) -> io::Result<(Self, Result<(), Errno>)> {
         let with = |flags| {
             // SAFETY: a new mapping at an address that the kernel chooses affects no existing
@@ -102,7 +104,7 @@ impl Map {
         self.check()
     }
 
-    /// Populates the pages of the pieces that contain the range, once.
+    /// Populates, once, the pages of all pieces that contain bytes of the range.
     fn prepare(&self, offset: usize, len: usize) {
         for step in offset / POPULATE_LEN..(offset + len).div_ceil(POPULATE_LEN) {
             // A race of two threads is harmless.
@@ -133,7 +135,7 @@ impl Map {
     }
 
     /// Checks that each page of the range still exists, by one load per page: `msync` would not
-    /// tell.
+    /// report a missing page.
     pub(crate) fn touch(&self, offset: usize, len: usize) -> Result<(), Failed> {
         let first = self.at(offset, len).cast_const();
         let mut done = 0;
@@ -151,7 +153,8 @@ impl Map {
         let start = self.at(offset, len).cast_const();
         // SAFETY: the range is mapped.
         unsafe { lines.flush(start, len) };
-        // The instruction faults like a load, except in emulators that ignore it.
+        // The flush instruction faults as a load does, except in emulators that ignore the
+        // instruction.
         self.touch(offset, len)
     }
 
@@ -180,8 +183,7 @@ impl Map {
         self.range.as_ref()?.failed().map(Failed)
     }
 
-    /// Marks the map as failed at `offset`, for a failure that was detected otherwise than by a
-    /// fault.
+    /// Marks the map as failed at `offset`, for a failure that caused no fault.
     pub(crate) fn fail(&self, offset: usize) {
         if let Some(range) = &self.range {
             range.fail(u64::try_from(offset).unwrap_or(0));
@@ -210,7 +212,7 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // Before the kernel can reuse the addresses.
+        // Ends the monitoring before the kernel can reuse the addresses.
         self.range = None;
         // SAFETY: the mapping belongs to this value, and no other pointer into it exists. It
         // includes the pages of zeros that the SIGBUS handler mapped.

@@ -24,7 +24,7 @@ fn start(map: &Map) -> usize {
 #[test]
 fn slots_are_reusable_after_unmapping() {
     let file = file(4096);
-    // Four times the number of slots.
+    // Four times as many maps as there are slots.
     for _ in 0..4 * super::super::sigbus::MAX_REGIONS {
         let map = map(&file, 4096);
         let at = start(&map);
@@ -56,7 +56,7 @@ fn a_fault_marks_its_own_map_only() {
     let (a, b) = (map(&cut, 8192), map(&whole, 8192));
     cut.set_len(4096).expect("cut");
     assert!(a.save(4000, &[1; 200]).is_err());
-    // The offset is that of the faulting word.
+    // The reported offset is that of the faulting word.
     assert_eq!(a.failed(), Some(Failed(4096)));
     assert_eq!(b.save(4000, &[1; 200]), Ok(()));
     assert_eq!(b.failed(), None);
