@@ -89,7 +89,8 @@ impl Error {
         )
     }
 
-    /// The text for clients. It names no path of this host, unlike the text for the log.
+    /// The error text for clients. Unlike the text for the log, the text for clients names no path
+    /// of this host.
     pub fn client_text(&self) -> String {
         match self {
             Self::Io { .. } if self.is_disk_full() => {

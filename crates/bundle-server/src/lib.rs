@@ -1,7 +1,7 @@
 //! Server side of delta updates of container images: makes bundles, which contain the file contents
 //! and patches that a client lacks.
 //!
-//! The crate knows no cache, no network and no async runtime. It reads layers through
+//! The crate knows no cache, no network and no async runtime. The crate reads layers through
 //! `pierhead_toc::Blobs`.
 //!
 //! Modules, from the bottom up: `pack` (stores file contents as compressed frames), `plan` (decides

@@ -159,7 +159,7 @@ fn decode_bundle(
     decode_bundle_with_contents(bundle, base_tocs, &BTreeMap::new())
 }
 
-/// As `decode_bundle`, for a worker that has the contents `old`.
+/// Decodes a bundle as `decode_bundle` does, for a worker that has the contents `old`.
 fn decode_bundle_with_contents(
     bundle: &[u8],
     base_tocs: &[ImageToc],
@@ -643,8 +643,8 @@ fn an_unreadable_toc_fails_only_its_image_and_is_rebuilt_once() {
     assert_eq!(wait_until_settled(&bundle_server, root), State::Ready);
     assert!(file(&image).unwrap());
     assert!(toc.symlink_metadata().unwrap().is_file());
-    // The server rebuilds the TOC only once. It neither rebuilds an unreadable file in a loop nor
-    // deletes the file.
+    // The server rebuilds the TOC only once. The server neither rebuilds an unreadable file in a
+    // loop nor deletes the file.
     bundle_server.close();
     std::fs::remove_file(&toc).unwrap();
     std::os::unix::fs::symlink(&toc, &toc).unwrap();
@@ -819,8 +819,8 @@ impl Blobs for SlowBlobs {
     }
 }
 
-/// Indexes an image whose layer takes `cpu_time` to open within `index_time`. With `interrupted`, the image of another
-/// client interrupts it once.
+/// Indexes an image whose layer takes `cpu_time` to open within `index_time`. With `interrupted`,
+/// the image of another client interrupts it once.
 fn index_within(index_time: Duration, cpu_time: Duration, interrupted: bool) -> State {
     let [slow, other] = [6, 7].map(tree);
     let layer = slow.image.blobs[1].digest;
@@ -1058,7 +1058,7 @@ fn single_files_outlive_a_damaged_index() {
         Some(all)
     };
     for (content, bytes) in &image.contents {
-        // One request finds the damage, and the next one finds that the index is gone.
+        // One request finds the damage, and the next request finds that the index was deleted.
         let found = (0..3).find_map(|_| {
             let found = all(content);
             wait_until_settled(&bundle_server, &image.image.root);
@@ -1319,7 +1319,8 @@ fn images_are_indexed_while_a_prune_reads_plans() {
     bundle_server.close();
 }
 
-/// Makes a pipe, and waits until the server reads it. The read ends when the returned writer is dropped.
+/// Makes a pipe, and waits until the server reads it. The read ends when the returned writer is
+/// dropped.
 fn blocked_reader(pipe: &Path) -> rustix::fd::OwnedFd {
     use rustix::fs::{Mode, OFlags, open as open_file};
     let mut writer = None;

@@ -83,7 +83,8 @@ pub struct StartOrder {
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OrderSource {
-    /// The order comes from container starts that clients recorded, of this image or an earlier version.
+    /// The order comes from container starts that clients recorded, of this image or an earlier
+    /// version.
     Trace {
         /// The manifest of the image that was started.
         image: Digest,

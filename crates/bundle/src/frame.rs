@@ -156,7 +156,8 @@ impl Coding {
     }
 }
 
-/// One frame. It decodes to the concatenation of its members, at most [`MAX_FRAME`] bytes.
+/// One frame of a bundle. The frame decodes to the concatenation of its members, at most
+/// [`MAX_FRAME`] bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// The ranges of contents that the frame decodes to, in order.

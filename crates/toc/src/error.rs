@@ -4,7 +4,8 @@ use std::io;
 
 use rustix::io::Errno;
 
-/// Why a layer, an index or a TOC cannot be read or written. `Display` names the operation and the cause.
+/// Why a layer, an index or a TOC cannot be read or written. `Display` names the operation and the
+/// cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -4,8 +4,8 @@ use std::fmt;
 
 use pierhead_oci::{Algorithm, Digest};
 
-/// SHA-256 of the contents of a file. It takes 32 bytes, half of a [`Digest`], since a TOC (table
-/// of contents) has many of them.
+/// SHA-256 of the contents of a file. A `FileDigest` takes 32 bytes, half of a [`Digest`], since a
+/// TOC (table of contents) has many of them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileDigest([u8; 32]);
 

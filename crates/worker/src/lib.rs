@@ -1,9 +1,9 @@
 //! Client side of delta bundles: pull, store, apply, export, trace and inspect images on a worker.
 //!
-//! A worker is a machine that runs images. It requests the file contents that it lacks from one
-//! pierhead server and keeps them in a content-addressed store. From that store, it exports images
-//! in the form that a container runtime takes. The crate reads no environment, no command line and
-//! no configuration file: callers pass values.
+//! A worker is a machine that runs images. A worker requests the file contents that it lacks from
+//! one pierhead server, and keeps them in a content-addressed store. From this store, a worker
+//! exports images in the form that a container runtime takes. The crate reads no environment, no
+//! command line and no configuration file: callers pass values.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! One open pack: its two files, its records, and which of them were verified recently.
+//! One open pack: its two files, its records, and which records were verified recently.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::fs::File;
@@ -28,7 +28,7 @@ pub(super) fn index_path(folder: &Path, number: u32) -> PathBuf {
     folder.join(format!("{number:08x}.index"))
 }
 
-/// An open pack. It stays readable after its eviction.
+/// An open pack. A handle to an open pack stays readable after the eviction of the pack.
 ///
 /// The bytes of an evicted pack count against the budget until the last handle is dropped.
 pub struct PackFile {

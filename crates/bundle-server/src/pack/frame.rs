@@ -32,8 +32,8 @@ pub struct ContentRange {
     pub len: u64,
 }
 
-/// Whether each member of a frame is a whole content. Returns `false` for a member of [`RANGE_SIZE`]
-/// bytes, which may be the first range of a larger content.
+/// Whether each member of a frame is a whole content. Returns `false` for a member of
+/// [`RANGE_SIZE`] bytes, which may be the first range of a larger content.
 pub(crate) fn are_whole(members: &[ContentRange]) -> bool {
     let range = u64::try_from(RANGE_SIZE).unwrap_or(0);
     members

@@ -66,7 +66,7 @@ impl PackItem {
         }
     }
 
-    /// A content that few clients need, such as a skeleton. It never shares a frame.
+    /// A content that few clients need, such as a skeleton. Such a content never shares a frame.
     pub const fn apart(content: FileDigest, size: u64) -> Self {
         Self {
             content,

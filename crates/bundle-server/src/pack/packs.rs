@@ -24,7 +24,7 @@ use super::{ContentRange, PackedFrame, is_fast, recovery};
 /// The folder of the packs, and their limits on disk.
 #[derive(Clone, Debug)]
 pub struct PackConfig {
-    /// The folder of the packs. It contains no other files.
+    /// The folder of the packs. The folder contains no other files.
     pub folder: PathBuf,
     /// Maximum bytes on disk of the folder, in whole blocks of 4 KiB. The size includes evicted
     /// packs that are still being read. The packs never exceed the budget.
@@ -257,7 +257,7 @@ impl Packs {
     /// Reads a record into `payload`, and verifies its checksum.
     ///
     /// # Errors
-    /// As [`Self::check`].
+    /// Errors of [`Self::check`].
     pub fn read(
         &self,
         location: &RecordLocation,
@@ -277,7 +277,7 @@ impl Packs {
     /// The frame of a record, from the index. One short read.
     ///
     /// # Errors
-    /// As [`Self::check`].
+    /// Errors of [`Self::check`].
     pub fn frame(&self, location: &RecordLocation) -> Result<PackedFrame, Error> {
         self.file(location)?.frame(location)
     }
@@ -486,7 +486,8 @@ impl Packs {
         Ok(())
     }
 
-    /// Evicts the least recently used pack; `false` when all are in use. The caller holds `changes`.
+    /// Evicts the least recently used pack; `false` when all are in use. The caller holds
+    /// `changes`.
     fn evict_oldest(&self) -> Result<bool, Error> {
         let oldest = |state: &State| {
             let free = state.packs.iter().filter(|(it, _)| state.is_free(**it));

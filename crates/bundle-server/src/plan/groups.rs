@@ -223,8 +223,8 @@ fn anchors(
     Ok(anchors)
 }
 
-/// The average distance between anchors of a content of `size` bytes, as a power of two. It limits
-/// a content to about half a million anchors (8 MiB of memory).
+/// The average distance between anchors of a content of `size` bytes, as a power of two. The result
+/// limits a content to about half a million anchors (8 MiB of memory).
 fn density(size: u64) -> u32 {
     (size >> 19)
         .max(1 << 8)

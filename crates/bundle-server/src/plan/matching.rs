@@ -23,8 +23,8 @@ pub(crate) struct Missing {
     pub(crate) base: Option<u32>,
 }
 
-/// A function that is called with the number of bytes that were read or compressed. It may sleep.
-/// Its error ends the work.
+/// A function that is called with the number of bytes that were read or compressed. The function
+/// may sleep. An error of the function ends the work.
 pub(crate) type Pause<'a> = dyn FnMut(u64) -> Result<(), Error> + 'a;
 
 /// Minimum size in bytes of a content that is read to find similar contents. Smaller contents

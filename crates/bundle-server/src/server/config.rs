@@ -10,8 +10,8 @@ use pierhead_toc::layer::Limits;
 use super::write_budget::{UnlimitedWrites, WriteBudget};
 use crate::pack::PackSettings;
 
-/// Maximum memory of each of [`Config::workers`] in bytes: 60 MB (a layer, a TOC, frames) while it indexes an image, and
-/// 150 MB while it optimizes patches or packs.
+/// Maximum memory of each of [`Config::workers`] in bytes: 60 MB (a layer, a TOC, frames) while it
+/// indexes an image, and 150 MB while it optimizes patches or packs.
 pub const WORKER_MEMORY: u64 = 60_000_000 + 150_000_000;
 /// Bytes of decoded frames that stay in memory for the next read of a single file.
 pub const RECENT_MEMORY: usize = 32 << 20;
@@ -48,7 +48,8 @@ const RESUME_WINDOW: Duration = Duration::from_secs(15 * 60);
 /// Settings and limits of a bundle server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The data folder. The folders `index/`, `packs/`, `plans/` and `directory/` in it belong to the bundle server.
+    /// The data folder. The folders `index/`, `packs/`, `plans/` and `directory/` in it belong to
+    /// the bundle server.
     pub data: PathBuf,
     /// Maximum bytes of packs on disk.
     pub pack_budget: u64,
@@ -66,8 +67,8 @@ pub struct Config {
     /// doubles with the first two interruptions of an image, since an interrupted image starts over
     /// with the layer in progress. After three interruptions the image waits for all others.
     pub time_slice: Duration,
-    /// CPU time that indexing one image may take, all attempts together. Each MiB of its compressed layers adds 2 s. The
-    /// server refuses an image that takes longer.
+    /// CPU time that indexing one image may take, all attempts together. Each MiB of its compressed
+    /// layers adds 2 s. The server refuses an image that takes longer.
     pub index_time: Duration,
     /// Maximum CPU time of each thread in percent of a core, unless a client waits for its result.
     pub cpu_percent: u32,
@@ -80,8 +81,8 @@ pub struct Config {
     /// Maximum bytes that the server reads and compresses for a patch while a client waits. If a
     /// patch needs more, the server reuses chunks.
     pub fast_patch_bytes: u64,
-    /// Maximum bytes that the server decodes and compresses again for one bundle of reused chunks, unless the bundle
-    /// would be longer than the changed files.
+    /// Maximum bytes that the server decodes and compresses again for one bundle of reused chunks,
+    /// unless the bundle would be longer than the changed files.
     pub recompress_budget: u64,
     /// How long an interrupted download can resume after its bundle was superseded.
     pub resume_window: Duration,

@@ -72,7 +72,8 @@ impl CpuShare {
         }
     }
 
-    /// Ends the job with [`Error::Stopped`] once it took `slice` of CPU time and another client waits.
+    /// Ends the job with [`Error::Stopped`] once it took `slice` of CPU time and another client
+    /// waits.
     pub(super) fn with_time_slice(self, slice: Duration, waits: Box<dyn Fn() -> bool>) -> Self {
         Self {
             slice: Some((slice, waits)),

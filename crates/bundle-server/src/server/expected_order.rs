@@ -12,8 +12,8 @@ use pierhead_toc::{ImageToc, Source, TocView, Tree};
 /// Maximum number of other versions whose traces are read.
 const MAX_VERSIONS: usize = 20;
 
-/// The expected order of the contents of an image. It follows from a trace (a recorded container
-/// start) of this image or of another version, and from the config of the image.
+/// The expected order of the contents of an image. The order follows from a trace (a recorded
+/// container start) of this image or of another version, and from the config of the image.
 pub(super) fn expected_order(
     context: &Context,
     manifest: &Digest,

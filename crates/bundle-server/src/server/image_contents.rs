@@ -10,8 +10,8 @@ use super::image_sources::open_layers;
 use super::open_layers::OpenLayers;
 use pierhead_toc::{FileDigest, Source};
 
-/// A source of the contents of one image. It holds no layer and no pack open between two reads, so
-/// that a slow client does not delay their eviction.
+/// A source of the contents of one image. The source holds no layer and no pack open between two
+/// reads, so that a slow client does not delay their eviction.
 pub(super) struct ImageContents {
     pub(super) context: Weak<Context>,
     pub(super) image: Digest,

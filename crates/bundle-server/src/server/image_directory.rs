@@ -136,8 +136,8 @@ impl ImageDirectory {
             .map_or(State::Unknown, ImageEntry::state)
     }
 
-    /// Marks an image as awaited by `client`, and moves it forward in the queue. Returns `None`, and changes nothing, when
-    /// indexing has not begun and `may_begin` is `false`.
+    /// Marks an image as awaited by `client`, and moves it forward in the queue. Returns `None`,
+    /// and changes nothing, when indexing has not begun and `may_begin` is `false`.
     pub(super) fn prioritize(
         &self,
         manifest: &Digest,
@@ -145,8 +145,8 @@ impl ImageDirectory {
         may_begin: impl FnOnce() -> bool,
         queue: &JobQueue,
     ) -> Option<State> {
-        // One lock covers the check and the mark. Without it, `requeue` could run between the two
-        // and not see the mark.
+        // One lock covers the check and the mark. Without the lock, `requeue` could run between the
+        // two and not see the mark.
         let entries = self.entries.lock();
         let Some(entry) = entries.get(manifest) else {
             return Some(State::Unknown);
@@ -162,8 +162,8 @@ impl ImageDirectory {
         Some(state)
     }
 
-    /// Returns an image to the queue. The lock covers both the mark and the queue, so that a client that begins to wait now
-    /// finds the image in the queue.
+    /// Returns an image to the queue. The lock covers both the mark and the queue, so that a client
+    /// that begins to wait now finds the image in the queue.
     pub(super) fn requeue(&self, image: QueuedImage, queue: &JobQueue) {
         let manifest = image.manifest;
         {
@@ -178,7 +178,8 @@ impl ImageDirectory {
         self.set_progress(&manifest, ProgressStage::Wait, 0, 0);
     }
 
-    /// Sends a ready image back to the stage of a new one. Returns the client of the image, or `None` when it is not ready.
+    /// Sends a ready image back to the stage of a new one. Returns the client of the image, or
+    /// `None` when it is not ready.
     pub(super) fn reset(&self, manifest: &Digest) -> Option<ClientKey> {
         let mut entries = self.entries.lock();
         let entry = entries.get_mut(manifest)?;
@@ -199,7 +200,8 @@ impl ImageDirectory {
         entry.map(|it| it.is_awaited.clone()).unwrap_or_default()
     }
 
-    /// Why the last attempt failed, as a text for clients, while the image waits for the next attempt.
+    /// Why the last attempt failed, as a text for clients, while the image waits for the next
+    /// attempt.
     pub(super) fn failure(&self, manifest: &Digest) -> Option<String> {
         self.entries.lock().get(manifest)?.failure.clone()
     }
@@ -422,8 +424,9 @@ impl ImageDirectory {
         versions.into_iter().map(|(_, digest)| digest).collect()
     }
 
-    /// The base images that a plan uses: known ones, without duplicates. Their order does not depend on the order in
-    /// the request: same repository first, then most layers in common, then latest.
+    /// The base images that a plan uses: known ones, without duplicates. Their order does not
+    /// depend on the order in the request: same repository first, then most layers in common, then
+    /// latest.
     pub(super) fn rank_bases(
         &self,
         want: &Digest,

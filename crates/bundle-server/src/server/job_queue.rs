@@ -1,4 +1,5 @@
-//! The queue of background jobs: images first, then patches and optimization by turns, and regular maintenance.
+//! The queue of background jobs: images first, then patches and optimization by turns, and regular
+//! maintenance.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,8 +20,8 @@ const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(300);
 /// Maximum number of other images that begin before an image that was interrupted often. After
 /// them, this image no longer waits for others.
 const MAX_PASSED: u64 = 16;
-/// Number of interruptions after which an image waits for all others. The time slice doubles only until then, so the
-/// longest is 12 s.
+/// Number of interruptions after which an image waits for all others. The time slice doubles only
+/// until then, so the longest is 12 s.
 const MAX_YIELDS: u32 = 3;
 /// Maximum number of waiting pairs. The patches of a further pair are made when a client requests
 /// it.
@@ -87,8 +88,8 @@ pub(super) struct QueuedImage {
     pub(super) last_until: u64,
 }
 
-/// The CPU time before this attempt can be interrupted. It doubles with each of the first interruptions, and later with
-/// each long attempt.
+/// The CPU time before this attempt can be interrupted. This time doubles with each of the first
+/// interruptions, and later with each long attempt.
 pub(super) fn time_slice(config: &Config, image: &QueuedImage) -> Duration {
     let doublings = match image.is_long {
         true => (MAX_YIELDS - 1).saturating_add(image.long_tries),

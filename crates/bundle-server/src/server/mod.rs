@@ -1,4 +1,5 @@
-//! The bundle server: indexes, packs and plans images in the background, and serves bundles of them.
+//! The bundle server: indexes, packs and plans images in the background, and serves bundles of
+//! them.
 //!
 //! The server can make all of its files again from the blobs of the cache.
 //!
@@ -153,7 +154,8 @@ impl BundleServer {
         self.offer_for(ClientKey::OPERATOR, image);
     }
 
-    /// Queues an image that `client` pulled for indexing and packing, unless it is ready. Does not block.
+    /// Queues an image that `client` pulled for indexing and packing, unless it is ready. Does not
+    /// block.
     pub fn offer_for(&self, client: ClientKey, image: Image) {
         let context = &self.context;
         context.images.offer(client, image, &context.queue);
@@ -185,8 +187,8 @@ impl BundleServer {
         self.context.images.state(manifest)
     }
 
-    /// Why the last attempt to index an image failed, as a text for clients, while the image waits for the next attempt.
-    /// Does not block.
+    /// Why the last attempt to index an image failed, as a text for clients, while the image waits
+    /// for the next attempt. Does not block.
     pub fn failure(&self, manifest: &Digest) -> Option<String> {
         self.context.images.failure(manifest)
     }
@@ -200,7 +202,7 @@ impl BundleServer {
     /// host.
     ///
     /// # Errors
-    /// As [`Self::bundle_for`].
+    /// Errors of [`Self::bundle_for`].
     pub fn bundle(
         &self,
         want: &Digest,

@@ -200,8 +200,8 @@ pub(crate) struct Draft {
     path: PathBuf,
     records: Vec<u8>,
     heads: Vec<u8>,
-    /// Temporary file with the records that no pack has. They are copied into the plan file at the
-    /// end, when their offset is known.
+    /// Temporary file with the records that no pack has. `finish` copies these records into the
+    /// plan file, when their offset is known.
     own: AtomicFile<'static>,
     own_len: u64,
     all: u64,

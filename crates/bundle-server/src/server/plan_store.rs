@@ -442,7 +442,8 @@ pub(super) fn optimized_pair_key(want: &Digest, base: &Digest) -> FileDigest {
     FileDigest::of(format!("pair {VERSION} {want} {base}").as_bytes())
 }
 
-/// The key of the fast patches from `base` to `want`. `layers` says whether the worker rebuilds the layers.
+/// The key of the fast patches from `base` to `want`. `layers` says whether the worker rebuilds the
+/// layers.
 pub(super) fn fast_pair_key(want: &Digest, base: &Digest, layers: bool) -> FileDigest {
     FileDigest::of(format!("quick {VERSION} {want} {base} {layers}").as_bytes())
 }

@@ -24,8 +24,8 @@ use pierhead_toc::{FileDigest, ImageToc};
 /// zstd level of headers that a client waits for.
 const FAST_HEADER_LEVEL: i32 = 3;
 
-/// Makes the plan of a request, and returns it with its key. It is made from the plan of a pair of
-/// images, or else from the fresh plan (the plan for workers without base images).
+/// Makes the plan of a request, and returns it with its key. The new plan is made from the plan of
+/// a pair of images, or else from the fresh plan (the plan for workers without base images).
 pub(super) fn plan(
     context: &Context,
     client: ClientKey,

@@ -34,7 +34,8 @@ const MAX_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The result of recording a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedTrace {
-    /// Number of distinct entries that are regular files of the image. With 0, nothing was recorded.
+    /// Number of distinct entries that are regular files of the image. With 0, nothing was
+    /// recorded.
     pub matched: usize,
     /// Number of clients with a recorded order for the image.
     pub clients: usize,
@@ -183,7 +184,8 @@ impl TraceStore {
         }
     }
 
-    /// Records an order as the vote of its client. `files` are regular files of the image, without duplicates.
+    /// Records an order as the vote of its client. `files` are regular files of the image, without
+    /// duplicates.
     pub(super) fn record(
         &self,
         client: ClientKey,

@@ -99,8 +99,8 @@ fn drop_unused_packs(context: &Context) -> Result<(), Error> {
 /// meanwhile.
 ///
 /// 1. Reading and hashing plans and TOCs holds no lock, so indexing continues.
-/// 2. Deletion holds the packing lock. It starts after a check that no pack was written and no
-///    image was indexed since.
+/// 2. Deletion holds the packing lock. Deletion starts after a check that no pack was written and
+///    no image was indexed since.
 fn try_drop_unused_packs(context: &Context) -> Result<bool, Error> {
     let state = || {
         (
@@ -139,7 +139,8 @@ fn try_drop_unused_packs(context: &Context) -> Result<bool, Error> {
     context.packs.retain(&|number| used.contains(&number))?;
     for plan in doubtful {
         let is_whole = |packs: &HashSet<u32>| packs.iter().all(|it| context.packs.has(*it));
-        // A plan whose file has changed since it was read stays. It is checked at its next use.
+        // A plan whose file has changed since it was read stays. Such a plan is checked at its next
+        // use.
         if !plan.packs.as_ref().is_some_and(is_whole) && version(&plan.path) == plan.version {
             remove(&plan.path);
         }
@@ -220,7 +221,8 @@ fn used_packs(context: &Context) -> Result<Option<HashSet<u32>>, Error> {
 /// `Io` when the plan cannot be read. The packs of the plan are unknown then, so no pack may be
 /// deleted.
 pub(super) fn packs_of(context: &Context, manifest: &Digest) -> Result<HashSet<u32>, Error> {
-    // The plan with layers names all packs of the plan without them. `PlanFile::open` does not count as a use.
+    // The plan with layers names all packs of the plan without them. `PlanFile::open` does not
+    // count as a use.
     match PlanFile::open(&context.paths.plan(&request_key(manifest, &[], true))) {
         Ok(plan) => Ok(pack_locations(&plan)
             .map(|location| location.pack)
@@ -235,8 +237,8 @@ pub(super) fn packs_of(context: &Context, manifest: &Digest) -> Result<HashSet<u
 /// again.
 ///
 /// 1. Reading and hashing plans holds no lock, so indexing continues.
-/// 2. Deletion holds the packing lock. It starts after a check that no image was indexed and no
-///    plan was superseded since.
+/// 2. Deletion holds the packing lock. Deletion starts after a check that no image was indexed and
+///    no plan was superseded since.
 pub(super) fn drop_unused_fast_packs(context: &Context) -> Result<(), Error> {
     let runs = || context.pack_usage.indexing_runs();
     let before = context.pack_usage.try_begin_deletion().map(|_guard| runs());

@@ -17,7 +17,8 @@ pub trait WriteBudget: Debug + Send + Sync {
     /// Counts written bytes.
     fn wrote(&self, bytes: u64);
 
-    /// Whether the server may begin a job that writes. `is_awaited` says whether a client waits for the result.
+    /// Whether the server may begin a job that writes. `is_awaited` says whether a client waits for
+    /// the result.
     fn may_write(&self, is_awaited: bool) -> bool;
 }
 

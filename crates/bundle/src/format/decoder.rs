@@ -1,5 +1,5 @@
 //! A parser of bundles: the caller passes received bytes, and the parser returns the header and the
-//! records. It does no I/O.
+//! records. The parser does no I/O.
 
 use super::header::{Header, PRELUDE, Prelude};
 use super::record::{End, Head};
@@ -39,7 +39,7 @@ pub enum Event {
     End(End),
 }
 
-/// The parser of a bundle. It holds at most one header body or one payload in memory.
+/// The parser of a bundle. The parser holds at most one header body or one payload in memory.
 pub struct Decoder {
     state: State,
     buffer: Vec<u8>,

@@ -13,7 +13,8 @@ pub const MAX_FRAMES: usize = 1 << 18;
 /// Maximum number of members (ranges of contents) of a frame, and of its bases.
 pub const MAX_MEMBERS: usize = 1 << 14;
 
-/// Maximum size of a frame list before compression, in bytes. Both sides hold it in memory.
+/// Maximum size of a frame list before compression, in bytes. Server and worker hold the list in
+/// memory.
 pub const MAX_FRAME_LIST: usize = 4 << 20;
 
 /// Maximum number of contents that are partly covered at any position of the list. This bounds the
@@ -131,7 +132,7 @@ impl Frames {
     /// Checks the whole list against the TOCs in one pass.
     ///
     /// # Errors
-    /// As [`Frames::encode`].
+    /// Errors of [`Frames::encode`].
     pub fn check(&self, sizes: &dyn Sizes) -> Result<(), Error> {
         self.cursor(sizes)?.try_for_each(|frame| frame.map(drop))
     }
@@ -163,7 +164,7 @@ impl Frames {
     /// the end that all contents are covered.
     ///
     /// # Errors
-    /// As [`Frames::parse`].
+    /// Errors of [`Frames::parse`].
     pub fn cursor<'a>(&'a self, sizes: &'a dyn Sizes) -> Result<Cursor<'a>, Error> {
         let [codings, counts, contents, slices, bases] = if self.bytes.is_empty() {
             [&[][..]; COLUMNS]

@@ -33,7 +33,7 @@ impl Level {
 /// The compression effort for a pair of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// This level for all frames.
+    /// One level, the given one, for all frames.
     Level(Level),
     /// While a worker waits: [`Level::FAST`], and only when at most this number of bytes has to be
     /// read or compressed.
@@ -72,8 +72,8 @@ const LADDER: [(Level, Level); 9] = [
 /// Maximum cost of a pair for [`Effort::Idle`], in milliseconds by [`COST`].
 const IDLE: u64 = 40_000;
 
-/// Maximum cost of a pair at the lowest level, in milliseconds. It corresponds to 5 GiB. Beyond it,
-/// a pair gets no patches.
+/// Maximum cost of a pair at the lowest level, in milliseconds. The maximum corresponds to 5 GiB. A
+/// pair with a higher cost gets no patches.
 const TOO_MUCH: u64 = 60_000;
 
 impl Effort {

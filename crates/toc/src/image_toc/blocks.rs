@@ -1,4 +1,5 @@
-//! The file of a table of contents, in blocks. A reader loads each block by `pread` and verifies its checksum before use.
+//! The file of a table of contents, in blocks. A reader loads each block by `pread` and verifies
+//! its checksum before use.
 //!
 //! Because of an unreadable disk sector, only the reads of this sector fail.
 
@@ -248,7 +249,8 @@ pub struct TocFile {
 }
 
 impl TocFile {
-    /// Opens a file that [`super::ImageToc::save`] wrote. Reads its trailer, its checksums and its head.
+    /// Opens a file that [`super::ImageToc::save`] wrote. Reads its trailer, its checksums and its
+    /// head.
     ///
     /// # Errors
     /// `Missing` when there is none, `Malformed` when it is damaged, `Io`.

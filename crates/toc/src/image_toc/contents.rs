@@ -105,8 +105,8 @@ impl Index {
         sizes.end()?;
         let digests = layout.digests(bytes);
         let contents = Contents::new(digests, &[]);
-        // Sorts by the first eight bytes of the digests. They nearly always decide the order, and
-        // are adjacent in memory.
+        // Sorts by the first eight bytes of the digests. These bytes nearly always decide the
+        // order, and are adjacent in memory.
         let mut order: Vec<(u64, u32)> = (0..layout.contents)
             .zip(digests.chunks_exact(DIGEST))
             .map(|(number, digest)| (head(digest), number))

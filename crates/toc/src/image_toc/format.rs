@@ -17,8 +17,8 @@ pub(super) const MAX_PATH_ERROR: &str = "a path that is too long";
 /// Maximum number of entries of a TOC.
 pub const MAX_ENTRIES: u32 = 1 << 20;
 
-/// Compares two paths in the order of a TOC: component by component. This is bytewise order with `/` below every
-/// other byte.
+/// Compares two paths in the order of a TOC: component by component. This is bytewise order with
+/// `/` below every other byte.
 pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     match (a.get(same), b.get(same)) {
@@ -29,7 +29,8 @@ pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
     }
 }
 
-/// The position of a byte in the order of paths. A path contains no NUL, so 0 is free for the slash.
+/// The position of a byte in the order of paths. A path contains no NUL, so 0 is free for the
+/// slash.
 pub(super) const fn rank(byte: u8) -> u8 {
     if byte == b'/' { 0 } else { byte }
 }

@@ -189,8 +189,8 @@ fn what_is_replaced_goes_but_a_directory_keeps_what_is_in_it() {
     assert_eq!(tree(&[&lower, &same]), expected);
     let over = [file("d", "new"), symlink("f", "d")];
     assert_eq!(tree(&[&lower, &over]), ["d=new", "f->d", "l->d"]);
-    // A folder replaces a file of a lower layer. In one layer, a file and a folder at one path are an
-    // error.
+    // A folder replaces a file of a lower layer. In one layer, a file and a folder at one path are
+    // an error.
     assert_eq!(
         tree(&[&lower, &[file("f/x", "new")]])[2..4],
         ["f/", "f/x=new"]

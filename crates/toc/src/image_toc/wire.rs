@@ -24,8 +24,8 @@ fn window(base: usize, toc: usize) -> u32 {
 const MAX_WINDOW: u32 = 29;
 
 /// From this level on, zstd's search tables take 64 MiB, the whole memory of an indexing thread.
-/// The two limits below reduce the tables to 12 MiB. They do not reduce the compression, since
-/// repetitions in a TOC are near each other.
+/// The two limits below reduce the tables to 12 MiB. The limits do not reduce the compression,
+/// since repetitions in a TOC are near each other.
 const SLOW: i32 = 13;
 const HASH_LOG: u32 = 20;
 const CHAIN_LOG: u32 = 21;

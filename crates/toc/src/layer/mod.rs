@@ -1,8 +1,8 @@
 //! Indexes a layer in one pass, so that single files can be read without unpacking the rest.
 //!
-//! [`index`] writes one immutable file, a [`LayerIndex`]. It has the entries of the tar, a SHA-256
-//! of each file, chunks of large files, checkpoints into the compressed bytes, and the *skeleton*:
-//! the tar without file contents, from which [`rebuild`] makes the same tar again.
+//! [`index`] writes one immutable file, a [`LayerIndex`]. The index has the entries of the tar, a
+//! SHA-256 of each file, chunks of large files, checkpoints into the compressed bytes, and the
+//! *skeleton*: the tar without file contents, from which [`rebuild`] makes the same tar again.
 //!
 //! Tars are read by the rules of Go's `archive/tar`, which containerd uses. This module refuses a
 //! layer that containerd refuses, so that an image has the same tree in pierhead as in other

@@ -163,8 +163,8 @@ impl LayerIndex {
     }
 
     /// Digest and size of each regular file that is not empty, in the order of the tar, with
-    /// duplicates and hidden files. [`super::rebuild`] needs this list. It includes files that are
-    /// no entries.
+    /// duplicates and hidden files. [`super::rebuild`] needs this list. The list includes files
+    /// that are no entries.
     pub fn files(&self) -> Files {
         Files(self.items())
     }
@@ -321,7 +321,7 @@ impl Items {
     }
 }
 
-/// The iterator that [`LayerIndex::entries`] returns. It ends after its first error.
+/// The iterator that [`LayerIndex::entries`] returns. The iterator ends after its first error.
 pub struct Entries(Items);
 
 impl Iterator for Entries {
@@ -336,7 +336,7 @@ impl Iterator for Entries {
     }
 }
 
-/// The iterator that [`LayerIndex::files`] returns. It ends after its first error.
+/// The iterator that [`LayerIndex::files`] returns. The iterator ends after its first error.
 pub struct Files(Items);
 
 impl Iterator for Files {

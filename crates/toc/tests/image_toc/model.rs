@@ -1,7 +1,7 @@
 //! A model of how container runtimes unpack layers, and random layers for it.
 //!
-//! The model is a map from paths to files. It is slow and has no symbolic links in the middle of
-//! paths; the model shares no code with the crate.
+//! The model is a map from paths to files. The model is slow and has no symbolic links in the
+//! middle of paths; the model shares no code with the crate.
 
 use std::collections::BTreeMap;
 

@@ -23,7 +23,8 @@ const BLOCK: u64 = 512;
 /// Writes the archive. `progress` is called with the bytes of layers written since the last call.
 ///
 /// # Errors
-/// As [`super::layout::layout`]. After an error, the archive is incomplete and has no end mark.
+/// Errors of [`super::layout::layout`]. After an error, the archive is incomplete and has no end
+/// mark.
 pub fn archive(
     image: &Image,
     source: &dyn Source,

@@ -2,8 +2,8 @@
 //! received byte.
 //!
 //! The client of crate `remote` is async and connects to many registries. This client connects to
-//! the one server that the user named. It runs in threads that also decode and write, and it needs
-//! little memory for each connection.
+//! the one server that the user named. The client runs in threads that also decode and write, and
+//! needs little memory for each connection.
 
 mod body;
 mod connection;

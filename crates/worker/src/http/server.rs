@@ -31,7 +31,7 @@ impl Server {
         }
     }
 
-    /// The target of a redirect of this server. It gets neither credentials nor the client
+    /// The target of a redirect of this server. The target gets neither credentials nor the client
     /// certificate.
     pub(crate) fn redirected_to(&self, url: Url) -> Self {
         Self {

@@ -21,7 +21,7 @@ const RETRY_DELAYS: [Duration; 6] = [
     Duration::from_secs(8),
 ];
 
-/// One connection to a server. It opens with the first request.
+/// One connection to a server. The connection opens with the first request.
 pub(crate) struct Session {
     server: Server,
     slot: IdleSlot,

@@ -1,7 +1,7 @@
 //! A decoder of gzip (RFC 1952) with several members, which can start at any deflate block, as in
 //! zlib's `zran` example.
 //!
-//! It uses zlib-rs directly, since flate2 does not report block boundaries.
+//! The decoder uses zlib-rs directly, since flate2 does not report block boundaries.
 
 use zlib_rs::{Inflate, InflateFlush, Status};
 

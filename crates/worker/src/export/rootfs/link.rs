@@ -32,7 +32,8 @@ pub(super) type ChangeTime = (i64, i64);
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Link {
     /// The name is linked to a file that no other tree shares. The file still needs the attributes
-    /// of the entry. It is locked until the caller closes it. The value is the ctime of the file.
+    /// of the entry. The file is locked until the caller closes it. The value is the ctime of the
+    /// file.
     Exclusive(ChangeTime),
     /// The name is linked to a file that has the attributes already.
     Shared,

@@ -1,5 +1,5 @@
-//! Crash tests of the store: a fetch stops at any record, its files are lost or truncated, and the next pull completes
-//! the image.
+//! Crash tests of the store: a fetch stops at any record, its files are lost or truncated, and the
+//! next pull completes the image.
 
 use super::*;
 
