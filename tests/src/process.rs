@@ -28,12 +28,13 @@ pub struct Daemon {
     status: Option<ExitStatus>,
 }
 
-/// A command whose process dies with the thread that starts it, so that a killed test leaves no
-/// processes. `setpriv` execs the program, so that both have the same process ID.
+/// A command whose process is killed when the thread that starts it ends, so that a killed test
+/// leaves no processes. `setpriv` replaces itself by the program, so that both have the same
+/// process ID.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
-    // The environment of the developer's shell must not affect a test.
+    // Proxy settings of the developer's shell must not affect a test.
     for name in ["http_proxy", "https_proxy", "no_proxy", "all_proxy"] {
         command.env_remove(name).env_remove(name.to_uppercase());
     }
@@ -52,7 +53,8 @@ impl Daemon {
         let child = command
             .stdout(file.try_clone()?)
             .stderr(file)
-            // Ctrl-C in a terminal goes to the test runner, whose end then ends the daemon.
+            // The daemon has its own process group. Ctrl-C in a terminal ends the test runner,
+            // whose end then ends the daemon.
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {name}: {command:?}"))?;
@@ -64,7 +66,7 @@ impl Daemon {
         })
     }
 
-    /// The output so far.
+    /// The output of the daemon so far.
     pub fn log(&self) -> String {
         fs::read(&self.log).map_or_else(
             |_| String::new(),
@@ -77,7 +79,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// The exit status; `None` while the daemon runs.
+    /// The exit status of the daemon; `None` while the daemon runs.
     pub fn status(&mut self) -> Result<Option<ExitStatus>> {
         if self.status.is_none() {
             self.status = self.child.try_wait()?;
@@ -85,7 +87,8 @@ impl Daemon {
         Ok(self.status)
     }
 
-    /// Calls `ask` until it returns a value. The end of the daemon is an error with its log.
+    /// Calls `ask` until it returns a value. If the daemon exits first, returns an error with its
+    /// log.
     pub fn until<T>(
         &mut self,
         what: &str,
@@ -135,8 +138,8 @@ impl Daemon {
         kill_process(pid, signal).with_context(|| format!("signal to {}", self.name))
     }
 
-    /// Sends SIGTERM and waits for the exit. After [`SHUTDOWN_TIMEOUT`], kills the daemon and
-    /// returns an error.
+    /// Sends SIGTERM and waits until the daemon exits. After [`SHUTDOWN_TIMEOUT`], kills the daemon
+    /// and returns an error.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         match self.wait(SHUTDOWN_TIMEOUT) {
@@ -205,7 +208,7 @@ pub fn stdout(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Unmounts all mounts below a folder, the deepest first, for daemons that were killed.
+/// Unmounts all mounts below a folder, the deepest first. Killed daemons leave such mounts.
 pub fn unmount_below(folder: &Path) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mut points: Vec<&str> = mounts
@@ -221,7 +224,7 @@ pub fn unmount_below(folder: &Path) {
     }
 }
 
-/// The end of a text, beginning with a complete line.
+/// The last lines of a text.
 fn tail(text: &str) -> &str {
     let start = text.len().saturating_sub(LOG_TAIL_SIZE);
     let start = (start..text.len())

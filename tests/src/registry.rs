@@ -18,7 +18,8 @@ use crate::{
     tool::{self, Missing},
 };
 
-/// Finds the program: distribution v3 from `go install`, else Debian's package of v2.
+/// Finds the program of the registry: Distribution version 3 from `go install`, or else Debian's
+/// package of version 2.
 pub fn find() -> Result<PathBuf, Missing> {
     tool::find(&["registry", "docker-registry"])
 }
@@ -86,7 +87,7 @@ impl Registry {
 
     /// Stops the registry, so that connections are refused.
     pub fn stop(&mut self) -> Result<()> {
-        // Distribution may exit by the signal or with a status: both are accepted.
+        // Distribution may exit by the signal or with an exit status. The test accepts both.
         self.daemon.terminate().map(drop)
     }
 
@@ -98,7 +99,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Every request in the access log. The registry writes a line at the end of the response.
+    /// Every request in the access log. The registry writes the log line of a request at the end of
+    /// the response.
     pub fn requests(&self) -> Vec<Request> {
         self.daemon
             .log()
@@ -137,7 +139,7 @@ impl Registry {
 /// A line of the access log.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Such as `GET`.
+    /// The method, such as `GET`.
     pub method: String,
     /// Path and query.
     pub uri: String,
@@ -224,13 +226,13 @@ fn serve(folder: &Path, settings: &Settings, port: u16) -> Result<(Daemon, Socke
         "log": { "level": "info", "accesslog": { "disabled": false } },
         "storage": {
             "filesystem": { "rootdirectory": folder },
-            // Disables the walk over all files after the start.
+            // Disables the purge of uploads, which walks over all files after the start.
             "maintenance": { "uploadpurging": { "enabled": false } },
             "delete": { "enabled": true },
         },
         "http": http,
-        // Optional parts of the specification: layers with external URLs, and indexes whose
-        // manifests are not all present.
+        // Enables optional parts of the specification: layers with external URLs, and indexes with
+        // missing manifests.
         "validation": { "manifests": {
             "urls": { "allow": ["^https://"] },
             "indexes": { "platforms": "none" },
@@ -246,7 +248,7 @@ fn serve(folder: &Path, settings: &Settings, port: u16) -> Result<(Daemon, Socke
     // The registry accepts JSON, since JSON is a subset of YAML.
     fs::write(&file, config.to_string())?;
     let log = folder.join("log");
-    // The log of an earlier run stays, so that its requests count too.
+    // Keeps the log of an earlier run, so that its requests count too.
     let before = fs::read_to_string(&log).unwrap_or_default().len();
     let mut command = process::command(&program);
     command

@@ -94,7 +94,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::SeqCst);
-        // Wakes the accepting thread.
+        // Wakes the thread that accepts connections, by a connection.
         let _ = TcpStream::connect(self.address);
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();

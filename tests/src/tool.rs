@@ -11,12 +11,12 @@ use pierhead_testkit::skip;
 #[derive(Debug)]
 pub struct Missing {
     reason: String,
-    /// Whether the program cannot be installed, so that CI may skip the test.
+    /// Whether the program cannot be installed on this machine. If so, CI may skip the test.
     excused: bool,
 }
 
 impl Missing {
-    /// `reason` contains the fix if there is one.
+    /// Creates the reason. The text contains the fix if there is one.
     pub fn new(reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
@@ -81,7 +81,7 @@ fn is_program(path: &Path) -> bool {
         .is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
 }
 
-/// Checks for root, which daemons need to mount and unpack.
+/// Checks that the test runs as root. Daemons need root to mount and unpack.
 pub fn root() -> Result<(), Missing> {
     if rustix::process::geteuid().is_root() {
         Ok(())
@@ -90,8 +90,8 @@ pub fn root() -> Result<(), Missing> {
     }
 }
 
-/// The found program, or `None` when the test must be skipped. Prints the reason where the capture
-/// of the test runner does not hide it.
+/// Returns the found program, or `None` when the test must be skipped. Prints the reason directly,
+/// because the test runner hides the captured output of passed tests.
 ///
 /// # Panics
 /// In CI (`CI=true`), where a skipped test is a failure.

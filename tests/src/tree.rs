@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::layout;
 
-/// Maximum number of differences that are listed. Of further ones, only the number is given.
+/// Maximum number of listed differences. Of further differences, the list has only the number.
 const MAX_LISTED: usize = 40;
 
 /// All entries of a folder, including the folder itself (the empty path).
@@ -59,12 +59,13 @@ pub struct Leniency {
     pub links_of_specials: bool,
     /// Times of symbolic links.
     pub times_of_symlinks: bool,
-    /// Attributes of the root, for which images may have no entry.
+    /// Attributes of the root folder. Some images have no entry for the root folder.
     pub root: bool,
 }
 
 impl Tree {
-    /// Reads the whole tree and hashes every file, also on other file systems.
+    /// Reads the whole tree and hashes every file. Includes files on other file systems that are
+    /// mounted in the tree.
     pub fn read(root: &Path) -> Result<Self> {
         let mut tree = BTreeMap::new();
         let mut inodes = BTreeMap::new();
@@ -148,7 +149,7 @@ impl Tree {
 }
 
 impl Node {
-    /// Reads an entry. Returns its device and inode too if it has several hard links.
+    /// Reads an entry. If it has several hard links, also returns its device and inode number.
     fn read(at: &Path) -> Result<(Self, Option<(u64, u64)>)> {
         let about = at.symlink_metadata()?;
         let file_type = about.file_type();
@@ -379,7 +380,7 @@ mod tests {
                 text.iter().any(|line| line.starts_with(expected)),
                 "{expected}: {text:?}"
             );
-            // A file with two names is reported under both names.
+            // The comparison reports a file with two names under both names.
             assert!(text.len() <= 2, "{expected}: {text:?}");
         }
         Ok(())

@@ -32,7 +32,8 @@ impl Umoci {
         tool::find(&["umoci"]).map(Self)
     }
 
-    /// Whether umoci supports the image: only OCI manifests, and no layers compressed by zstd.
+    /// Whether umoci supports the image: it supports only OCI manifests, and no layers compressed
+    /// by zstd.
     pub fn understands(&self, image: &Image) -> Result<bool> {
         let manifest = fs::read(image.file(&image.here()?.digest))?;
         let manifest: Value = serde_json::from_slice(&manifest)?;
@@ -56,8 +57,8 @@ impl Umoci {
     pub fn unpack(&self, image: &Image, folder: &Path) -> Result<PathBuf> {
         const NAME: &str = "it";
         let digest = &image.here()?.digest;
-        // umoci accepts no name with a colon and no index of several platforms, so that it gets a
-        // layout of one manifest with the same blobs.
+        // umoci accepts no name with a colon and no index of several platforms. So it gets a
+        // separate layout with one manifest and the same blobs.
         let layout = Layout::create(&folder.join("layout"))?;
         let blobs = layout.folder().join("blobs");
         fs::remove_dir_all(&blobs)?;
@@ -85,11 +86,11 @@ impl Umoci {
 /// The snapshotter of containerd.
 #[derive(Clone, Copy, Debug)]
 pub enum Snapshotter {
-    /// overlayfs, the default: one folder per layer. It cannot hard-link to a file of a lower
-    /// layer, which only handmade layers do.
+    /// overlayfs, the default: one folder per layer. It cannot make a hard link to a file of a
+    /// lower layer. Only handmade layers contain such links.
     Overlay,
-    /// A full copy of the lower layers for each layer. It is slow, and supports links to files of
-    /// lower layers.
+    /// A full copy of the lower layers for each layer. It is slow, and supports hard links to files
+    /// of lower layers.
     Native,
 }
 
@@ -103,7 +104,7 @@ pub struct Unpacker {
 }
 
 impl Unpacker {
-    /// Checks for the programs that it needs.
+    /// Checks that this machine has the programs that containerd's unpacking needs.
     pub fn find() -> Result<(), Missing> {
         Containerd::find()?;
         crate::registry::find().map(drop)
@@ -132,7 +133,8 @@ impl Unpacker {
         };
         let with = ["--snapshotter", snapshotter];
         let hosts = self.containerd.hosts();
-        // `ctr` unpacks itself: the service of the daemon supports only the default snapshotter.
+        // `ctr --local` unpacks in its own process, because the daemon's service supports only the
+        // default snapshotter.
         let pull = ["images", "pull", "--local", "--hosts-dir", &hosts, &name];
         self.containerd
             .ctr(&[&pull[..2], &with, &pull[2..]].concat())?;
