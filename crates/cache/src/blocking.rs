@@ -1,4 +1,5 @@
-//! Runs blocking work on threads of their own.
+//! Runs blocking work, such as file I/O, on separate threads, so that async threads do not wait for
+//! it.
 
 /// Runs `work` on a blocking thread. Cancelling the future does not stop the work.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {

@@ -1,4 +1,4 @@
-//! The wall clock of the cache.
+//! The wall clock of the cache: seconds since 1970.
 
 /// Seconds since 1970 (UTC).
 pub(crate) fn now() -> u64 {

@@ -1,4 +1,4 @@
-//! The settings of a cache.
+//! The settings of a cache: folder, limits, intervals and the fast tier.
 
 use std::fmt;
 use std::path::PathBuf;

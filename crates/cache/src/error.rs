@@ -1,4 +1,4 @@
-//! The error type of [`Cache`](crate::Cache) and its parts.
+//! The error type of [`Cache`](crate::Cache) and of all its modules.
 
 use std::ffi::OsString;
 use std::io;

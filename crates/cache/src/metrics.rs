@@ -1,4 +1,4 @@
-//! Counters of the cache.
+//! The counters and histograms of the cache that Prometheus scrapes.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

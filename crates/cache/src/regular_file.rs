@@ -1,4 +1,5 @@
-//! Opens regular files only: a pipe or device in the data folder must not block a reader.
+//! Opens a file of the data folder only if it is a regular file, because a pipe or device would
+//! block the reader.
 
 use std::fs::{File, Metadata};
 use std::io;

@@ -1,4 +1,4 @@
-//! The policies of the daemon, by their names in the configuration.
+//! The eviction policies that the daemon offers, by their names in the configuration.
 
 use std::fmt;
 use std::str::FromStr;

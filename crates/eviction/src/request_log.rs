@@ -1,4 +1,5 @@
-//! The line format of the daemon's request log: one line per request. Crate `replay` parses it.
+//! The line format of the daemon's request log, which has one line per request. The crate `replay`
+//! parses the log.
 //!
 //! `docs/formats/request-log.md` describes the format.
 

@@ -1,4 +1,4 @@
-//! Replays requests on a simulated cache, and counts hits, misses and bytes.
+//! Replays requests on a simulated cache, and counts hits, misses, bytes and client waiting time.
 
 use pierhead_eviction::{Access, Outcome, Policy, SimulatedCache};
 

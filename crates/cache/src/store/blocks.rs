@@ -1,4 +1,4 @@
-//! Sizes on disk: each file counts in whole blocks of the file system.
+//! Computes sizes on disk: the cache counts each file in whole blocks of 4 KiB.
 
 use pierhead_oci::MediaType;
 

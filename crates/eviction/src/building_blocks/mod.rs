@@ -1,4 +1,4 @@
-//! Parts from which policies are built: tables, queues, heaps, sketches, hashes, and the file
+//! Building blocks of eviction policies: tables, queues, heaps, sketches, hashes, and the file
 //! format of saved states.
 //!
 //! The simulator's policies in crate `replay` use the same parts.

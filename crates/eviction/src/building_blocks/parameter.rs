@@ -1,4 +1,4 @@
-//! Range checks for the parameters of policies and admissions.
+//! Checks that the parameters of policies and admission filters are in their ranges.
 
 use std::fmt::Display;
 use std::ops::RangeBounds;

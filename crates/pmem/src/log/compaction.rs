@@ -1,4 +1,5 @@
-//! Compaction: frees the segment with the fewest live bytes by copying them to another segment.
+//! Compaction of the log: frees the segment with the fewest live bytes by copying these bytes to
+//! another segment.
 
 use std::sync::Arc;
 

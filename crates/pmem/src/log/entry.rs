@@ -1,4 +1,4 @@
-//! A committed value: its index entry, and functions that read its bytes.
+//! A committed value of the log: its entry in the index, and the functions that read its bytes.
 
 use std::sync::Arc;
 

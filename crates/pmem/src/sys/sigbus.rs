@@ -1,5 +1,5 @@
-//! Turns SIGBUS into an error: an unreadable page becomes a page of zeros, and its region is marked
-//! as failed.
+//! The handler of the signal SIGBUS, which the kernel sends for unreadable pages of mapped files.
+//! It replaces the page by zeros and marks the region as failed, so that the reader gets an error.
 //!
 //! A mapped file raises SIGBUS where it was truncated, where its file system is full, and where its
 //! memory is defective. The handler finds the region in a table of slots and marks the region's

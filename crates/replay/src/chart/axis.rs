@@ -1,4 +1,4 @@
-//! An axis of a chart: positions of values, and labels.
+//! An axis of a line chart: computes the positions of values, and has labelled ticks.
 
 /// A linear or logarithmic axis.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! Writes a chart as SVG.
+//! Draws a line chart as an SVG document.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Parses cache sizes of the command line: bytes, or a share of the footprint.
+//! Parses the cache sizes of the option `--size`: bytes, or a share of the trace's footprint.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Splits lines of text traces into fields, and parses numbers and times.
+//! Splits the lines of text traces into fields, and parses the numbers and times in these fields.
 
 use super::TraceErrorKind;
 

@@ -1,4 +1,4 @@
-//! Parsers of the published logs of two studies by IBM.
+//! Parsers of two published logs by IBM: of its container registry and of its object store.
 //!
 //! The container registry: Anwar et al., "Improving Docker Registry Design based on Production Workload
 //! Analysis", FAST '18. The object store: Eytan et al., "It's Time to Revisit LRU vs. FIFO", HotStorage '20.

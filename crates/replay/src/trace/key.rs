@@ -1,4 +1,4 @@
-//! Converts keys of traces to 64 bits.
+//! Converts the keys in traces, which are numbers or texts, to integers of 64 bits.
 
 /// Converts a key. An integer of at most 64 bits stays unchanged. Other text is hashed by FNV-1a
 /// and the finalizer of MurmurHash3, which gives short texts well-distributed hashes. The result is

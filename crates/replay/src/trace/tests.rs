@@ -1,3 +1,5 @@
+//! Tests of the trace parsers: each format, valid and invalid traces, and traces fed in pieces.
+
 use super::csv::Columns;
 use super::{Format, Location, Reader, TraceCounts, TraceError, TraceErrorKind};
 use pierhead_eviction::Access;

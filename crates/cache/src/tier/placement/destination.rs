@@ -1,6 +1,6 @@
-//! The tier that a fill is written to first.
+//! The result of a placement rule: whether a fill is first written to the fast tier or to the disk.
 
-/// The tier that the bytes of a fill are written to first.
+/// The tier to which the bytes of a fill are written first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Destination {
     /// The fast tier; the write-back thread copies them to the disk later.

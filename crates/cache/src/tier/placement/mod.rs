@@ -1,4 +1,5 @@
-//! Tier placement: which blobs enter the fast tier, and how long each stays there.
+//! Tier placement: rules that decide which blobs enter the fast tier, and how long each blob stays
+//! there.
 
 mod advisor;
 mod destination;

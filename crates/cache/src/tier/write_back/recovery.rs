@@ -10,7 +10,7 @@ use super::hot_copy;
 use super::room::Room;
 use crate::tier::Tier;
 
-/// Registers the usable copies, and deletes the others.
+/// Registers the usable copies, and deletes all other copies.
 pub(super) fn recover(fast: &FastCopies, disk: &dyn Tier, is_volatile: bool) -> io::Result<()> {
     let (mut copies, mut slow, mut cut) = (Vec::new(), HashSet::new(), Vec::new());
     fast.medium.scan(&mut |found| copies.push(found))?;

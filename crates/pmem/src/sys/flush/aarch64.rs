@@ -1,4 +1,5 @@
-//! Cache-line flushes on aarch64: `dc cvap` (clean to the point of persistence) and `dsb sy`.
+//! Cache-line flushes on aarch64 with the instruction `dc cvap` (clean to the point of persistence)
+//! and the barrier `dsb sy`.
 //!
 //! `dc cvap` needs FEAT_DPB (ARMv8.2), as on the Cortex-A78 of a BlueField-3. The Cortex-A72 of a
 //! BlueField-2 lacks it: its `dc cvac` reaches only the point of coherency, which guarantees

@@ -1,4 +1,5 @@
-//! Stub for CPU architectures without a supported flush instruction.
+//! Cache-line flushes on CPU architectures without a supported flush instruction: reports that
+//! there is none.
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Instruction {}
