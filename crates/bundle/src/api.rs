@@ -34,7 +34,7 @@ pub struct BundleQuery {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<String>,
     /// The base images: manifests of complete images that the worker has, in any order. The server
-    /// uses the 16 most similar ones.
+    /// uses the 16 base images that are most similar to the wanted image.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub have: Vec<Digest>,
     /// The base images whose layers the worker can rebuild.

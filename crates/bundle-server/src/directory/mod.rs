@@ -342,8 +342,8 @@ fn replacement_path(folder: &Path, number: u32) -> PathBuf {
     }
 }
 
-/// Renames the last database of an earlier process to `folder`, and deletes the other ones. When a
-/// kill interrupts this, the next start does the rest.
+/// Renames the last database of an earlier process to `folder`, and deletes all other databases in
+/// the data folder. When a kill interrupts this, the next start does the rest.
 #[expect(
     clippy::disallowed_methods,
     reason = "renames a folder, which atomic-file cannot"

@@ -28,7 +28,7 @@ pub(crate) struct Missing {
 pub(crate) type Pause<'a> = dyn FnMut(u64) -> Result<(), Error> + 'a;
 
 /// Minimum size in bytes of a content that is read to find similar contents. Smaller contents
-/// compress as well together with others of their group.
+/// compress equally well together with the other contents of their group.
 const MIN_SKETCHED: u64 = 2 << 10;
 
 /// Minimum number of hashes that two contents have in common to count as similar. 3 of 24 hashes

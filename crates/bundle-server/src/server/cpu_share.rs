@@ -36,7 +36,8 @@ pub(super) struct CpuShare {
     /// Number of jobs of higher priority. This job pauses while the number is not 0.
     priority_jobs: Arc<AtomicUsize>,
     background: BackgroundWork,
-    /// Whether the job goes on although it should pause, since a client waits for a job behind it.
+    /// Whether the job continues in spite of a pause, because a client waits for a later job in the
+    /// queue.
     is_wanted: Arc<dyn Fn() -> bool>,
     /// Start of the current measurement of the CPU share.
     since: Instant,
@@ -89,7 +90,7 @@ impl CpuShare {
         }
     }
 
-    /// CPU time of this attempt and of the earlier ones.
+    /// CPU time of this attempt and of all earlier attempts at the job.
     pub(super) fn used(&self) -> Duration {
         self.used_before + thread_cpu_time().saturating_sub(self.cpu_at_begin)
     }

@@ -424,9 +424,9 @@ impl ImageDirectory {
         versions.into_iter().map(|(_, digest)| digest).collect()
     }
 
-    /// The base images that a plan uses: known ones, without duplicates. Their order does not
-    /// depend on the order in the request: same repository first, then most layers in common, then
-    /// latest.
+    /// The base images that a plan uses: the known base images, without duplicates. The order of
+    /// this list does not depend on the order in the request: same repository first, then most
+    /// layers in common, then latest.
     pub(super) fn rank_bases(
         &self,
         want: &Digest,

@@ -26,7 +26,8 @@ pub(super) fn optimize(
     manifest: &Digest,
     share: &mut CpuShare,
 ) -> Result<(), Error> {
-    // The image was removed meanwhile, or waits for indexing again.
+    // The image was removed after the job was queued, or waits for indexing again, so there is
+    // nothing to do.
     if !context.images.is_fast(manifest) {
         return Ok(());
     }
@@ -87,8 +88,8 @@ fn optimize_frames(
 }
 
 /// Whether optimized frames have room beside the fast ones. Optimized frames are hardly ever longer
-/// than the fast ones. Without room, they would evict the fast frames. The next request would pack
-/// the image again, and this would repeat.
+/// than the fast ones. Without room, writing optimized frames would evict the fast frames. The next
+/// request would pack the image again, and both steps would repeat.
 fn has_room(context: &Context, locations: &[RecordLocation]) -> bool {
     let bytes = |location: &RecordLocation| u64::from(location.len);
     let all: u64 = locations.iter().map(bytes).sum();

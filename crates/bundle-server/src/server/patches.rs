@@ -1,5 +1,5 @@
-//! Makes patches from one image to another: optimized ones in the background, and fast ones while a
-//! client waits.
+//! Makes patches from one image to another: optimized patches in the background, and fast patches
+//! while a client waits.
 
 use std::cell::RefCell;
 use std::sync::Arc;

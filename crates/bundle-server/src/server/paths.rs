@@ -93,7 +93,7 @@ impl Paths {
     }
 
     /// Plans that have only their second name. The first list has the plans that were used within
-    /// `age`, the last used first. The second list has the others.
+    /// `age`, the last used first. The second list has all older plans.
     fn sent_plans(&self, age: Duration) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Error> {
         let (mut young, mut old) = (Vec::new(), Vec::new());
         each(&self.plans, &mut |path, meta| {

@@ -107,7 +107,7 @@ impl PlanStore {
     }
 
     /// Counts a plan towards the share of its client, and deletes the oldest plans of this client
-    /// until the others fit its share.
+    /// until the remaining plans of the client fit its share.
     pub(super) fn charge(
         &self,
         client: ClientKey,

@@ -48,7 +48,7 @@ pub struct Prelude {
     pub body: u32,
     /// The first frame whose record may follow.
     pub first: u32,
-    /// The first frame after those whose records follow.
+    /// The first frame after the frames whose records follow.
     pub until: u32,
     /// SHA-256 of the header's body.
     pub digest: [u8; 32],

@@ -50,9 +50,9 @@ pub struct Row<'p, 'a> {
     pub path: &'p [u8],
     /// The kind of the entry.
     pub node: Node<'a>,
-    /// The attributes. A hard link has those of its target.
+    /// The attributes of the entry. A hard link has the attributes of its target.
     pub attributes: Attributes<'a>,
-    /// The last modification. A hard link has that of its target.
+    /// The last modification of the entry. A hard link has the time of its target.
     pub modified: Time,
 }
 

@@ -30,8 +30,8 @@ const SLOW: i32 = 13;
 const HASH_LOG: u32 = 20;
 const CHAIN_LOG: u32 = 21;
 
-/// Compresses the canonical bytes of a TOC, with those of `base` as the prefix. The same input
-/// always gives the same bytes.
+/// Compresses the canonical bytes of a TOC, with the canonical bytes of `base` as the prefix. The
+/// same input always gives the same bytes.
 ///
 /// # Errors
 /// `Io` when zstd has no memory.

@@ -11,7 +11,7 @@ use super::connection::Connection;
 
 /// Maximum number of bytes of a line with the size of a chunk, or of a trailer.
 const MAX_LINE: u64 = 4096;
-/// Maximum number of trailers behind the last chunk. The client skips trailers.
+/// Maximum number of trailers after the last chunk. The client skips trailers.
 const MAX_TRAILERS: usize = 100;
 
 /// How the end of a body is recognized.

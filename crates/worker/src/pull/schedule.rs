@@ -59,7 +59,7 @@ pub(super) struct FrameSchedule {
 /// The frames that are assigned to one connection.
 #[derive(Clone, Default)]
 struct Assignment {
-    /// The frames that the connection reads, without those that other connections have taken.
+    /// The frames that the connection reads, without the frames that other connections have taken.
     range: Range<u32>,
     /// Whether the range arrives as a share.
     is_share: bool,
