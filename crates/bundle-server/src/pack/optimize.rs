@@ -8,8 +8,8 @@ use crate::pack::RecordLocation;
 
 use super::{Encoder, FrameIndex, Packs, decode, is_fast};
 
-/// Number of compressed bytes after which the optimized frames are synced to disk. So a crash loses
-/// at most half a minute of work.
+/// Interval between two syncs of the optimized frames to disk, in bytes after compression. A crash
+/// loses at most half a minute of work.
 const SYNC_INTERVAL: u64 = 64 << 20;
 
 /// Compresses each fast frame of `locations` at `level`, in the order of the packs, and records the

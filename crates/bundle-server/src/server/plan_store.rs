@@ -29,7 +29,7 @@ const MAX_SUPERSEDED: usize = 256;
 const VERSION: &str = "1";
 /// The plans of one client take at most 1/`SHARES` of the budget for plans.
 const SHARES: u64 = 4;
-/// Minimum bytes that a plan counts for: one disk block.
+/// Minimum size for which a plan counts in the budget, in bytes: one disk block.
 const MIN_PLAN: u64 = 4096;
 
 /// All plans. A plan that a client received has a second name (a hard link) by its `ETag`. After a
