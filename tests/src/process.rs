@@ -138,7 +138,7 @@ impl Daemon {
         kill_process(pid, signal).with_context(|| format!("signal to {}", self.name))
     }
 
-    /// Sends SIGTERM and waits until the daemon exits. After [`SHUTDOWN_TIMEOUT`], kills the daemon
+    /// Sends SIGTERM and waits until the daemon exits. After `SHUTDOWN_TIMEOUT`, kills the daemon
     /// and returns an error.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
