@@ -1,5 +1,5 @@
-//! Tests of the saved policy state after restarts and crashes, and of the admission and the daily
-//! write budget.
+//! Tests of the eviction policy's saved state after restarts and crashes, and of the rules that
+//! refuse to store a blob (admission policy, daily write budget).
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 

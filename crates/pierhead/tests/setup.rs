@@ -1,4 +1,5 @@
-//! Tests of `pierhead setup` on folders that stand for `/`: `--undo` restores every byte.
+//! Tests of `pierhead setup`, which writes the files of container clients, on folders that stand for
+//! `/`: `--undo` restores every byte.
 
 use std::collections::BTreeMap;
 use std::fs;

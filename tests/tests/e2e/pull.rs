@@ -32,7 +32,8 @@ fn pull_from_upstream_then_cache<C: Client>(
     for image in both {
         check(&client, image)?;
     }
-    // A client requests the blobs of its platform. skopeo and crane request all blobs of an index.
+    // Most clients request only the blobs of their platform; skopeo and crane request all blobs of
+    // an index.
     for image in both {
         let gets = registry.blob_gets_of(&image.here()?.blobs())?;
         for (blob, count) in gets {

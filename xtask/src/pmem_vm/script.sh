@@ -1,5 +1,5 @@
-# Script of the virtual machine of `cargo xtask pmem-vm` (with emulated persistent memory), which
-# guest/init.sh runs: mounts the root folder of the host, the shared folder and the NVDIMM, runs
+# Script that xtask/src/guest/init.sh runs in the virtual machine of `cargo xtask pmem-vm`, which has
+# emulated persistent memory: mounts the root folder of the host, the shared folder and the NVDIMM, runs
 # /job/command, and powers off.
 host_root
 mkdir -p /root/mnt/pmem /root/mnt/disk "/root$SHARE"

@@ -1,4 +1,4 @@
-//! The database of images and of the locations of packed contents.
+//! The image directory: the database of images and of the locations of packed contents.
 //!
 //! This is the only module of the crate that uses sled. The database holds only data that pierhead
 //! can rebuild from blobs, packs and TOCs. A damaged database, or one of another version, is

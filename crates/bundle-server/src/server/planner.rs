@@ -1,5 +1,6 @@
-//! Makes the plan of a bundle for a request: selects frames of prepared plans, and writes the
-//! header.
+//! Makes the plan file of a bundle for one request: selects the frames that the worker lacks from a
+//! plan that already exists, and writes the header of the bundle. A plan file lists where each
+//! record of a bundle is stored.
 
 use std::sync::Arc;
 

@@ -13,9 +13,9 @@ const ARITY: usize = 4;
 /// A min-heap. Of entries with equal priorities, the one whose priority was set first comes first.
 /// Operations are O(log n); an entry takes 16 bytes.
 ///
-/// An entry of the heap must be on no [`crate::building_blocks::table::List`]: the heap stores the
-/// position of each entry in the table ([`Table::set_place`]).
-/// of each entry in the table ([`Table::set_place`]).
+/// The heap stores the position of each entry in the table ([`Table::set_place`]), in the field
+/// that a [`crate::building_blocks::table::List`] uses too. So an entry of the heap must be on no
+/// list.
 #[derive(Debug, Default)]
 pub struct Heap {
     items: Vec<Item>,

@@ -24,7 +24,7 @@ const BYTES_A_WORD: u64 = 256 << 10;
 /// Minimum and maximum number of words: 32 KiB to 2 MiB, whatever the capacity.
 const WORDS: (u64, u64) = (1 << 12, 1 << 18);
 
-/// Words of 16 counters each. The four counters of a key lie in four words, so a request touches
+/// A count-min sketch: words of 16 counters each. The four counters of a key lie in four words, so a request touches
 /// four cache lines.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Sketch {

@@ -44,8 +44,8 @@ Example:
 
 const LS: &str = "\
 The output has one line per image and platform. SIZE is the cached size; a layer that several images share counts
-for each. The list has images with a tag. --blobs also lists images that were pulled by digest only. Listing is no
-use of an image.
+for each. The list has images with a tag. --blobs also lists images that were pulled by digest only. `ls` does
+not change the last use of an image.
 
 Examples:
   pierhead cache ls
@@ -66,8 +66,8 @@ Example:
 
 const PRUNE: &str = "\
 First deletes bundles, since pierhead rebuilds them from blobs: those of deleted images, then the least recently
-used. Then evicts blobs by the eviction policy. Tags, pins and the catalog count and stay; a smaller target is an
-error. Files of other programs do not count.
+used. Then evicts blobs by the eviction policy. Tags, pins and the catalog count towards
+the size of the data folder and are not deleted. A target below their size is an error. Files of other programs do not count.
 
 Examples:
   pierhead cache prune --to 10GiB

@@ -1,5 +1,5 @@
-//! Passes the hot ranges of traced images (the parts of layers that container starts read) to the
-//! fast tier of the cache.
+//! Reports the hot ranges of traced images to the fast tier of the cache. Hot ranges are the parts
+//! of the layers that are read when a container starts.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -81,8 +81,8 @@ impl RecordStream {
         }
     }
 
-    /// Takes the next piece of the stream if the piece needs no encoding, so that `resident_range`
-    /// finds it.
+    /// Takes the next piece of the stream if the piece needs no encoding. `resident_range` then
+    /// offers a piece that is a range of a file.
     pub(crate) fn take_ready(&mut self) {
         if self.range.is_some() || !self.encoded.is_empty() {
             return;

@@ -305,8 +305,8 @@ pub(crate) async fn send_from(fixture: &Fixture, last: u8, method: &str, path: &
     stream
 }
 
-/// Returns the whole response to a GET from 127.0.0.`last`, as text. Empty if the proxy resets the
-/// connection.
+/// Sends a GET from the client address 127.0.0.`last`, and returns the whole response as text.
+/// Returns an empty text if the proxy resets the connection.
 pub(crate) async fn get_from(fixture: &Fixture, last: u8, path: &str) -> String {
     let mut stream = connect_from(fixture, last).await;
     let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");

@@ -58,7 +58,8 @@ pub(crate) async fn tags(
     .await
 }
 
-/// Sends a GET, because few registries accept a HEAD for a list. Does not read the body.
+/// Asks whether the client may read the tag list. Sends a GET, because few registries accept a HEAD
+/// for a list, and does not read the body.
 pub(crate) async fn may_list(
     candidates: &Candidates,
     repository: &Repository,

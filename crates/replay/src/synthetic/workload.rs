@@ -17,9 +17,9 @@ const DAY: f64 = 24.0 * HOUR;
 /// The requests of a workload, ordered by tick. Ticks are seconds from the beginning of a working
 /// day.
 ///
-/// The memory of a workload depends on the parameters, and not on the number of requests: it
-/// contains the available versions and the image stores of the nodes. Generating a request takes
-/// about as long as replaying it on a policy made of queues.
+/// The memory use of a workload depends on the parameters, and not on the number of requests: a
+/// workload keeps the available versions of the images, and the image store of each node.
+/// Generating a request takes about as long as replaying it on a policy made of queues.
 pub struct Workload {
     parameters: WorkloadParameters,
     random: Random,

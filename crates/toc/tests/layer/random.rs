@@ -1,5 +1,5 @@
-//! Property tests with random tars: the index has the entries that the crate `tar` reads. A damaged
-//! layer is an error, or its index is correct.
+//! Property tests with random tars: the index has the entries that the crate `tar` reads. Indexing
+//! a damaged layer fails, or gives the correct index.
 
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;

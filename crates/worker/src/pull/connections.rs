@@ -17,7 +17,8 @@ use super::request::{BundleResponse, request_bundle};
 use crate::Server;
 use crate::http::{Body, Session};
 
-/// Maximum number of bytes that all shares buffer until the header has arrived.
+/// Maximum number of bytes that all shares (the parallel parts of one bundle) together buffer until
+/// the header of the bundle has arrived.
 ///
 /// The header arrives three or four round trips after the first byte of a share. Bytes beyond the
 /// maximum wait in socket buffers and stop the sender. With a maximum of 4 MiB, a pull of 24 MB

@@ -1,5 +1,5 @@
-//! The store of a worker: opens a folder with complete images, and reads further stores without
-//! writing to them.
+//! The store of a worker: opens or creates its folder, and finds complete images. Contents that
+//! another store of this machine has are copied from there; other stores are never written to.
 
 use std::collections::HashSet;
 use std::fs::{self, File};

@@ -1,8 +1,8 @@
 //! Records the opens of files below a folder, in order, through fanotify.
 //!
 //! The watch uses an open descriptor of the folder and no path. A path such as `/proc/PID/root`
-//! leads into another mount namespace. The text of that path after resolution would name a folder
-//! of this machine instead.
+//! leads into another mount namespace. The resolved text of such a path (`/`) would name a folder of
+//! this machine instead.
 
 use std::collections::HashSet;
 use std::fs::File;

@@ -115,10 +115,9 @@ impl Note {
         lg(self.cost.max(1e-6)) - lg(float(size) + 1.0)
     }
 
-    /// The heuristic's estimate of the request rate, as a base-2 logarithm: the root of the decayed
-    /// number of requests, divided by the time since the last request. The root is there because
-    /// many clients request a release at once and hardly any request it later: without the root,
-    /// such keys would rank too high.
+    /// Base-2 logarithm of the request rate, as the heuristic estimates it: the square root of the
+    /// decayed number of requests, over the time since the last request. Without the square root,
+    /// a release that many clients request at once, and hardly any later, would rank too high.
     pub(super) fn rate(&self, at: &Clock) -> f32 {
         0.5 * decode(self.warmth) - lg(self.age(at))
     }

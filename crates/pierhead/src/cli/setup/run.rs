@@ -156,8 +156,8 @@ fn set_up(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     for note in setup.notes() {
         note!("note: {note}");
     }
-    // Warns before the confirmation if pierhead does not respond. This is no error, since clients
-    // then pull from the registries.
+    // Warns before the confirmation if pierhead does not respond. Setup continues: without
+    // pierhead, the clients pull directly from the registries.
     if root.is_live()
         && let Err(why) = probe(&address)
     {

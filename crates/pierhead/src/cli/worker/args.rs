@@ -49,7 +49,7 @@ pub(crate) struct LoginArgs {
     #[arg(long, value_name = "NAME", requires = "password_file")]
     pub(crate) user: Option<String>,
 
-    /// File with the password of --user in its first line; - reads standard input
+    /// File with the password of --user in its first line; `-` means standard input
     #[arg(long, value_name = "FILE", requires = "user")]
     pub(crate) password_file: Option<PathBuf>,
 
@@ -174,12 +174,13 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) seconds: Option<u64>,
 
-    /// File for the recorded order of opened files (- for standard output) [default: none]
+    /// File to which the order of the opened files is written; `-` means standard output [default:
+    /// none]
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 
-    /// File with an order that was recorded before: send this order and record nothing [default:
-    /// none]
+    /// File with an order of opened files that `--output` wrote before: send it to pierhead, and
+    /// record nothing [default: none]
     #[arg(long, value_name = "FILE", requires = "via", conflicts_with_all = ["root", "output", "command"])]
     pub(crate) send: Option<PathBuf>,
 

@@ -1,5 +1,5 @@
-//! The type and range of a key's value. The parser, the reference page and the JSON schema use this
-//! type.
+//! The kind of a key's value: TOML type and range. The parser, the reference page and the JSON
+//! schema use [`Kind`].
 
 use std::time::Duration;
 
