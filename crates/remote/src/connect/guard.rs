@@ -182,8 +182,8 @@ fn is_internal_name(host: &str) -> bool {
 /// client must not learn which internal names exist.
 pub(crate) fn no_public_address(host: &str) -> String {
     format!(
-        "{host} has no public address, as far as pierhead can see: to allow a private one, name it in the url of an \
-         [upstreams] table or in its trusted_hosts"
+        "{host} has no public address, as far as pierhead can see, or its name does not resolve: to allow a private \
+         address, name it in addresses or trusted_hosts of an [upstreams] table"
     )
 }
 

@@ -195,6 +195,10 @@ fn undo(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
         return Ok(undo.check_edited(Outcome::WouldStay)?);
     };
     undo.apply(lock)?;
+    if undo.is_complete() && changes.is_empty() {
+        note!("changed no file: the files of {client} no longer contain what pierhead setup wrote");
+        return Ok(());
+    }
     if undo.is_complete() {
         note!("restored the files of {client}");
         return reload(args, root, changes);
