@@ -28,6 +28,8 @@ pub(crate) struct Environment {
     pub(crate) docker_config: Option<PathBuf>,
     /// CPUs and memory that this process may use.
     pub(crate) machine: Machine,
+    /// Whether `MALLOC_ARENA_MAX` or `GLIBC_TUNABLES` is set: settings of the allocator of glibc.
+    pub(crate) sets_malloc: bool,
     /// Socket and watchdog of the service manager.
     pub(crate) service_manager: NotifySettings,
 }
@@ -83,6 +85,9 @@ impl Environment {
             docker_config: user_folder("DOCKER_CONFIG", ".docker")
                 .map(|folder| folder.join("config.json")),
             machine: Machine::read(Path::new("/")),
+            sets_malloc: ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"]
+                .into_iter()
+                .any(|name| env::var_os(name).is_some()),
             service_manager: NotifySettings::new(
                 env::var_os("NOTIFY_SOCKET"),
                 env::var("WATCHDOG_USEC").ok().as_deref(),

@@ -157,8 +157,13 @@ impl PlanStore {
     ) -> Result<Option<Arc<PlanFile>>, Error> {
         match self.open_at(key, path) {
             Err(error @ Error::Io { .. }) if !error.is_exhausted() => {
-                if std::fs::remove_file(path).is_err() {
-                    return Err(error);
+                match std::fs::remove_file(path) {
+                    Ok(()) => {}
+                    // Another request has deleted the same plan.
+                    Err(removal) if removal.kind() == std::io::ErrorKind::NotFound => {
+                        return Ok(None);
+                    }
+                    Err(_) => return Err(error),
                 }
                 tracing::warn!(%error, "a plan cannot be read; pierhead makes it again");
                 Ok(None)

@@ -79,6 +79,7 @@ impl ConnectionLimit {
     pub(super) async fn acquire(&self, address: IpAddr) -> Arc<ConnectionSlot> {
         let shared = &self.0;
         let mut is_closing = false;
+        let mut is_closing_reserved = false;
         loop {
             // Subscribes before it reads the slots, so that no change is missed.
             let mut changed = pin!(shared.changed.notified());
@@ -101,12 +102,16 @@ impl ConnectionLimit {
                             drop(slots);
                             return self.slot(None);
                         }
-                        None => {
-                            let idle = slots.idle.pop_first();
-                            if let Some((_, idle)) = idle {
+                        None if !is_closing_reserved => {
+                            // Closing a connection of another address would not help this one.
+                            let reserved = slots.idle.iter().find(|(_, it)| it.address.is_none());
+                            let number = reserved.map(|(number, _)| *number);
+                            if let Some(idle) = number.and_then(|it| slots.idle.remove(&it)) {
+                                is_closing_reserved = true;
                                 idle.close.notify_one();
                             }
                         }
+                        None => {}
                     }
                 }
             }

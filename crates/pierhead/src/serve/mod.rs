@@ -46,7 +46,7 @@ pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Comm
     let level = logging::start(&config.log);
     apply_profile_and_cores(&config, &environment.machine);
     raise_open_files();
-    limit_arenas(&environment.machine);
+    limit_arenas(&environment);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(crate_configs::worker_threads(&config, &environment.machine))
         .max_blocking_threads(MAX_BLOCKING_THREADS)
@@ -63,8 +63,12 @@ pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Comm
 
 /// Limits the number of malloc arenas to 2, or to a quarter of the cores, at most 4. After a burst
 /// of bundle planning on all threads of two cores, 755 MB stayed resident with the default number
-/// of arenas, and 354 MB with two arenas.
-fn limit_arenas(machine: &Machine) {
+/// of arenas, and 354 MB with two arenas. A number that the environment sets for glibc stays.
+fn limit_arenas(environment: &Environment) {
+    if environment.sets_malloc {
+        return;
+    }
+    let machine = &environment.machine;
     let quarter = u8::try_from(machine.cores.len() / 4).unwrap_or(u8::MAX);
     if !pierhead_allocator::limit_arenas(quarter.clamp(2, 4)) {
         tracing::debug!("this C library has no limit of allocation arenas");

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::context::RequestContext;
 use crate::deadline::Deadline;
-use crate::error::Error;
+use crate::error::{Error, with_sources};
 use crate::limits::client_usage::ClientUsage;
 use crate::limits::downloads::DownloadWaiters;
 use crate::pull::blob_request::BlobRequest;
@@ -68,7 +68,7 @@ pub(crate) async fn warm(
         blobs = blobs(context, client, reference, platforms) => blobs,
         () = left.as_mut() => return Ok(Progress::default()),
     };
-    let blobs = blobs.map_err(|error| format!("{reference}: {error}"))?;
+    let blobs = blobs.map_err(|error| describe(&reference.to_string(), &error))?;
     let mut progress = Progress {
         blobs: count(blobs.len()),
         ..Progress::default()
@@ -109,7 +109,7 @@ pub(crate) async fn warm(
                     progress.done += 1;
                     settled += size.saturating_sub(counted);
                 }
-                Some(Ok(Err((digest, error)))) => return Err(format!("{reference}: blob {digest}: {}", error.client_text())),
+                Some(Ok(Err((digest, error)))) => return Err(describe(&format!("{reference}: blob {digest}"), &error)),
                 Some(Err(error)) => return Err(format!("{reference}: {error}")),
             },
             _ = tick.tick() => {}
@@ -424,6 +424,12 @@ fn select_platforms<'a>(
         }
     }
     Ok(selected)
+}
+
+/// The text of a failed part of a pull for clients. The log gets the cause, which may have paths.
+fn describe(part: &str, error: &Error) -> String {
+    tracing::warn!(part, error = %with_sources(error), "image pull failed");
+    format!("{part}: {}", error.client_text())
 }
 
 fn count(n: usize) -> u64 {
