@@ -23,8 +23,8 @@ use serde_json::json;
 /// worker 12 to 33, by shape; an empty process has 7.
 const ENTRIES: u64 = 30_000;
 
-/// Maximum peak memory of the server, and of the worker, in bytes. Each of these mistakes exceeds
-/// the limits: a copy of the attributes in the worker's memory, a table that is held while the next
+/// Maximum peak memory of the server, and of the worker, in bytes. Each of these faults exceeds
+/// the limits: a copy of the attributes in the worker's memory, a TOC that is held while the next
 /// one is made, and zstd's own search structures for the header.
 const SERVER: u64 = 48 << 20;
 const WORKER: u64 = 24 << 20;
