@@ -452,7 +452,7 @@ async fn tags_are_durable_and_bounded_and_a_validation_writes_no_file() {
     fs::remove_dir_all(folder.path().join("names")).unwrap();
     cache.tags().put(&tag(58), record(100_000)).await.unwrap();
     assert_eq!(cache.tags().get(&tag(58)).unwrap().validated, 100_000);
-    // A changed tag needs a file, and the error of the write is returned.
+    // The cache writes a changed tag to a file. A failed write is an error of the caller.
     let changed = TagRecord {
         digest: blob(5, 5).0,
         ..record(1)

@@ -33,7 +33,7 @@ pub fn head(input: &[u8]) {
     assert!(!headers.contains_key("transfer-encoding") && !headers.contains_key("upgrade"));
     let lengths = headers.get_all("content-length");
     assert!(lengths.iter().all(|length| length == "0"), "a body");
-    // The result does not depend on the bytes after the head, or on how the bytes arrive.
+    // The parser gives the same result for any bytes after the head and any split into reads.
     assert!(matches!(parse(&input[..len]), RequestHead::Simple(again) if again.len == len));
     assert!(matches!(
         parse(&input[..len - 1]),

@@ -7,7 +7,8 @@ use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 
 /// Creates a cache of at most `max_entries` entries. Each entry expires `ttl` after its insertion.
-/// When the cache is full, the least recently used entry makes room.
+/// A full cache evicts the entry that `get` read or `insert` wrote least recently; `contains_key`
+/// is no use of an entry.
 pub(crate) fn ttl_cache<K, V>(max_entries: u64, ttl: Duration) -> Cache<K, V>
 where
     K: Eq + Hash + Send + Sync + 'static,

@@ -40,7 +40,7 @@ const BOUNDS: SlotBounds = SlotBounds {
 /// Time after the last request for a background pull, after which the pull yields its slot. Clients
 /// that wait repeat their request every second.
 const YIELD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time after the last request for a background pull, after which the pull loses its slot.
+/// Maximum time without a request for a background pull; the pull then loses its slot.
 const UNREQUESTED_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long requests get the error of a failed pull, before another pull starts.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
