@@ -241,6 +241,7 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
     });
     let started = Instant::now();
     let mut count = Count::default();
+    let mut has_exited = false;
     loop {
         match received.recv_timeout(Duration::from_millis(200)) {
             Ok(line) => {
@@ -257,9 +258,12 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {}
         }
-        if child.try_wait()?.is_some() {
+        // A program that exited during the wait may have left lines that are not read yet. The next
+        // wait reads them.
+        if has_exited {
             break;
         }
+        has_exited = child.try_wait()?.is_some();
         if started.elapsed() > TIME_LIMIT {
             let group = format!("-{}", child.id());
             Command::new("kill")
@@ -283,6 +287,13 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_that_are_read_after_the_exit_are_counted() {
+        let script = "(sleep 0.3; echo 'test result: ok. 1 passed; 0 failed; 0 ignored') & exit 0";
+        let count = count(Command::new("sh").args(["-c", script])).expect("counted");
+        assert_eq!((count.passed, count.failed), (1, 0));
+    }
 
     #[test]
     fn the_daemon_is_the_program_and_not_its_tests() {
