@@ -66,7 +66,7 @@ yes
 {{/* Name of a value that `helm test` needs and that is not set; empty if the test can run. */}}
 {{- define "pierhead.missingForTest" -}}
 {{- $v := .Values -}}
-{{- $password := or (include "pierhead.needsPassword" .) (and (eq $v.auth.mode "pass-through") (not $v.auth.anonymous)) -}}
+{{- $password := or (include "pierhead.needsPassword" .) (eq $v.auth.mode "pass-through-login") -}}
 {{- if not $v.service.enabled -}}
 service.enabled
 {{- else if not (include "pierhead.isOnAllAddresses" .) -}}

@@ -163,7 +163,7 @@ fn pass_through_checks_the_upstream_credentials_of_each_client() -> Result<()> {
         .start_in_background();
     hub.push_layout(image.layout().folder())?;
     let config = format!(
-        "{}[auth]\nmode = \"pass-through\"\nanonymous = false\n[upstreams.\"docker.io\"]\naddresses = {:?}\ntrusted_hosts = [\"http://{}\"]\n",
+        "{}[auth]\nmode = \"pass-through-login\"\n[upstreams.\"docker.io\"]\naddresses = {:?}\ntrusted_hosts = [\"http://{}\"]\n",
         files.tls(),
         hub.url(),
         hub.token_addr()

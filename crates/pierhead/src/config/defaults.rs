@@ -78,7 +78,6 @@ impl Config {
                 mode: AuthMode::None,
                 htpasswd: None,
                 cache_ttl: Duration::from_secs(300),
-                anonymous: true,
             },
             log: Log {
                 level: "info".to_owned(),

@@ -148,7 +148,6 @@ pub(crate) struct Auth {
     pub(crate) mode: AuthMode,
     pub(crate) htpasswd: Option<PathBuf>,
     pub(crate) cache_ttl: Duration,
-    pub(crate) anonymous: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,15 +157,17 @@ pub(crate) enum AuthMode {
     Mtls,
     MtlsOrHtpasswd,
     PassThrough,
+    PassThroughLogin,
 }
 
 impl AuthMode {
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::None,
         Self::Htpasswd,
         Self::Mtls,
         Self::MtlsOrHtpasswd,
         Self::PassThrough,
+        Self::PassThroughLogin,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -176,6 +177,7 @@ impl AuthMode {
             Self::Mtls => "mtls",
             Self::MtlsOrHtpasswd => "mtls-or-htpasswd",
             Self::PassThrough => "pass-through",
+            Self::PassThroughLogin => "pass-through-login",
         }
     }
 }

@@ -119,7 +119,7 @@ pub(crate) fn auth(config: &Config) -> Vec<(&'static str, String)> {
     let (tls, auth) = (&config.tls, &config.auth);
     let mode = auth.mode.name();
     let (needs_password, needs_certificate) = match auth.mode {
-        AuthMode::None | AuthMode::PassThrough => (false, false),
+        AuthMode::None | AuthMode::PassThrough | AuthMode::PassThroughLogin => (false, false),
         AuthMode::Htpasswd => (true, false),
         AuthMode::Mtls => (false, true),
         AuthMode::MtlsOrHtpasswd => (true, true),
@@ -149,7 +149,7 @@ pub(crate) fn open_proxy(config: &Config) -> Option<String> {
         AuthMode::Mtls | AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd => true,
         // Clients use their own credentials. Only `pierhead cache warm` uses the configured
         // credentials.
-        AuthMode::PassThrough => true,
+        AuthMode::PassThrough | AuthMode::PassThroughLogin => true,
     };
     if config.allow_open_proxy_with_credentials || is_restricted {
         return None;

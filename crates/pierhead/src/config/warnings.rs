@@ -54,7 +54,10 @@ pub(crate) fn size_above_disk(
 fn passwords_without_tls(config: &Config) -> Option<String> {
     let needs_password = matches!(
         config.auth.mode,
-        AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd | AuthMode::PassThrough
+        AuthMode::Htpasswd
+            | AuthMode::MtlsOrHtpasswd
+            | AuthMode::PassThrough
+            | AuthMode::PassThroughLogin
     );
     let mut listen = config.listen.iter();
     let reachable = listen.find(|it| !it.ip().to_canonical().is_loopback())?;

@@ -51,8 +51,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
         name: "mode",
         help: "Authentication of clients: \"htpasswd\" needs a user and password of auth.htpasswd, \"mtls\" a certificate of \
                tls.client_ca, \"mtls-or-htpasswd\" one of the two. With tls.client_ca, \"htpasswd\" needs both. With \
-               \"pass-through\", pierhead checks at the upstream that the client's own credentials may read the repository. A \
-               change to or from \"mtls-or-htpasswd\" needs a restart.",
+               \"pass-through\", pierhead checks at the upstream that the client's own credentials may read the repository; \
+               clients without credentials may pull public images. \"pass-through-login\" refuses clients without credentials; \
+               use it for docker, which sends credentials only after a 401 response. A change to or from \"mtls-or-htpasswd\" needs a restart.",
         kind: Kind::Choice {
             noun: "authentication mode",
             names: || AuthMode::ALL.iter().map(|mode| mode.name()).collect(),
@@ -97,16 +98,5 @@ pub(super) static KEYS: &[Key<Config>] = &[
         reload: Reload::Live,
         set: |config, value| value.duration().map(|it| config.auth.cache_ttl = it),
         show: |config| quote_duration(config.auth.cache_ttl),
-    },
-    Key {
-        section: "auth",
-        name: "anonymous",
-        help: "With \"pass-through\": whether clients without credentials may pull public images. Set it to false for docker, \
-               which sends credentials only after a 401 response.",
-        kind: Kind::Boolean,
-        example: "true",
-        reload: Reload::Live,
-        set: |config, value| value.boolean().map(|it| config.auth.anonymous = it),
-        show: |config| Some(config.auth.anonymous.to_string()),
     },
 ];
