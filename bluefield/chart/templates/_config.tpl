@@ -80,7 +80,6 @@ client_names = {{ include "pierhead.toml" . }}
 [auth]
 mode = {{ toJson $v.auth.mode }}
 cache_ttl = {{ toJson $v.auth.cacheTTL }}
-anonymous = {{ $v.auth.anonymous }}
 {{- if include "pierhead.needsPassword" . }}
 htpasswd = "/etc/pierhead/auth/htpasswd"
 {{- end }}
@@ -104,6 +103,9 @@ ca = "{{ include "pierhead.upstreamFolder" $name }}/ca.crt"
 {{- end }}
 {{- with $it.trustedHosts }}
 trusted_hosts = {{ include "pierhead.toml" . }}
+{{- end }}
+{{- with $it.keepDeleted }}
+keep_deleted = true
 {{- end }}
 {{- end }}
 {{- end -}}

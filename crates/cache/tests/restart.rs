@@ -20,6 +20,7 @@ fn record(validated: u64) -> TagRecord {
         digest: blob(0, 1000).0,
         media_type: MediaType::new(MediaType::OCI_INDEX).unwrap(),
         etag: Some("\"quoted \\ tag\"".to_owned()),
+        warnings: vec!["299 - \"deprecated\"".to_owned()],
         validated,
     }
 }

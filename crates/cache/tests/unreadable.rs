@@ -72,6 +72,7 @@ fn record(number: u64) -> TagRecord {
         digest: blob(number, 10).0,
         media_type: MediaType::new(MediaType::OCI_INDEX).unwrap(),
         etag: None,
+        warnings: Vec::new(),
         validated: number,
     }
 }

@@ -201,9 +201,12 @@ pub(crate) fn worker_threads(config: &Config, machine: &Machine) -> usize {
 
 /// Configuration of the proxy.
 pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
+    let kept = config.upstreams.iter();
+    let kept = kept.filter(|(_, upstream)| upstream.keep_deleted);
     pierhead_proxy::Config {
         default_upstream: config.default_upstream.clone(),
         upstreams: config.upstreams.keys().cloned().collect(),
+        keep_deleted: kept.map(|(registry, _)| registry.clone()).collect(),
         rules: config.access.clone(),
         tags_ttl: config.tags.ttl,
         response_timeout: config.limits.response_timeout,
@@ -232,9 +235,9 @@ fn auth(config: &Config) -> Auth {
     match (config.auth.mode, &config.auth.htpasswd) {
         (AuthMode::None, _) => Auth::Open,
         (AuthMode::Mtls, _) => Auth::Certificate,
-        (AuthMode::PassThrough, _) => Auth::PassThrough {
+        (mode @ (AuthMode::PassThrough | AuthMode::PassThroughLogin), _) => Auth::PassThrough {
             cache_ttl,
-            anonymous: config.auth.anonymous,
+            anonymous: mode == AuthMode::PassThrough,
         },
         (AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd, Some(file)) => Auth::Htpasswd {
             file: file.clone(),

@@ -16,6 +16,9 @@ pub struct Config {
     /// The configured registries. If the first segment of a path is the name of a configured
     /// registry, the request means that registry.
     pub upstreams: Vec<Registry>,
+    /// Registries whose deleted tags stay available: if one of them answers 404 for a tag, the proxy
+    /// serves the last manifest of the tag.
+    pub keep_deleted: Vec<Registry>,
     /// Registries and repositories that clients may pull.
     pub rules: Rules,
     /// How long the proxy serves a tag without revalidation.
@@ -174,6 +177,7 @@ impl Default for Config {
                 .parse()
                 .expect("a constant that parses"),
             upstreams: Vec::new(),
+            keep_deleted: Vec::new(),
             rules: Rules::default(),
             tags_ttl: Duration::from_secs(60),
             response_timeout: Duration::from_secs(5),

@@ -204,6 +204,11 @@ impl RequestContext {
             .flatten()
     }
 
+    /// Whether the tags of this registry stay available after their deletion.
+    pub(crate) fn keeps_deleted(&self, registry: &Registry) -> bool {
+        self.config.load().keep_deleted.contains(registry)
+    }
+
     /// Whether content in the cache may be served to clients that pull it from that registry.
     pub(crate) fn may_share(&self, registry: &Registry, digest: &Digest) -> bool {
         !self.acts_for_client

@@ -77,6 +77,88 @@ async fn a_tag_list_is_complete_and_paged() {
 }
 
 #[tokio::test]
+async fn responses_name_the_registry_of_the_parameter_ns() {
+    let fixture = Fixture::start().await;
+    let image = fixture.push(2, &[10]);
+    let registry = fixture.upstream.addr().to_string();
+    let layer = &image.blobs[0].digest;
+    for path in [
+        "/v2/app/manifests/1".to_owned(),
+        format!("/v2/app/blobs/{layer}"),
+        "/v2/app/tags/list".to_owned(),
+        format!("/v2/app/referrers/{}", image.root),
+    ] {
+        for method in ["GET", "HEAD"] {
+            let request = |path: &str| match method {
+                "GET" => Request::get(path),
+                _ => Request::head(path),
+            };
+            let with = fixture
+                .send(request(&format!("{path}?ns={registry}")))
+                .await;
+            let namespace = with.header("oci-namespace");
+            assert_eq!((with.status, namespace), (200, Some(&*registry)), "{path}");
+            let without = fixture.send(request(&path)).await;
+            let namespace = without.header("oci-namespace");
+            assert_eq!((without.status, namespace), (200, None), "{path}");
+        }
+    }
+    let missing = format!("/v2/app/manifests/missing?ns={registry}");
+    let missing = fixture.get(&missing).await;
+    assert_eq!(
+        (missing.status, missing.header("oci-namespace")),
+        (404, None)
+    );
+}
+
+#[tokio::test]
+async fn warnings_of_the_upstream_reach_every_client() {
+    const WARNING: &str = "299 - \"this image is deprecated\"";
+    let fixture = Fixture::start().await;
+    let image = fixture.push(2, &[10]);
+    let warn = |text: Option<&str>| {
+        let text = text.map(str::to_owned);
+        fixture
+            .upstream
+            .configure(|settings| settings.warning = text);
+    };
+    let paths = [
+        "/v2/app/manifests/1".to_owned(),
+        "/v2/app/tags/list".to_owned(),
+        format!("/v2/app/referrers/{}", image.root),
+    ];
+    warn(Some(WARNING));
+    for path in &paths {
+        for cache in ["MISS", "HIT"] {
+            let response = fixture.get(path).await;
+            assert_eq!(response.header("x-cache"), Some(cache), "{path}");
+            assert_eq!(response.header("warning"), Some(WARNING), "{path} {cache}");
+        }
+    }
+    // The upstream confirms the manifest, without the warning.
+    warn(None);
+    fixture.make_tag_stale().await;
+    assert_eq!(fixture.get(&paths[0]).await.header("warning"), None);
+    // It confirms the manifest, with another warning than before.
+    warn(Some(WARNING));
+    fixture.make_tag_stale().await;
+    assert_eq!(
+        fixture.get(&paths[0]).await.header("warning"),
+        Some(WARNING)
+    );
+    // A stale manifest is served only with cached blobs.
+    fixture.pull(&image).await;
+    for blob in &image.blobs {
+        fixture.wait_until_stored(&blob.digest).await;
+    }
+    fixture.upstream.stop().await;
+    fixture.make_tag_stale().await;
+    let stale = fixture.get(&paths[0]).await;
+    assert_eq!(stale.header("x-cache"), Some("STALE"));
+    assert_eq!(stale.header("warning"), Some(WARNING));
+}
+
+#[tokio::test]
 async fn referrers_come_from_the_api_or_from_the_tag() {
     for api in [true, false] {
         let fixture = FixtureOptions::default().always_stale().start().await;

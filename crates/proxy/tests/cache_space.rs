@@ -131,6 +131,7 @@ async fn tags_of_configured_registries_outlive_a_flood_of_tags_of_others() {
             digest,
             media_type: MediaType::new(MediaType::OCI_MANIFEST).unwrap(),
             etag: None,
+            warnings: Vec::new(),
             validated,
         };
         tags.put(&TagKey::Manifest(reference), record)

@@ -67,6 +67,53 @@ async fn a_completely_cached_image_is_served_stale_after_any_fault() {
 }
 
 #[tokio::test]
+async fn a_deleted_tag_is_kept_only_if_the_configuration_says_so() {
+    for keeps_deleted in [true, false] {
+        let options = FixtureOptions {
+            keeps_deleted,
+            ..FixtureOptions::default()
+        };
+        let fixture = options.always_stale().start().await;
+        let image = fixture.push(2, &[5000]);
+        fixture.pull(&image).await;
+        for blob in &image.blobs {
+            fixture.wait_until_stored(&blob.digest).await;
+        }
+        fixture.upstream.untag("app", "1");
+        // The second request gets the 404 that pierhead remembers.
+        for _ in 0..2 {
+            let deleted = fixture.get(MANIFEST).await;
+            let expected = match keeps_deleted {
+                true => (200, Some("STALE")),
+                false => (404, None),
+            };
+            assert_eq!((deleted.status, deleted.header("x-cache")), expected);
+        }
+        if keeps_deleted {
+            fixture.pull(&image).await;
+        }
+        let missing = fixture.get("/v2/app/manifests/2").await;
+        assert_eq!(missing.status, 404, "it was never there");
+    }
+}
+
+#[tokio::test]
+async fn a_deleted_image_without_its_blobs_is_404() {
+    let options = FixtureOptions {
+        keeps_deleted: true,
+        ..FixtureOptions::default()
+    };
+    let fixture = options.always_stale().start().await;
+    let image = fixture.push(2, &[5000]);
+    assert_eq!(fixture.get(MANIFEST).await.status, 200);
+    fixture.upstream.untag("app", "1");
+    for blob in &image.blobs {
+        fixture.upstream.remove("app", &blob.digest);
+    }
+    assert_eq!(fixture.get(MANIFEST).await.status, 404);
+}
+
+#[tokio::test]
 async fn an_image_is_served_stale_when_the_upstream_refuses_connections() {
     let fixture = FixtureOptions::default().always_stale().start().await;
     let image = fixture.push(2, &[5000]);

@@ -15,6 +15,7 @@ pub(crate) struct Upstream {
     pub(crate) credential_helper: Option<String>,
     pub(crate) ca: Option<PathBuf>,
     pub(crate) trusted_hosts: Vec<String>,
+    pub(crate) keep_deleted: bool,
 }
 
 impl Upstream {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, HOST, WWW_AUTHENTICATE};
+use http::header::{CONNECTION, HOST, WARNING, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, Version};
 use http_body::Body as _;
@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::http::body::{Body, MemoryNeed, ResponseAccount};
 use crate::http::peer::Peer;
 use crate::http::representation::Representation;
-use crate::http::respond::{self, CHALLENGE, JSON};
+use crate::http::respond::{self, CHALLENGE, JSON, OCI_NAMESPACE};
 use crate::http::route::route;
 use crate::limits::head;
 use crate::limits::limit::Limit;
@@ -62,7 +62,8 @@ pub(crate) async fn handle(
         outcome: CacheOutcome::None,
     };
     let response = match tokio::time::timeout_at(deadline.end(), handler.handle()).await {
-        Ok(Ok(response)) => {
+        Ok(Ok(mut response)) => {
+            handler.add_namespace(&mut response);
             match reserve_memory(&context.limits, peer, handler.parts.version, response) {
                 Ok(response) => response,
                 Err(limit) => handler.error_response(&limit.into()),
@@ -102,6 +103,25 @@ struct RequestHandler<'a> {
 }
 
 impl RequestHandler<'_> {
+    /// Adds the header `OCI-Namespace` to a response about content that the client requested by the
+    /// query parameter `ns`.
+    fn add_namespace(&self, response: &mut Response<Body>) {
+        let is_content = matches!(
+            self.kind,
+            EndpointKind::Manifest
+                | EndpointKind::Blob
+                | EndpointKind::Tags
+                | EndpointKind::Referrers
+        );
+        if is_content
+            && let Some(query) = self.parts.uri.query()
+            && let Ok(Some(registry)) = Endpoint::namespace(Some(query))
+            && let Ok(value) = HeaderValue::from_str(registry.as_str())
+        {
+            response.headers_mut().insert(OCI_NAMESPACE, value);
+        }
+    }
+
     fn error_response(&mut self, error: &Error) -> Response<Body> {
         self.outcome = CacheOutcome::None;
         if let Error::Limited(limit) = error {
@@ -237,6 +257,9 @@ impl RequestHandler<'_> {
                 if let Some(next) = page.next {
                     builder = builder.header(http::header::LINK, next);
                 }
+                for warning in page.warnings.iter() {
+                    builder = builder.header(WARNING, warning);
+                }
                 Ok(respond::text(builder, method, JSON, page.body))
             }
             Endpoint::Referrers {
@@ -252,6 +275,9 @@ impl RequestHandler<'_> {
                 let mut builder = respond::respond(StatusCode::OK, outcome);
                 if filter.is_some() {
                     builder = builder.header(respond::OCI_FILTERS_APPLIED, "artifactType");
+                }
+                for warning in list.warnings.iter() {
+                    builder = builder.header(WARNING, warning);
                 }
                 Ok(respond::text(
                     builder,
@@ -406,7 +432,7 @@ impl RequestHandler<'_> {
                     }
                 },
             };
-            let response = representation
+            let mut response = representation
                 .respond(
                     &self.parts.headers,
                     &document.digest,
@@ -414,6 +440,12 @@ impl RequestHandler<'_> {
                     outcome,
                 )
                 .await?;
+            for warning in document.warnings.iter() {
+                // Cannot fail, because the text was the value of a header.
+                if let Ok(warning) = HeaderValue::from_str(warning) {
+                    response.headers_mut().append(WARNING, warning);
+                }
+            }
             return Ok((response, document.digest));
         }
     }

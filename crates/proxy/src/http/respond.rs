@@ -24,6 +24,9 @@ pub(crate) const DOCKER_CONTENT_DIGEST: HeaderName =
     HeaderName::from_static("docker-content-digest");
 pub(crate) const X_CACHE: HeaderName = HeaderName::from_static("x-cache");
 pub(crate) const OCI_FILTERS_APPLIED: HeaderName = HeaderName::from_static("oci-filters-applied");
+/// Names the registry that a request of a mirror's client meant by `ns` (OCI distribution
+/// specification, section "Registry Proxying").
+pub(crate) const OCI_NAMESPACE: HeaderName = HeaderName::from_static("oci-namespace");
 pub(crate) const JSON: &str = "application/json";
 const API_VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
 

@@ -1,5 +1,7 @@
 //! `Document`: a manifest, tag list or referrers list for a response, in memory or in the cache.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use pierhead_cache::{Error as CacheError, StoredBlob};
 use pierhead_oci::{Digest, MediaType};
@@ -12,6 +14,8 @@ pub(crate) const MAX_EAGER: u64 = 128 << 10;
 pub(crate) struct Document {
     pub(crate) digest: Digest,
     pub(crate) media_type: MediaType,
+    /// Values of the `Warning` headers of the upstream's response.
+    pub(crate) warnings: Arc<[String]>,
     pub(crate) content: DocumentContent,
 }
 
@@ -29,6 +33,7 @@ impl Document {
         Self {
             digest: Digest::of(pierhead_oci::Algorithm::Sha256, &bytes),
             media_type: MediaType::new("application/json").expect("a constant"),
+            warnings: Arc::default(),
             content: DocumentContent::Bytes(bytes),
         }
     }

@@ -47,12 +47,16 @@ pub(crate) struct TagPage {
     pub(crate) body: ListBody,
     /// The value of the `Link` header, if a further page exists.
     pub(crate) next: Option<String>,
+    /// Values of the `Warning` headers of the upstream's response.
+    pub(crate) warnings: Arc<[String]>,
 }
 
 /// A list of referrers.
 pub(crate) struct ReferrersPage {
     pub(crate) body: ListBody,
     pub(crate) media_type: MediaType,
+    /// Values of the `Warning` headers of the upstream's response.
+    pub(crate) warnings: Arc<[String]>,
 }
 
 /// A request for a tag list or referrers list of a repository.
@@ -121,7 +125,11 @@ impl ListRequest<'_> {
                 tag_page::read(document, &range, [before.as_bytes(), LIST_END]).await?,
             ),
         };
-        Ok(TagPage { body, next })
+        Ok(TagPage {
+            body,
+            next,
+            warnings: document.warnings.clone(),
+        })
     }
 
     async fn referrers(
@@ -150,6 +158,7 @@ impl ListRequest<'_> {
         Ok(ReferrersPage {
             body,
             media_type: document.media_type.clone(),
+            warnings: document.warnings.clone(),
         })
     }
 

@@ -73,6 +73,12 @@ async fn check_blobs(
                 .record_response(&reference.registry);
             return Ok(());
         }
+        // The image was deleted, so the manifest of its tag is useless without its blobs.
+        Ok(Err(error @ pierhead_remote::Error::NotFound { .. }))
+            if context.keeps_deleted(&reference.registry) =>
+        {
+            return Err(error.into());
+        }
         Ok(Err(error)) => {
             let subject = Subject::Blob(
                 reference.registry.clone(),

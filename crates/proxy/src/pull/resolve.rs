@@ -113,7 +113,7 @@ fn stale_or(
     error: Error,
 ) -> Result<(Document, CacheOutcome), Error> {
     match stale {
-        Some(document) if error.allows_stale() => {
+        Some(document) if error.allows_stale() || is_kept(context, name, &error) => {
             let refusal = Refusal {
                 event: "stale response served",
                 cause: error.cause(),
@@ -128,6 +128,18 @@ fn stale_or(
         }
         _ => Err(error),
     }
+}
+
+/// Whether the last manifest of a tag stays available, although the upstream has no such tag.
+fn is_kept(context: &RequestContext, name: &TagKey, error: &Error) -> bool {
+    let TagKey::Manifest(reference) = name else {
+        return false;
+    };
+    matches!(
+        error,
+        Error::Upstream(pierhead_remote::Error::NotFound { .. })
+    ) && matches!(reference.target, Target::Tag(_))
+        && context.keeps_deleted(&reference.registry)
 }
 
 fn repository_of(name: &TagKey) -> &Repository {
@@ -168,6 +180,7 @@ async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocumen
         let document = Document {
             digest: *digest,
             media_type,
+            warnings: Arc::default(),
             content: DocumentContent::Stored(blob),
         };
         return Some(CachedDocument {
@@ -180,6 +193,7 @@ async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocumen
         digest,
         media_type,
         etag,
+        warnings,
         validated,
     } = context.cache.tags().get(name)?;
     let blob = open(context, &digest).await?;
@@ -188,6 +202,7 @@ async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocumen
     let document = Document {
         digest,
         media_type,
+        warnings: warnings.into(),
         content: DocumentContent::Stored(blob),
     };
     Some(CachedDocument {
@@ -253,19 +268,27 @@ async fn refresh(
                 Subject::Name(name.clone()),
                 &error,
             );
-            if matches!(error, pierhead_remote::Error::NotFound { .. }) {
+            let is_not_found = matches!(error, pierhead_remote::Error::NotFound { .. });
+            let error = error.into();
+            if is_not_found && !is_kept(context, name, &error) {
                 log_failure(context.cache.tags().remove(name).await);
             }
-            return Err(error.into());
+            return Err(error);
         }
     };
     context.generation.negative_cache.record_response(registry);
     match (fetched, cached) {
-        (DocumentResponse::NotModified, Some(CachedDocument { document, etag, .. })) => {
+        (
+            DocumentResponse::NotModified { warnings },
+            Some(CachedDocument {
+                mut document, etag, ..
+            }),
+        ) => {
+            document.warnings = warnings.into();
             store_tag(context, name, &document, etag).await;
             Ok((document, CacheOutcome::Hit))
         }
-        (DocumentResponse::NotModified, None) => Err(Error::Document(
+        (DocumentResponse::NotModified { .. }, None) => Err(Error::Document(
             "status 304 without a conditional request".into(),
         )),
         (
@@ -274,6 +297,7 @@ async fn refresh(
                 media_type,
                 digest,
                 etag,
+                warnings,
             },
             _,
         ) => {
@@ -288,6 +312,7 @@ async fn refresh(
                 Document {
                     digest,
                     media_type,
+                    warnings: warnings.into(),
                     content: DocumentContent::Bytes(bytes),
                 },
             )
@@ -363,6 +388,7 @@ async fn store_tag(
         digest: document.digest,
         media_type: document.media_type.clone(),
         etag,
+        warnings: document.warnings.to_vec(),
         validated: now(),
     };
     log_failure(context.cache.tags().put(name, record).await);

@@ -74,6 +74,8 @@ pub(crate) struct FixtureOptions {
     pub(crate) background: BackgroundWork,
     /// Bytes of a fast tier; 0: no fast tier.
     pub(crate) fast_tier_size: u64,
+    /// Whether deleted tags of the upstream stay available.
+    pub(crate) keeps_deleted: bool,
     /// The data folder of an earlier cache, for a restart.
     pub(crate) data: Option<tempfile::TempDir>,
 }
@@ -95,6 +97,7 @@ impl Default for FixtureOptions {
             has_bundles: false,
             background: BackgroundWork::default(),
             fast_tier_size: 0,
+            keeps_deleted: false,
             data: None,
         }
     }
@@ -160,6 +163,9 @@ impl FixtureOptions {
         let client = Client::new(remote.clone()).unwrap();
         let mut config = self.config;
         config.default_upstream = upstream.addr().to_string().parse().unwrap();
+        if self.keeps_deleted {
+            config.keep_deleted = vec![config.default_upstream.clone()];
+        }
         let bundle_server = self.has_bundles.then(|| {
             let mut config = pierhead_bundle_server::Config::new(data.path(), 256 << 20, 32 << 20);
             (config.cpu_percent, config.optimized_level) = (100, 3);

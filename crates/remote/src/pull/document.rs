@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http::header::ETAG;
+use http::header::{ETAG, WARNING};
 use pierhead_oci::{Algorithm, Digest, MediaType};
 
 use crate::error::Error;
@@ -11,6 +11,10 @@ use crate::upstream::session::Session;
 
 /// Maximum length in bytes of an `ETag` that is stored with a document.
 const MAX_ETAG: usize = 256;
+
+/// Maximum length in bytes of all warnings of one response together. The OCI distribution
+/// specification allows 4096, but each tag keeps its warnings in memory.
+const MAX_WARNINGS: usize = 512;
 
 /// The validators of the caller's copy of a document, for a conditional request (RFC 9110, section
 /// 8.8).
@@ -26,7 +30,10 @@ pub struct Validators {
 #[derive(Clone, Debug)]
 pub enum DocumentResponse {
     /// The caller's copy is current.
-    NotModified,
+    NotModified {
+        /// As in `Document`.
+        warnings: Vec<String>,
+    },
     /// The complete document, verified against its digest when the digest is known.
     Document {
         /// The exact bytes of the document.
@@ -37,6 +44,8 @@ pub enum DocumentResponse {
         digest: Digest,
         /// The `ETag`, for the next conditional request.
         etag: Option<String>,
+        /// The values of the `Warning` headers, for the user of the client.
+        warnings: Vec<String>,
     },
 }
 
@@ -44,7 +53,9 @@ impl DocumentResponse {
     /// Returns `NotModified` if the document equals the caller's copy, otherwise the document.
     pub(crate) fn unless(self, known: &Validators) -> Self {
         match self {
-            Self::Document { digest, .. } if known.digest == Some(digest) => Self::NotModified,
+            Self::Document {
+                digest, warnings, ..
+            } if known.digest == Some(digest) => Self::NotModified { warnings },
             other => other,
         }
     }
@@ -55,6 +66,7 @@ impl DocumentResponse {
         bytes: Bytes,
         media_type: &str,
         etag: Option<String>,
+        warnings: Vec<String>,
     ) -> Result<Self, Error> {
         let media_type =
             MediaType::new(media_type).ok_or_else(|| session.protocol("no media type"))?;
@@ -64,6 +76,7 @@ impl DocumentResponse {
             media_type,
             digest,
             etag,
+            warnings,
         })
     }
 }
@@ -72,6 +85,25 @@ impl DocumentResponse {
 pub(crate) fn etag(headers: &HeaderMap) -> Option<String> {
     let text = headers.get(ETAG)?.to_str().ok()?;
     (text.len() <= MAX_ETAG).then(|| text.to_owned())
+}
+
+/// Returns the `Warning` headers that have the form of the OCI distribution specification: code
+/// 299, agent `-`, printable text. Drops those beyond [`MAX_WARNINGS`].
+pub(crate) fn warnings(headers: &HeaderMap) -> Vec<String> {
+    let mut left = MAX_WARNINGS;
+    let values = headers.get_all(WARNING).iter();
+    let texts = values.filter_map(|value| value.to_str().ok());
+    texts
+        .filter(|text| text.starts_with("299 - \"") && text.ends_with('"') && text.len() > 8)
+        .filter(|text| match left.checked_sub(text.len()) {
+            Some(rest) => {
+                left = rest;
+                true
+            }
+            None => false,
+        })
+        .map(str::to_owned)
+        .collect()
 }
 
 #[cfg(test)]
@@ -89,14 +121,35 @@ mod tests {
             media_type: MediaType::new(MediaType::OCI_INDEX).unwrap(),
             digest,
             etag: None,
+            warnings: vec!["299 - \"deprecated\"".into()],
         };
         let known = |digest| Validators { digest, etag: None };
-        let is_not_modified =
-            |known| matches!(document().unless(&known), DocumentResponse::NotModified);
+        let is_not_modified = |known| matches!(document().unless(&known), DocumentResponse::NotModified { warnings } if warnings.len() == 1);
         assert!(is_not_modified(known(Some(digest))));
         assert!(!is_not_modified(known(None)));
         let other = Digest::of(Algorithm::Sha256, b"");
         assert!(!is_not_modified(known(Some(other))));
+    }
+
+    #[test]
+    fn only_warnings_of_the_specification_are_returned_up_to_their_maximum_length() {
+        let headers = |values: &[&str]| {
+            let value = |value: &&str| (WARNING, HeaderValue::from_str(value).unwrap());
+            values.iter().map(value).collect::<HeaderMap>()
+        };
+        let long = format!("299 - \"{}\"", "l".repeat(MAX_WARNINGS));
+        let given = [
+            "299 - \"deprecated\"",
+            "110 - \"response is stale\"",
+            "299 registry.example \"an agent\"",
+            "299 - unquoted",
+            "299 - \"",
+            &long,
+            "299 - \"quota\"",
+        ];
+        let expected = ["299 - \"deprecated\"", "299 - \"quota\""];
+        assert_eq!(warnings(&headers(&given)), expected);
+        assert!(warnings(&HeaderMap::new()).is_empty());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::auth::authenticate::request;
 use crate::error::Error;
 use crate::exchange::{UpstreamResponse, read_into, refusal};
 use crate::metrics::{Operation, RequestKind};
-use crate::pull::document::{DocumentResponse, Validators, etag};
+use crate::pull::document::{DocumentResponse, Validators, etag, warnings};
 use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
@@ -36,15 +36,15 @@ pub(crate) async fn manifest(
     let (kind, policy) = (RequestKind::Manifest, RetryPolicy::DOCUMENT);
     // A HEAD is sent first, because Docker Hub does not count a HEAD as a pull.
     if let Some(digest) = &known.digest {
-        let is_same = try_hosts(
+        let current = try_hosts(
             candidates,
             (Operation::head(kind), reference),
             policy,
             no_penalty,
             |session| async move { head(&session, kind, reference, digest).await },
         );
-        if is_same.await? {
-            return Ok(DocumentResponse::NotModified);
+        if let Some(warnings) = current.await? {
+            return Ok(DocumentResponse::NotModified { warnings });
         }
     }
     let fetched = try_hosts(
@@ -86,24 +86,25 @@ async fn ask(
     .await
 }
 
-/// Sends a HEAD and returns whether the caller's copy is current. `false` if the digest differs or
-/// is missing.
+/// Sends a HEAD and returns the warnings of the response if the caller's copy is current. `None` if
+/// the digest differs or is missing.
 async fn head(
     session: &Session,
     kind: RequestKind,
     reference: &Reference,
     known: &Digest,
-) -> Result<bool, Error> {
+) -> Result<Option<Vec<String>>, Error> {
     let response = ask(session, kind, &Method::HEAD, reference, None).await?;
     match response.http.status().as_u16() {
         200 => {
             session.budget.succeeded();
-            Ok(claimed_digest(response.http.headers()) == Some(*known))
+            let headers = response.http.headers();
+            Ok((claimed_digest(headers) == Some(*known)).then(|| warnings(headers)))
         }
         // A GET would have the same result, so none is sent.
         401 | 403 | 404 | 429 | 500.. => Err(refusal(session, &response)),
         // The upstream does not support HEAD.
-        _ => Ok(false),
+        _ => Ok(None),
     }
 }
 
@@ -126,13 +127,14 @@ pub(crate) async fn get(
         StatusCode::OK => {}
         StatusCode::NOT_MODIFIED if known.etag.is_some() => {
             session.budget.succeeded();
-            return Ok(DocumentResponse::NotModified);
+            let warnings = warnings(response.http.headers());
+            return Ok(DocumentResponse::NotModified { warnings });
         }
         _ => return Err(refusal(session, &response)),
     }
     let headers = response.http.headers();
     let claimed = claimed_digest(headers);
-    let etag = etag(headers);
+    let (etag, warnings) = (etag(headers), warnings(headers));
     let content_type = headers
         .get(CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
@@ -150,6 +152,7 @@ pub(crate) async fn get(
         media_type,
         digest,
         etag,
+        warnings,
     })
 }
 

@@ -15,7 +15,7 @@ use crate::exchange::document_memory::DocumentReservation;
 use crate::exchange::redirect::{next_link, resolve, same_origin};
 use crate::exchange::{read_into, refusal};
 use crate::metrics::RequestKind;
-use crate::pull::document::{Validators, etag};
+use crate::pull::document::{Validators, etag, warnings};
 use crate::upstream::retry::{RetryPolicy, retrying};
 use crate::upstream::session::Session;
 
@@ -24,16 +24,27 @@ const MAX_PAGES: usize = 10_000;
 
 /// A complete list.
 pub(crate) enum Pages {
-    NotModified,
+    NotModified {
+        warnings: Vec<String>,
+    },
     /// The pages of the list. `etag` is present only if there is a single page, because it does not
     /// cover further pages.
     All {
         pages: Vec<Bytes>,
         reservation: DocumentReservation,
         etag: Option<String>,
+        /// The warnings of the last page.
+        warnings: Vec<String>,
         /// Whether the `Content-Type` of the last page is JSON, or missing.
         is_json: bool,
     },
+}
+
+/// The response for one page.
+enum Page {
+    /// The caller's copy of the list is current; with the warnings of the response.
+    NotModified(Vec<String>),
+    Read(HeaderMap, Bytes, DocumentReservation),
 }
 
 /// Time limit for fetching one tag or referrers list, because it holds a large part of the memory
@@ -90,7 +101,9 @@ async fn read_pages(
             .await?;
             match response.http.status() {
                 StatusCode::OK => {}
-                StatusCode::NOT_MODIFIED if conditional.is_some() => return Ok(None),
+                StatusCode::NOT_MODIFIED if conditional.is_some() => {
+                    return Ok(Page::NotModified(warnings(response.http.headers())));
+                }
                 _ => return Err(refusal(session, &response)),
             }
             let headers = response.http.headers().clone();
@@ -99,10 +112,11 @@ async fn read_pages(
                 None => session.shared.documents.reservation(most),
             };
             let bytes = read_into(session, response.http, &mut reservation).await?;
-            Ok(Some((headers, bytes, reservation)))
+            Ok(Page::Read(headers, bytes, reservation))
         });
-        let Some((headers, bytes, reservation)) = page.await? else {
-            return Ok(Pages::NotModified);
+        let (headers, bytes, reservation) = match page.await? {
+            Page::Read(headers, bytes, reservation) => (headers, bytes, reservation),
+            Page::NotModified(warnings) => return Ok(Pages::NotModified { warnings }),
         };
         session.budget.succeeded();
         match &mut whole {
@@ -126,6 +140,7 @@ async fn read_pages(
                 pages,
                 reservation,
                 etag: etag(&headers).filter(|_| only),
+                warnings: warnings(&headers),
                 is_json,
             });
         };

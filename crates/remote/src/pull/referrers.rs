@@ -47,6 +47,7 @@ pub(crate) async fn referrers(
                 EMPTY_INDEX.into(),
                 MediaType::OCI_INDEX,
                 None,
+                Vec::new(),
             )?;
             Ok(none.unless(known))
         }
@@ -73,11 +74,14 @@ async fn referrers_at(
     )
     .await
     {
-        Ok(Pages::NotModified) => return Ok(DocumentResponse::NotModified),
+        Ok(Pages::NotModified { warnings }) => {
+            return Ok(DocumentResponse::NotModified { warnings });
+        }
         Ok(Pages::All {
             pages,
             reservation,
             etag,
+            warnings,
             is_json: true,
         }) => match merge(pages) {
             Some(bytes) => DocumentResponse::of(
@@ -85,6 +89,7 @@ async fn referrers_at(
                 reservation.attach_to(bytes),
                 MediaType::OCI_INDEX,
                 etag,
+                warnings,
             )?,
             None => return Err(session.protocol("its list of referrers is not an index")),
         },

@@ -110,7 +110,7 @@ async fn tags_at(
 ) -> Result<DocumentResponse, Error> {
     // Without the parameter `n`, some registries send pages of 50 tags.
     let path = format!("/v2/{repository}/tags/list?n=1000");
-    let (pages, reservation, etag) = match pages(
+    let (pages, reservation, etag, warnings) = match pages(
         session,
         RequestKind::Tags,
         &path,
@@ -120,13 +120,14 @@ async fn tags_at(
     )
     .await?
     {
-        Pages::NotModified => return Ok(DocumentResponse::NotModified),
+        Pages::NotModified { warnings } => return Ok(DocumentResponse::NotModified { warnings }),
         Pages::All {
             pages,
             reservation,
             etag,
+            warnings,
             ..
-        } => (pages, reservation, etag),
+        } => (pages, reservation, etag, warnings),
     };
     let mut tags = Vec::new();
     let separators = |page: &Bytes| page.iter().filter(|byte| **byte == b',').count();
@@ -147,5 +148,6 @@ async fn tags_at(
     };
     let bytes = serde_json::to_vec(&whole).unwrap_or_default();
     let bytes = reservation.attach_to(bytes.into());
-    Ok(DocumentResponse::of(session, bytes, "application/json", etag)?.unless(known))
+    let list = DocumentResponse::of(session, bytes, "application/json", etag, warnings)?;
+    Ok(list.unless(known))
 }

@@ -57,15 +57,24 @@ fn registry(shared: &Shared, request: &RecordedRequest, faults: &[Fault]) -> Rep
         return Reply::error(404, "UNSUPPORTED");
     };
     if let Some(name) = rest.strip_suffix("/tags/list") {
-        damage(tags(shared, name, request), faults)
+        warned(shared, damage(tags(shared, name, request), faults))
     } else if let Some((name, target)) = rest.rsplit_once("/manifests/") {
-        manifest(shared, name, target, request, faults)
+        warned(shared, manifest(shared, name, target, request, faults))
     } else if let Some((name, digest)) = rest.rsplit_once("/blobs/") {
         blob(shared, name, digest, request, faults)
     } else if let Some((name, digest)) = rest.rsplit_once("/referrers/") {
-        damage(referrers(shared, name, digest, request), faults)
+        let reply = damage(referrers(shared, name, digest, request), faults);
+        warned(shared, reply)
     } else {
         Reply::error(404, "UNSUPPORTED")
+    }
+}
+
+/// Adds the `Warning` header of the settings.
+fn warned(shared: &Shared, reply: Reply) -> Reply {
+    match &shared.settings.lock().warning {
+        Some(warning) => reply.header("warning", warning.clone()),
+        None => reply,
     }
 }
 

@@ -21,6 +21,8 @@ pub struct Settings {
     pub rate_limit: Option<RateLimit>,
     /// Maximum bytes per second of all bodies together.
     pub bandwidth: Option<u64>,
+    /// The `Warning` header of each response to a request for a manifest or list.
+    pub warning: Option<String>,
 }
 
 impl Default for Settings {
@@ -32,6 +34,7 @@ impl Default for Settings {
             tags_page: None,
             rate_limit: None,
             bandwidth: None,
+            warning: None,
         }
     }
 }

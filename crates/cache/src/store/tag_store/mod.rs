@@ -45,6 +45,8 @@ pub struct TagRecord {
     pub media_type: MediaType,
     /// `ETag` of the upstream's response, for revalidation.
     pub etag: Option<String>,
+    /// Values of the `Warning` headers of the upstream's response, for the users of the clients.
+    pub warnings: Vec<String>,
     /// When the upstream last confirmed the record, in seconds since 1970. 0: unknown, so the
     /// record counts as stale.
     pub validated: u64,
@@ -86,6 +88,7 @@ struct Slot {
     digest: Digest,
     media_type: MediaType,
     etag: Option<Box<str>>,
+    warnings: Box<[String]>,
     /// Bytes of the record on disk.
     bytes: u64,
     validated: u64,
@@ -99,6 +102,7 @@ impl Slot {
         self.digest == other.digest
             && self.media_type == other.media_type
             && self.etag == other.etag
+            && self.warnings == other.warnings
     }
 }
 
@@ -109,6 +113,8 @@ pub(crate) struct TagFile {
     digest: Digest,
     media_type: String,
     etag: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
     validated: u64,
 }
 
@@ -166,6 +172,7 @@ impl TagFile {
             digest: self.digest,
             media_type: MediaType::new(&self.media_type)?,
             etag: self.etag.map(Into::into),
+            warnings: self.warnings.into(),
             bytes: blocks(len),
             validated: self.validated,
             dirty: false,
@@ -235,11 +242,12 @@ impl TagStore {
             digest: slot.digest,
             media_type: slot.media_type.clone(),
             etag: slot.etag.as_deref().map(str::to_owned),
+            warnings: slot.warnings.to_vec(),
             validated: slot.validated,
         })
     }
 
-    /// Stores the upstream's response. If the digest, media type or `ETag` changed, the record is
+    /// Stores the upstream's response. If the digest, media type, `ETag` or warnings changed, the record is
     /// durable on return; otherwise the call makes no I/O.
     ///
     /// # Errors
@@ -250,6 +258,7 @@ impl TagStore {
             && slot.digest == record.digest
             && slot.media_type == record.media_type
             && slot.etag.as_deref() == record.etag.as_deref()
+            && *slot.warnings == *record.warnings
         {
             slot.validated = record.validated;
             slot.dirty = true;

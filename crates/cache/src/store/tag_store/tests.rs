@@ -39,6 +39,7 @@ fn record(version: u8) -> TagRecord {
         digest: Digest::of(Algorithm::Sha256, &[version]),
         media_type: MediaType::new(MediaType::OCI_INDEX).unwrap(),
         etag: None,
+        warnings: Vec::new(),
         validated: u64::from(version),
     }
 }

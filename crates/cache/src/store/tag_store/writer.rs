@@ -219,6 +219,7 @@ impl Inner {
             digest: record.digest,
             media_type: record.media_type.as_str().to_owned(),
             etag: record.etag.clone(),
+            warnings: record.warnings.clone(),
             validated: record.validated,
             name,
         };
@@ -251,6 +252,7 @@ impl Inner {
             digest: record.digest,
             media_type: record.media_type,
             etag: record.etag.map(Into::into),
+            warnings: record.warnings.into(),
             bytes,
             validated: record.validated,
             dirty: true,

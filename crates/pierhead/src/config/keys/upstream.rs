@@ -103,4 +103,15 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
         set: |upstream, value| value.hosts().map(|it| upstream.trusted_hosts = it),
         show: |upstream| quote_list(&upstream.trusted_hosts),
     },
+    Key {
+        section: "",
+        name: "keep_deleted",
+        help: "Whether pierhead serves the last known manifest of a tag when the registry answers 404, because somebody deleted \
+               the tag or the repository. Set it where running machines must be able to pull an image after its deletion.",
+        kind: Kind::Boolean,
+        example: "true",
+        reload: Reload::Live,
+        set: |upstream, value| value.boolean().map(|it| upstream.keep_deleted = it),
+        show: |upstream| upstream.keep_deleted.then(|| "true".to_owned()),
+    },
 ];
