@@ -264,6 +264,27 @@ const GLOBAL_IN: &[(&str, &str)] = &[
 /// clock, no I/O and no randomness.
 const NOT_IN_EVICTION: &[&str] = &["std::time", "std::fs", "std::net", "std::thread"];
 
+/// Crates that read no clock, neither the wall clock nor the monotonic one. Their results depend
+/// only on their input.
+const WITHOUT_CLOCK: &[&str] = &[
+    "allocator",
+    "atomic-file",
+    "bundle",
+    "client-setup",
+    "eviction",
+    "oci",
+    "pmem",
+    "toc",
+];
+
+/// Names of the clocks of the standard library and of tokio.
+const CLOCKS: &[&str] = &[
+    "SystemTime::now",
+    "Instant::now",
+    "elapsed()",
+    "tokio::time",
+];
+
 /// Names that make a `static` mutable.
 const INTERIOR_MUTABILITY: &[&str] = &["Mutex", "RwLock", "Once", "Lazy", "Atomic", "Cell"];
 
@@ -362,6 +383,16 @@ fn only_the_binary_reads_the_environment() {
 fn eviction_has_no_clock_and_no_io() {
     let wrong: Vec<_> = product_lines("crates/eviction/src")
         .filter(|line| NOT_IN_EVICTION.iter().any(|word| line.code.contains(word)))
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn crates_of_formats_and_decisions_read_no_clock() {
+    let wrong: Vec<_> = WITHOUT_CLOCK
+        .iter()
+        .flat_map(|name| product_lines(&format!("crates/{name}/src")))
+        .filter(|line| CLOCKS.iter().any(|word| line.code.contains(word)))
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

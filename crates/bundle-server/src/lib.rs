@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod clock;
 mod directory;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]

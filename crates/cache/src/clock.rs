@@ -1,6 +1,7 @@
 //! The wall clock of the cache: seconds since 1970.
 
 /// Seconds since 1970 (UTC).
+#[expect(clippy::disallowed_methods, reason = "the wall clock of this crate")]
 pub(crate) fn now() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

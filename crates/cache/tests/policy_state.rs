@@ -496,6 +496,7 @@ async fn refused(cache: &Cache, (seed, len): (u64, usize), size: Option<u64>) ->
 
 /// Runs the test so that it does not cross midnight (UTC).
 async fn within_a_day(run: impl AsyncFn() -> Vec<u64>, expected: &[u64]) {
+    #[expect(clippy::disallowed_methods, reason = "the wall clock of this test")]
     let today = || SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs() / 86_400;
     loop {
         let (day, found) = (today(), run().await);

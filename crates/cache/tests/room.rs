@@ -240,6 +240,7 @@ async fn old_partial_fills_are_deleted() {
 
     let staged = common::walk(&folder.path().join("staging"));
     assert_eq!(staged.len(), 1);
+    #[expect(clippy::disallowed_methods, reason = "the wall clock of this test")]
     let old = std::time::SystemTime::now() - 2 * config.partial_ttl;
     std::fs::File::options()
         .write(true)

@@ -6,6 +6,7 @@ mod admin;
 mod admin_client;
 mod api;
 mod cli;
+mod clock;
 mod clock_check;
 mod config;
 mod crate_configs;

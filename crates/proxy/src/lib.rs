@@ -16,6 +16,7 @@
 mod access;
 mod blocking;
 mod bundle;
+mod clock;
 mod config;
 mod context;
 mod deadline;

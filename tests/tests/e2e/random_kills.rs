@@ -51,6 +51,7 @@ fn killed_at_two_hundred_instants() -> Result<()> {
     let seed = std::env::var("PIERHEAD_SEED")
         .ok()
         .and_then(|it| it.parse().ok());
+    #[expect(clippy::disallowed_methods, reason = "the wall clock of this test")]
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let seed = seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
     println!("PIERHEAD_SEED={seed} repeats this");

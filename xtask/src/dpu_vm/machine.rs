@@ -106,6 +106,10 @@ impl Machine {
             add(&AUTHORITIES[1..], authorities)?;
         }
         job.file("etc/pierhead.toml", configuration(upstream).as_bytes());
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the wall clock of this crate, used here only"
+        )]
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
         let settings = [
             ("LIMIT", self.limit.as_secs().to_string()),

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use pierhead_oci::Digest;
 
 use crate::Error;
+use crate::clock;
 use pierhead_toc::FileDigest;
 
 /// Suffix of the second name of a plan that a client received.
@@ -102,7 +103,7 @@ impl Paths {
             }
             let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             // A time of use in the future, after the clock was set back, counts as now.
-            match used.elapsed() {
+            match clock::now().duration_since(used) {
                 Ok(since) if since >= age => old.push(path.to_owned()),
                 _ => young.push((Reverse(used), path.to_owned())),
             }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use pierhead_host::ClientKey;
@@ -17,6 +17,7 @@ use super::paths::{Paths, remove};
 use super::plan_file::{Draft, PlanFile, PlanRecord, pack_locations};
 use super::write_budget::WriteMeter;
 use crate::Error;
+use crate::clock;
 use crate::pack::Packs;
 use pierhead_bundle::format::Prelude;
 use pierhead_toc::FileDigest;
@@ -186,12 +187,12 @@ impl PlanStore {
         if let Some(plan) = found {
             // Sets the time of last use, by which plans are evicted. If this fails, the plan is
             // only evicted earlier.
-            let _ = plan.file.set_modified(SystemTime::now());
+            let _ = plan.file.set_modified(clock::now());
             return Ok(Some(plan));
         }
         match PlanFile::open(path) {
             Ok(plan) => {
-                let _ = plan.file.set_modified(SystemTime::now());
+                let _ = plan.file.set_modified(clock::now());
                 Ok(Some(self.hold(key, plan)))
             }
             Err(Error::Missing(_)) => Ok(None),

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use pierhead_host::ClientKey;
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::paths::{Paths, remove};
 use crate::Error;
+use crate::clock;
 use pierhead_bundle::api::MAX_DOCUMENT;
 use pierhead_toc::FileDigest;
 
@@ -199,8 +200,7 @@ impl TraceStore {
         let mut votes = self.votes(image)?.unwrap_or_default();
         let before = votes.merged();
         if matched > 0 {
-            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            votes.put(id(client), now.map_or(0, |now| now.as_secs()), files);
+            votes.put(id(client), clock::unix_seconds(), files);
             write(&self.paths.trace(image), &votes)?;
         }
         Ok(RecordedTrace {

@@ -2,7 +2,7 @@
 //! Prometheus client libraries use the same names.
 
 use std::fs;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -14,6 +14,8 @@ use prometheus_client::registry::{Registry as Metrics, Unit};
 use rustix::process::{Resource, getrlimit};
 
 use pierhead_host::kibibytes;
+
+use crate::clock;
 
 /// Registers the metrics of the process, and `pierhead_build_info`.
 pub(crate) fn register(metrics: &mut Metrics, started: Instant) {
@@ -27,10 +29,7 @@ pub(crate) fn register(metrics: &mut Metrics, started: Instant) {
         build,
     );
     // Computed once: a value that differs by a second between two scrapes would look like a restart.
-    let start_time = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .saturating_sub(started.elapsed());
+    let start_time = clock::since_epoch().saturating_sub(started.elapsed());
     metrics.register_collector(Box::new(Process {
         started,
         start_time,

@@ -1,12 +1,12 @@
 //! Prints the results of the `cache` commands: text for people, or JSON for programs.
 
 use std::io::{self, Write as _};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use pierhead_oci::units::human_bytes;
 use serde::Serialize;
 
 use crate::api::{Blob, Eviction, Pin, Pruned, Removed, Stat, Tier};
+use crate::clock;
 
 /// The output format.
 #[derive(Clone, Copy)]
@@ -324,10 +324,7 @@ fn images_of_blob(images: &[String]) -> String {
 
 /// Time since the access, in its largest unit.
 pub(super) fn ago(accessed: u64) -> String {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs();
+    let now = clock::since_epoch().as_secs();
     let seconds = now.saturating_sub(accessed);
     match seconds {
         _ if accessed == 0 => "never".to_owned(),

@@ -2,13 +2,13 @@
 //! that it is no CA certificate.
 
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::report::Finding;
+use crate::clock;
 use crate::config::{Config, files};
 
 /// Remaining validity in seconds below which the check warns. Automatic renewal usually happens 30 days before the end.
@@ -17,10 +17,7 @@ const EXPIRY_WARNING: i64 = 21 * 86_400;
 /// Checks the files of `tls.cert` and `tls.key`. Returns `None` if these keys are not set.
 pub(crate) fn check(config: &Config) -> Option<Finding> {
     let (cert, key) = (config.tls.cert.as_deref()?, config.tls.key.as_deref()?);
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    let now = i64::try_from(clock::since_epoch().as_secs()).unwrap_or(i64::MAX);
     Some(check_pair(cert, key, now).unwrap_or_else(|what| {
         Finding::fail(
             "certificate",

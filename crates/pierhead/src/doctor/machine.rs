@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::SystemTime;
 
 use pierhead_oci::units::human_bytes;
 use rustix::process::{Resource, getrlimit};
 
 use super::report::Finding;
-use crate::clock_check;
 use crate::config::Config;
+use crate::{clock, clock_check};
 use pierhead_host::machine::MemoryHeadroom;
 
 /// Memory in bytes that pierhead needs under load, including page cache for hits.
@@ -25,7 +24,7 @@ pub(crate) fn check(config: &Config) -> Vec<Finding> {
         .into_iter()
         .chain(check_open_files(limit, config))
         .chain(
-            clock_check::problem(SystemTime::now())
+            clock_check::problem(clock::now())
                 .map(|problem| Finding::clock_error("clock", problem)),
         )
         .chain(cpu_instructions(&features()))

@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::report::{Finding, Level};
+use crate::clock;
 use crate::config::Config;
 use crate::crate_configs;
 use crate::environment::Environment;
@@ -80,7 +81,7 @@ async fn check_upstream(client: &Client, name: &Registry) -> Vec<Finding> {
             date: Some(date), ..
         }) = &probe.result
         {
-            findings.extend(skew(name, *date, SystemTime::now()));
+            findings.extend(skew(name, *date, clock::now()));
         }
     }
     // A failed address is a warning only if another address of this upstream works: clients then
@@ -210,7 +211,7 @@ mod tests {
     #[test]
     fn a_clock_skew_is_a_failure() {
         let name = "a.b".parse().expect("a name");
-        let now = SystemTime::now();
+        let now = clock::now();
         assert_eq!(skew(&name, now - Duration::from_secs(30), now), None);
         let ahead = skew(&name, now - Duration::from_secs(90), now).expect("ahead");
         assert!(

@@ -1,7 +1,6 @@
 //! Opens the components of the daemon: the cache with its tiers, the bundle server and the request log.
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Cache;
@@ -11,10 +10,10 @@ use pierhead_proxy::Proxy;
 
 use super::data_folder_error;
 use super::request_log::{RequestLogWriter, RequestQueue};
-use crate::clock_check;
 use crate::config::{self, Config, Size};
 use crate::crate_configs;
 use crate::exit_code::{ExitError, ExitReason, describe};
+use crate::{clock, clock_check};
 
 /// Opens the cache with its tiers, and locks the data folder.
 pub(super) async fn open_cache(
@@ -139,7 +138,7 @@ pub(super) fn capacity(cache: &Cache, config: &Config) -> anyhow::Result<u64> {
 
 /// Checks the clock. With a wrong one, every TLS connection to an upstream fails, so pierhead can only serve cached images.
 pub(super) fn check_clock(cache: &Cache) -> Result<(), ExitError> {
-    let Some(problem) = clock_check::problem(SystemTime::now()) else {
+    let Some(problem) = clock_check::problem(clock::now()) else {
         return Ok(());
     };
     let fix = clock_check::FIX;

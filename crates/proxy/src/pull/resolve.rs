@@ -2,7 +2,7 @@
 //! the cache, a document that the upstream has just confirmed or sent, or a stale document.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use pierhead_cache::{Error as CacheError, StoredBlob, TagKey, TagRecord};
@@ -10,6 +10,7 @@ use pierhead_oci::{Digest, Manifest, Reference, Registry, Repository, Target};
 use pierhead_remote::{DocumentResponse, Fault, Validators};
 use tokio::time::Instant;
 
+use crate::clock;
 use crate::context::RequestContext;
 use crate::deadline::Deadline;
 use crate::error::{Error, is_not_admitted, with_sources};
@@ -45,9 +46,7 @@ impl CachedDocument {
 }
 
 fn now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    clock::seconds_since_epoch(clock::now())
 }
 
 /// Returns the document of that name. A fresh document comes from the cache without an upstream

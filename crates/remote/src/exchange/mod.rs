@@ -201,10 +201,12 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
         return Some(Duration::from_secs(seconds));
     }
     let date = httpdate::parse_http_date(text).ok()?;
-    Some(
-        date.duration_since(std::time::SystemTime::now())
-            .unwrap_or_default(),
-    )
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the wall clock of this crate, used here only"
+    )]
+    let now = std::time::SystemTime::now();
+    Some(date.duration_since(now).unwrap_or_default())
 }
 
 /// Refuses a response that is content-encoded although the request demanded `identity`.

@@ -1,11 +1,12 @@
 //! Encodes the head of an HTTP/1.1 response.
 
 use std::io::Write as _;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
 use http::{HeaderMap, StatusCode};
 use hyper::ext::ReasonPhrase;
+
+use crate::clock;
 
 /// How the client finds the end of a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +28,8 @@ pub(crate) struct DateHeader {
 
 impl DateHeader {
     fn text(&mut self) -> &str {
-        let now = SystemTime::now();
-        let second = now
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs());
+        let now = clock::now();
+        let second = clock::seconds_since_epoch(now);
         if self.text.is_empty() || self.second != second {
             self.second = second;
             self.text = httpdate::fmt_http_date(now);
