@@ -92,7 +92,6 @@ pub trait Adaptation {
     /// The number of requests so far bounds the total work. The cache calls this between requests;
     /// a simulated cache calls it after each request. If a cache never calls it, the policy's
     /// decisions stay valid, but the policy learns nothing.
-    /// valid decisions, but the policy learns nothing.
     fn train(&mut self) -> bool {
         false
     }

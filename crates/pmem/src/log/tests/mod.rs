@@ -12,6 +12,7 @@ mod damage;
 mod encoding;
 mod segments;
 mod using;
+mod values;
 
 const SEGMENT: u64 = 4096;
 const SEGMENT_COUNT: u64 = 14;

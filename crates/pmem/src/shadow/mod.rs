@@ -337,3 +337,6 @@ fn put(bytes: &mut [u8], offset: u64, value: &[u8; 8]) {
 fn at(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
+
+#[cfg(test)]
+mod tests;
