@@ -1,7 +1,8 @@
 //! The JSON documents of the admin API. The daemon writes these documents, and the command line
 //! reads them.
 //!
-//! docs/reference/http-api.md is generated from the comments. Within `/v1`, fields may be added and never removed.
+//! docs/reference/http-api.md is generated from the comments of this file. Within `/v1`, fields may
+//! be added and never removed.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +14,14 @@ use serde::{Deserialize, Serialize};
 /// origin only after a CORS preflight request, which pierhead refuses.
 pub(crate) const HEADER: &str = "x-pierhead";
 
-/// The state of the daemon and its cache.
+/// The state of the daemon and of its cache.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Stat {
-    /// The version of pierhead.
+    /// The version of the running pierhead.
     pub(crate) version: String,
-    /// Seconds since the start.
+    /// Seconds since the start of the daemon.
     pub(crate) uptime_seconds: u64,
-    /// Addresses that serve clients.
+    /// Addresses at which pierhead serves clients.
     pub(crate) listen: Vec<String>,
     /// Path of the configuration file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -28,15 +29,15 @@ pub(crate) struct Stat {
     /// Whether the addresses of `listen` use HTTPS.
     #[serde(default)]
     pub(crate) tls: bool,
-    /// The data folder.
+    /// Path of the data folder.
     pub(crate) data: String,
     /// Number of committed blobs.
     pub(crate) blobs: u64,
     /// Bytes of committed blobs on disk.
     pub(crate) used: u64,
-    /// Bytes reserved by downloads, as `downloads` of [`Disk`].
+    /// Bytes that downloads have reserved: the same number as `downloads` of [`Disk`].
     pub(crate) reserved: u64,
-    /// Maximum of `used` and `reserved` together, in bytes.
+    /// Maximum of the sum of `used` and `reserved`, in bytes.
     pub(crate) capacity: u64,
     /// Number of downloads in progress.
     pub(crate) fills: u64,
@@ -44,19 +45,20 @@ pub(crate) struct Stat {
     pub(crate) pinned: u64,
     /// Resident memory of the daemon in bytes.
     pub(crate) memory: u64,
-    /// Bytes of the data folder, by kind.
+    /// Bytes on disk of the data folder, by kind of file.
     #[serde(default)]
     pub(crate) disk: Disk,
-    /// Eviction policy and admission.
+    /// State of eviction and admission.
     #[serde(default)]
     pub(crate) eviction: Eviction,
-    /// Bundles; absent while bundles are off.
+    /// State of bundles; absent while bundles are off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bundle: Option<Bundle>,
 }
 
 impl Stat {
-    /// The address of the first listener, for clients on this host.
+    /// Returns the address of the first listener, in a form with which clients on this host can
+    /// connect.
     pub(crate) fn address(&self) -> Option<Address> {
         let listener = self.listen.first()?.parse().ok()?;
         Some(Address::of_listener(listener, self.tls))
@@ -66,141 +68,149 @@ impl Stat {
 /// Part of [`Stat`]: bytes on disk of all files in the data folder, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Disk {
-    /// Committed blobs.
+    /// Bytes of committed blobs.
     pub(crate) blobs: u64,
-    /// Reserved bytes: active and interrupted downloads, unreadable blobs, deleted files still open.
+    /// Bytes that are reserved: for active and interrupted downloads, for unreadable blobs, and for
+    /// deleted files that are still open.
     pub(crate) downloads: u64,
-    /// Tags, lists of tags and lists of referrers.
+    /// Bytes of tags, lists of tags and lists of referrers.
     pub(crate) tags: u64,
-    /// Pins.
+    /// Bytes of the files that record pins.
     pub(crate) pins: u64,
-    /// Packs, plans, indexes, tables and the directory of bundles.
+    /// Bytes of the bundle server: packs, plans, indexes, tables of contents and the database of
+    /// images.
     pub(crate) bundles: u64,
-    /// The catalog and the policy state.
+    /// Bytes of the cache's catalog and of the eviction policy's state.
     pub(crate) catalog: u64,
-    /// Files of any other kind, such as the request log.
+    /// Bytes of all other files, such as the request log.
     pub(crate) other: u64,
-    /// Sum of all other fields.
+    /// Sum of all other fields of this document.
     pub(crate) total: u64,
 }
 
 /// The state of the fast tier.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Tier {
-    /// The class of the medium: `pmem`, `emulated-file` or `volatile`.
+    /// Class of the medium of the tier: `pmem`, `emulated-file` or `volatile`.
     pub(crate) class: String,
-    /// Bytes of the medium.
+    /// Capacity of the medium in bytes.
     pub(crate) capacity: u64,
-    /// Free bytes of the medium.
+    /// Free bytes on the medium.
     pub(crate) free: u64,
-    /// Bytes that pierhead uses.
+    /// Bytes that pierhead uses on the medium.
     pub(crate) used: u64,
-    /// Current maximum of `used`. The maximum shrinks under memory pressure.
+    /// Current maximum of `used`, in bytes. Memory pressure reduces this maximum.
     pub(crate) limit: u64,
-    /// Maximum of `used` without memory pressure.
+    /// Maximum of `used` without memory pressure, in bytes.
     #[serde(default)]
     pub(crate) ceiling: u64,
-    /// The largest possible `limit` and `ceiling`.
+    /// Largest possible value of `limit` and of `ceiling`, in bytes.
     #[serde(default)]
     pub(crate) most: u64,
     /// Number of complete blobs on the tier.
     pub(crate) blobs: u64,
-    /// Number of blobs with only their hot ranges on the tier.
+    /// Number of blobs of which only the hot ranges (the parts that container starts read) are on
+    /// the tier.
     #[serde(default)]
     pub(crate) hot: u64,
-    /// Bytes of the hot ranges of the blobs in `hot`.
+    /// Bytes of the hot ranges of the blobs that `hot` counts.
     #[serde(default)]
     pub(crate) hot_used: u64,
-    /// Number of blobs that pierhead has not yet written back to the disk.
+    /// Number of blobs on the tier that pierhead has not yet written back to the disk.
     pub(crate) queue: u64,
-    /// Dirty bytes: bytes of the blobs in `queue`, and of downloads in progress.
+    /// Dirty bytes: bytes of the blobs that `queue` counts, and of downloads in progress.
     pub(crate) dirty: u64,
     /// Bytes of blobs written to the tier since the start.
     pub(crate) staged: u64,
     /// Bytes of blobs written back to the disk since the start.
     pub(crate) written_back: u64,
-    /// Number of downloads since the start that moved to the disk because the tier was full.
+    /// Number of downloads since the start that began on the tier and continued on the disk because
+    /// the tier was full.
     pub(crate) moved: u64,
-    /// Number of opened blobs since the start that were complete on the tier.
+    /// Number of times since the start that a blob was opened while the complete blob was on the
+    /// tier.
     pub(crate) hits: u64,
-    /// Number of opened blobs since the start of which only the hot ranges were on the tier.
+    /// Number of times since the start that a blob was opened while only its hot ranges were on the
+    /// tier.
     #[serde(default)]
     pub(crate) hot_hits: u64,
-    /// Number of opened blobs since the start that were on the disk only.
+    /// Number of times since the start that a blob was opened while it was on the disk only.
     pub(crate) disk_hits: u64,
-    /// Number of damaged blobs on the tier, found at the start or since.
+    /// Number of damaged blobs that pierhead has found on the tier.
     #[serde(default)]
     pub(crate) damaged: u64,
-    /// Whether the medium failed. pierhead then uses the disk alone until a restart.
+    /// Whether the medium failed. After a failure, pierhead uses the disk alone until a restart.
     #[serde(default)]
     pub(crate) failed: bool,
 }
 
-/// The new limit of the fast tier.
+/// The new limit of the fast tier, in a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TierLimit {
-    /// Maximum of `used` of [`Tier`], in bytes.
+    /// The new maximum of `used` of [`Tier`], in bytes.
     pub(crate) limit: u64,
 }
 
-/// Part of [`Stat`]: bundles. The bytes of bundles do not count in `used` and `capacity`.
+/// Part of [`Stat`]: state of the bundle server. `used` and `capacity` of [`Stat`] do not include
+/// bundles.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Bundle {
-    /// Number of indexed images.
+    /// Number of images for which pierhead can make bundles now.
     pub(crate) ready: u64,
-    /// Number of images that wait for indexing, or are being indexed.
+    /// Number of images that wait for indexing, or that pierhead indexes now.
     pub(crate) waiting: u64,
-    /// Number of images of which pierhead cannot make bundles.
+    /// Number of images for which pierhead cannot make bundles.
     pub(crate) refused: u64,
-    /// Number of background jobs: images, optimized frames, patches.
+    /// Number of background jobs that are waiting or running. A job indexes an image, optimizes
+    /// packed frames, or makes patches.
     pub(crate) jobs: u64,
-    /// Bytes of packs.
+    /// Bytes of packs (files with compressed contents of images).
     pub(crate) packs: u64,
-    /// Maximum of `packs`, in bytes.
+    /// Maximum of the bytes of packs.
     pub(crate) packs_capacity: u64,
-    /// Bytes of plans, patches included.
+    /// Bytes of bundle plans and of the patches in them.
     pub(crate) plans: u64,
-    /// Maximum of `plans`, in bytes.
+    /// Maximum of the bytes of bundle plans.
     pub(crate) plans_capacity: u64,
-    /// Bytes of layer indexes and tables of contents.
+    /// Bytes of layer indexes and of tables of contents.
     pub(crate) index: u64,
 }
 
-/// Part of [`Stat`]: eviction and admission.
+/// Part of [`Stat`]: state of eviction and admission.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Eviction {
     /// Value of the key `eviction.policy`.
     pub(crate) policy: String,
     /// Value of the key `eviction.admission`.
     pub(crate) admission: String,
-    /// Bytes of content written since midnight (UTC).
+    /// Bytes of blobs and bundles written since midnight (UTC).
     pub(crate) written_today: u64,
-    /// Value of the key `cache.daily_write_budget` in bytes; 0 is no limit.
+    /// Value of the key `cache.daily_write_budget` in bytes; 0 means no limit.
     pub(crate) daily_write_budget: u64,
     /// Number of blobs evicted since the start.
     pub(crate) evictions: u64,
-    /// Number of downloads since the start that the cache did not admit although they fit.
+    /// Number of downloads since the start that the cache did not store, although they fit.
     pub(crate) refused: u64,
-    /// Number of downloads of `refused` by cause: `admission`, `policy`, `written` (the daily write
-    /// budget).
+    /// The downloads that `refused` counts, by cause: `admission`, `policy`, `written` (the daily
+    /// write budget).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) refused_by: BTreeMap<String, u64>,
-    /// Number of hits since the start.
+    /// Number of cache hits since the start.
     #[serde(default)]
     pub(crate) hits: u64,
-    /// Number of misses since the start.
+    /// Number of cache misses since the start.
     #[serde(default)]
     pub(crate) misses: u64,
-    /// Statistics of the policy, such as `gate_open` of `learned`.
+    /// Statistics of the eviction policy, such as `gate_open` of the policy `learned`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) figures: BTreeMap<String, f64>,
 }
 
-/// One page of blobs, in the order of their digests.
+/// One page of the list of cached blobs, sorted by digest.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Blobs {
-    /// At most 1000 entries.
+    /// The blobs of this page, at most 1000.
     pub(crate) blobs: Vec<Blob>,
     /// Value of the query parameter `after` for the next page; absent on the last page.
     pub(crate) next: Option<Digest>,
@@ -211,9 +221,9 @@ pub(crate) struct Blobs {
 pub(crate) struct Blob {
     /// Digest of the blob.
     pub(crate) digest: Digest,
-    /// Size in bytes.
+    /// Size of the blob in bytes.
     pub(crate) size: u64,
-    /// The media type that the registry stated.
+    /// The media type that the registry stated for the blob.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) media_type: Option<String>,
     /// Last use by a client, in seconds since 1970.
@@ -228,9 +238,9 @@ pub(crate) struct Blob {
 /// The cached images that have a tag.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Images {
-    /// At most 1000 entries.
+    /// The images of this list, at most 1000.
     pub(crate) images: Vec<Image>,
-    /// Whether more images exist.
+    /// Whether the cache has more images than this list.
     #[serde(default)]
     pub(crate) more: bool,
 }
@@ -238,25 +248,25 @@ pub(crate) struct Images {
 /// Part of [`Images`]: one image.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Image {
-    /// The complete reference.
+    /// Complete reference of the image.
     pub(crate) image: String,
     /// Digests of the cached parts of the image.
     pub(crate) digests: Vec<Digest>,
     /// Digest of the index or manifest to which the tag points.
     #[serde(default)]
     pub(crate) digest: Option<Digest>,
-    /// Bytes of all parts in `digests`.
+    /// Bytes of all cached parts of the image.
     #[serde(default)]
     pub(crate) size: u64,
     /// Whether the image is pinned.
     #[serde(default)]
     pub(crate) pinned: bool,
-    /// Platforms whose manifest is cached.
+    /// Platforms of the image whose manifest is cached.
     #[serde(default)]
     pub(crate) platforms: Vec<ImagePlatform>,
 }
 
-/// Part of [`Image`]: one platform.
+/// Part of [`Image`]: one platform of the image.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ImagePlatform {
     /// The platform as `os/architecture[/variant]`, if known.
@@ -271,60 +281,61 @@ pub(crate) struct ImagePlatform {
     pub(crate) accessed: u64,
 }
 
-/// A deleted image.
+/// Result of the deletion of an image.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Removed {
-    /// The complete reference.
+    /// Complete reference of the deleted image.
     pub(crate) image: String,
-    /// The deleted tags.
+    /// Tags that were deleted with the image.
     pub(crate) names: Vec<String>,
-    /// Freed bytes, of blobs and of bundles.
+    /// Freed bytes of blobs and of bundles.
     pub(crate) freed: u64,
 }
 
-/// The pinned images.
+/// The list of pinned images.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pins {
-    /// One entry per image.
+    /// The pins, one per image.
     pub(crate) pins: Vec<Pin>,
 }
 
 /// The pin of one image.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pin {
-    /// The complete reference.
+    /// Complete reference of the pinned image.
     pub(crate) image: String,
-    /// The pinned digests; empty after an unpin.
+    /// Digests that the pin protects; empty after an unpin.
     pub(crate) digests: Vec<Digest>,
 }
 
-/// The target of a prune.
+/// The target of a prune, in a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Prune {
-    /// Target size of the data folder in bytes, without `other` of [`Disk`]. 0 deletes everything that is not pinned.
+    /// Target size of the data folder in bytes, without `other` of [`Disk`]. With 0, pierhead
+    /// deletes everything that is not pinned.
     pub(crate) target: u64,
 }
 
 /// The result of a prune.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pruned {
-    /// Freed bytes: of blobs, interrupted downloads and bundles.
+    /// Freed bytes of blobs, interrupted downloads and bundles.
     pub(crate) freed: u64,
     /// Bytes of the data folder after the prune.
     pub(crate) used: u64,
 }
 
-/// Images to pull into the cache.
+/// The images to pull into the cache, in a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Warm {
-    /// Complete references.
+    /// Complete references of the images.
     pub(crate) images: Vec<String>,
-    /// Platforms as `os/architecture[/variant]`; all platforms when empty.
+    /// Platforms to pull, as `os/architecture[/variant]`. An empty list means all platforms.
     #[serde(default)]
     pub(crate) platforms: Vec<String>,
-    /// Whether to pin the images.
+    /// Whether pierhead also pins the images.
     #[serde(default)]
     pub(crate) pin: bool,
 }
@@ -333,30 +344,32 @@ pub(crate) struct Warm {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
-    /// Progress. The totals grow as pierhead reads manifests.
+    /// Progress of the work. The totals grow as pierhead reads manifests.
     Progress {
-        /// The image of a warm, or the digest of a verification.
+        /// The image that pierhead warms, or the digest that pierhead verifies.
         subject: String,
-        /// Number of finished blobs.
+        /// Number of blobs that are finished.
         done: u64,
-        /// Number of all known blobs.
+        /// Number of all blobs that are known so far.
         blobs: u64,
-        /// Number of finished bytes.
+        /// Number of bytes that are finished.
         bytes_done: u64,
-        /// Number of bytes of all known blobs.
+        /// Number of bytes of all blobs that are known so far.
         bytes: u64,
     },
-    /// The result for one image of a warm, or one corrupt blob of a verification.
+    /// The result of one image of a `warm` request, or one corrupt blob that a `verify` request
+    /// found.
     Item {
-        /// The image of a warm, or the digest of a verification.
+        /// The image that pierhead warmed, or the digest of the corrupt blob.
         subject: String,
-        /// Whether the image was pulled, or the blob is not corrupt.
+        /// Whether pierhead pulled the image; false for a corrupt blob.
         ok: bool,
-        /// The error message of a failure.
+        /// The error message of a failed item.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         message: Option<String>,
     },
-    /// The last line: how many items succeeded, and how many failed.
+    /// The last line: the number of items that succeeded (`good`), and the number of items that
+    /// failed (`bad`).
     Done { good: u64, bad: u64 },
 }
 

@@ -3,10 +3,11 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Date of the sources in seconds since 1970 (`SOURCE_DATE_EPOCH` in a release). A correct clock is later.
+/// Date of the sources in seconds since 1970 (`SOURCE_DATE_EPOCH` in a release). A correct clock
+/// shows a later date.
 const SOURCE_DATE: &str = env!("PIERHEAD_SOURCE_DATE");
 
-/// Fix for a wrong clock, on a host and on a DPU.
+/// The advice for a wrong clock, on a host and on a DPU.
 pub(crate) const FIX: &str = "`timedatectl set-ntp true`, or run chrony; a DPU without a battery-backed clock must reach an NTP server \
                                (or set it by `date -s` on its console)";
 

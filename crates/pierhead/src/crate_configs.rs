@@ -1,4 +1,4 @@
-//! Builds the configuration of each library crate from the configuration of the daemon.
+//! Builds the configuration of each library crate of pierhead from the configuration of the daemon.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::config::{AuthMode, Config, IDENTITY_TOKEN_USER, Size, Upstream, files
 use crate::environment::Environment;
 use pierhead_host::machine::Machine;
 
-/// Configuration of the registry client. Reads the files with secrets.
+/// Builds the configuration of the registry client. Reads the files with secrets.
 ///
 /// # Errors
 /// A message for the operator that names the unreadable file.
@@ -26,7 +26,8 @@ pub(crate) fn remote(
     config: &Config,
     environment: &Environment,
 ) -> Result<pierhead_remote::Config, String> {
-    // Credentials of a registry's own table take precedence over credentials of `docker_config`.
+    // Credentials in the table of a registry take precedence over its credentials in the file of
+    // `docker_config`.
     let mut credentials_of = match &config.docker_config {
         Some(path) => files::docker_config(path)?,
         None => HashMap::new(),
@@ -65,7 +66,8 @@ pub(crate) fn remote(
         };
         upstreams.insert(registry.clone(), upstream);
     }
-    /// Minimum rate of a download in bytes per second. A slow registry would otherwise occupy a download slot without end.
+    /// Minimum rate of a download in bytes per second. Without this minimum, a slow registry would
+    /// occupy a download slot without end.
     const MIN_BYTES_PER_SECOND: u64 = 10 << 10;
     let timeouts = pierhead_remote::Config::default();
     Ok(pierhead_remote::Config {
@@ -80,7 +82,7 @@ pub(crate) fn remote(
         https_proxy: environment.https_proxy.clone(),
         resolver: None,
         no_proxy: environment.no_proxy.clone(),
-        // Finds credential helpers in the folders of PATH.
+        // An empty list: pierhead looks for credential helpers in the folders of PATH.
         helper_folders: Vec::new(),
     })
 }
@@ -102,9 +104,9 @@ fn credentials(upstream: &Upstream) -> Result<Option<Credentials>, String> {
     }))
 }
 
-/// Eviction policy, admission and write budget of a cache of `capacity` bytes.
+/// Builds the eviction policy, admission and write budget of a cache of `capacity` bytes.
 pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Eviction {
-    // A random seed, so that no client can predict what the policy samples.
+    // A random seed, so that no client can predict which blobs the policy samples.
     let seed = RandomState::new().build_hasher().finish();
     let eviction = &config.eviction;
     pierhead_cache::Eviction {
@@ -112,7 +114,7 @@ pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Evicti
         policy: eviction.policy.build(capacity, seed),
         admission_name: eviction.admission.name().into(),
         admission: match eviction.admission {
-            // `always` admits everything and has no state to save.
+            // The admission filter `always` admits everything, so it has no state to save.
             AdmissionName::Always => None,
             named => Some(named.build(capacity, seed)),
         },
@@ -120,12 +122,14 @@ pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Evicti
     }
 }
 
-/// Configuration of the bundle server. `space` is the space of the file system of the data folder.
+/// Builds the configuration of the bundle server. `space` is the space of the file system of the
+/// data folder.
 pub(crate) fn bundle_server(
     config: &Config,
     space: FileSystemSpace,
 ) -> pierhead_bundle_server::Config {
-    /// Minimum of `bundle.size = "auto"` in bytes. Fewer hold too few packs to be useful.
+    /// Minimum of `bundle.size = "auto"` in bytes. A smaller size would hold too few packs to be
+    /// useful.
     const MIN_AUTO_BYTES: u64 = 256 << 20;
     /// Maximum of `bundle.size = "auto"` in bytes. An operator must configure a larger size.
     const MAX_AUTO_BYTES: u64 = 100 << 30;
@@ -148,8 +152,8 @@ pub(crate) fn bundle_server(
     server
 }
 
-/// The daily write budget of the cache, which also covers bundles, since bundles are on the same
-/// disk.
+/// The daily write budget of the cache, which also limits the writes of bundles, since bundles are
+/// on the same disk as blobs.
 pub(crate) struct BundleWriteBudget(pub(crate) Cache);
 
 impl fmt::Debug for BundleWriteBudget {
@@ -168,17 +172,18 @@ impl pierhead_bundle_server::WriteBudget for BundleWriteBudget {
     }
 }
 
-/// Total bytes of the files in a folder; 0 if the folder does not exist.
+/// Returns the total bytes of the files in a folder, or 0 if the folder does not exist.
 fn folder_bytes(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let sizes = entries.filter_map(|entry| Some(entry.metadata().ok()?.len()));
     sizes.sum()
 }
 
-/// The CPU time that all work shares, from the CPU quota of the cgroup; `None` without a quota.
+/// Returns the CPU time that all work shares, from the CPU quota of the cgroup; `None` without a
+/// quota.
 pub(crate) fn cpu_budget(machine: &Machine) -> Option<CpuBudget> {
-    /// Share of the quota that pierhead plans with, in percent. The kernel throttles a process that uses 100 %, and it
-    /// accounts CPU time with a delay (docs/explanation/profiles.md).
+    /// Share of the quota that pierhead uses, in percent. The kernel throttles a process that uses
+    /// 100 %, and the kernel counts CPU time with a delay (docs/explanation/profiles.md).
     const CPU_SHARE_PERCENT: u64 = 90;
     let quota = machine.cpu_limit.as_ref()?;
     Some(CpuBudget::new(CpuAllowance {
@@ -188,7 +193,8 @@ pub(crate) fn cpu_budget(machine: &Machine) -> Option<CpuBudget> {
     }))
 }
 
-/// Number of worker threads: one per core of `limits.cores`, and at most as many as the CPU quota of the cgroup keeps busy.
+/// Returns the number of worker threads: one per core of `limits.cores`, and at most as many as the
+/// CPU quota of the cgroup keeps busy.
 pub(crate) fn worker_threads(config: &Config, machine: &Machine) -> usize {
     /// Maximum number of worker threads. More threads take memory and do not raise the throughput of an uplink.
     const MAX_THREADS: usize = 16;
@@ -199,7 +205,7 @@ pub(crate) fn worker_threads(config: &Config, machine: &Machine) -> usize {
     machine.parallel().min(cores).min(max)
 }
 
-/// Configuration of the proxy.
+/// Builds the configuration of the proxy.
 pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
     let kept = config.upstreams.iter();
     let kept = kept.filter(|(_, upstream)| upstream.keep_deleted);
@@ -243,12 +249,13 @@ fn auth(config: &Config) -> Auth {
             file: file.clone(),
             cache_ttl,
         },
-        // `config::load` refuses this combination. `Certificate` denies every client of a listener without `tls.client_ca`.
+        // `config::load` refuses this combination of keys. If it happened nevertheless,
+        // `Certificate` would deny every client, since the listener has no `tls.client_ca`.
         (AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd, None) => Auth::Certificate,
     }
 }
 
-/// TLS of the client listeners; `None` without `tls.cert`.
+/// Builds the TLS settings of the client listeners. Returns `None` without `tls.cert`.
 pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
     let (Some(certificate), Some(key)) = (config.tls.cert.clone(), config.tls.key.clone()) else {
         return None;
@@ -262,8 +269,8 @@ pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
     })
 }
 
-/// Certificate authorities that pierhead trusts for upstreams: the authorities of the system, or
-/// Mozilla's list if the system has none, as in a minimal container image.
+/// Returns the certificate authorities that pierhead trusts for upstreams: the authorities of the
+/// system, or Mozilla's list if the system has none, as in a minimal container image.
 pub(crate) fn trusted_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
@@ -281,7 +288,7 @@ pub(crate) fn trusted_roots() -> RootCertStore {
     roots
 }
 
-/// Size of a file system, and the free part that this user can write to, in bytes.
+/// The size in bytes of a file system, and the free part that this user can write to.
 #[derive(Clone, Copy)]
 pub(crate) struct FileSystemSpace {
     pub(crate) total: u64,
@@ -289,7 +296,7 @@ pub(crate) struct FileSystemSpace {
 }
 
 /// Reads the space of the file system of `path`. If `path` does not exist, reads the space of the
-/// closest existing folder above.
+/// closest folder above it that exists.
 pub(crate) fn file_system_space(path: &Path) -> io::Result<FileSystemSpace> {
     let absolute = std::path::absolute(path)?;
     let existing = absolute

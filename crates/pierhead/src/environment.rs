@@ -1,5 +1,5 @@
-//! Reads the environment variables and the host's limits. No other module reads environment
-//! variables.
+//! Reads the environment variables of the process, and the limits of the host. No other module
+//! reads environment variables.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,40 +11,43 @@ use pierhead_host::machine::Machine;
 /// The environment of the process, read once at the start.
 #[derive(Clone)]
 pub(crate) struct Environment {
-    /// `https_proxy`, else `HTTPS_PROXY`. The value may contain a password, so pierhead never
-    /// prints it.
+    /// Value of `https_proxy`, else of `HTTPS_PROXY`. The value may contain a password, so pierhead
+    /// never prints it.
     pub(crate) https_proxy: Option<String>,
-    /// The items of `no_proxy`, else `NO_PROXY`.
+    /// Comma-separated items of `no_proxy`, else of `NO_PROXY`.
     pub(crate) no_proxy: Vec<String>,
-    /// Default of the key `data`.
+    /// Default value of the configuration key `data`.
     pub(crate) default_data: PathBuf,
-    /// `PATH`.
+    /// Value of the variable `PATH`.
     pub(crate) search_path: OsString,
     /// Folder of the user's configuration files: `XDG_CONFIG_HOME` or `~/.config`.
     pub(crate) user_config: Option<PathBuf>,
     /// Folder of the user's persistent state: `XDG_STATE_HOME` or `~/.local/state`.
     pub(crate) user_state: Option<PathBuf>,
-    /// The user's Docker config.json, in `DOCKER_CONFIG` or `~/.docker`.
+    /// Path of the user's Docker config.json, in `DOCKER_CONFIG` or `~/.docker`.
     pub(crate) docker_config: Option<PathBuf>,
     /// CPUs and memory that this process may use.
     pub(crate) machine: Machine,
-    /// Whether `MALLOC_ARENA_MAX` or `GLIBC_TUNABLES` is set: settings of the allocator of glibc.
+    /// Whether `MALLOC_ARENA_MAX` or `GLIBC_TUNABLES` is set, the variables that configure the
+    /// allocator of glibc.
     pub(crate) sets_malloc: bool,
-    /// Socket and watchdog of the service manager.
+    /// Socket and watchdog timeout of the service manager.
     pub(crate) service_manager: NotifySettings,
 }
 
 /// Settings that the service manager passes, as in sd_notify(3) and sd_watchdog_enabled(3).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NotifySettings {
-    /// `NOTIFY_SOCKET`: a path, or an abstract name after `@`.
+    /// Value of `NOTIFY_SOCKET`: the path of a socket, or `@` and the name of an abstract socket.
     pub(crate) socket: Option<OsString>,
-    /// Watchdog timeout: the service manager restarts a process that sends no keep-alive for this long.
+    /// Watchdog timeout: the service manager restarts a process that sends no keep-alive within
+    /// this time.
     pub(crate) watchdog: Option<Duration>,
 }
 
 impl NotifySettings {
-    /// Parses the variables. Ignores the watchdog of another process than `own_pid`.
+    /// Parses the variables of the service manager. Ignores a watchdog that is for another process
+    /// than `own_pid`.
     fn new(socket: Option<OsString>, usec: Option<&str>, pid: Option<&str>, own_pid: u32) -> Self {
         let is_for_us = pid.is_none_or(|pid| pid.parse() == Ok(own_pid));
         let watchdog = usec
@@ -58,7 +61,7 @@ impl NotifySettings {
 }
 
 impl Environment {
-    /// Reads the environment.
+    /// Reads the environment of this process.
     pub(crate) fn read() -> Self {
         let either = |lower: &str, upper: &str| {
             env::var(lower)
@@ -98,7 +101,7 @@ impl Environment {
     }
 }
 
-/// A folder of the user: the absolute path in the variable, else a folder below `HOME`.
+/// Returns a folder of the user: the absolute path in the variable, else a folder below `HOME`.
 fn user_folder(variable: &str, default: &str) -> Option<PathBuf> {
     let configured = env::var_os(variable).map(PathBuf::from);
     configured
@@ -106,7 +109,8 @@ fn user_folder(variable: &str, default: &str) -> Option<PathBuf> {
         .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(default)))
 }
 
-/// Default of `data`. By the XDG base directory rules, a relative `XDG_DATA_HOME` is ignored.
+/// Returns the default value of the key `data`. By the XDG base directory rules, a relative
+/// `XDG_DATA_HOME` is ignored.
 fn default_data(is_root: bool, xdg: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
     if is_root {
         return PathBuf::from("/var/lib/pierhead");

@@ -12,8 +12,9 @@ use crate::terminal::escaped_lines;
 /// Defines the enum, the list of all codes, and the table of the reference page from one list.
 macro_rules! exits {
     ($($(#[doc = $doc:literal])* $name:ident = $code:literal,)*) => {
-        /// Why a command failed, for scripts, systemd and Kubernetes (docs/how-to/troubleshoot.md). Codes from 65 are the closest
-        /// ones of BSD's sysexits(3).
+        /// The reasons of a failed command, as exit codes for scripts, systemd and Kubernetes
+        /// (docs/how-to/troubleshoot.md). From 65, each code is the closest code of BSD's
+        /// sysexits(3).
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub(crate) enum ExitReason {
@@ -34,11 +35,12 @@ macro_rules! exits {
 exits! {
     /// The command failed for a reason without a code of its own.
     Failed = 1,
-    /// The command line or the configuration is invalid.
+    /// The command line or the configuration is invalid: the user or the operator must correct it.
     Usage = 2,
     /// `EX_DATAERR`: a file that the configuration names has invalid contents.
     InvalidFile = 65,
-    /// `EX_NOINPUT`: the configuration or a file that it names is unreadable, or an image does not exist.
+    /// `EX_NOINPUT`: an image does not exist, or pierhead cannot read the configuration file or a
+    /// file that it names.
     MissingFile = 66,
     /// `EX_NOHOST`: the network interface does not exist or has no address, or no interface has the listen address.
     NoInterface = 68,
@@ -66,7 +68,8 @@ impl From<ExitReason> for ExitCode {
     }
 }
 
-/// An error with an exit code, at any place in the chain of an [`anyhow::Error`]. The message has the problem and its fix.
+/// An error with an exit code, which can be anywhere in the chain of an [`anyhow::Error`]. Its
+/// message has the problem and the fix.
 #[derive(Debug)]
 pub(crate) struct ExitError {
     reason: ExitReason,
@@ -83,7 +86,7 @@ impl ExitError {
         }
     }
 
-    /// Adds the error of the system after the message.
+    /// Adds the error of the operating system after the message.
     pub(crate) fn with_source(
         reason: ExitReason,
         message: impl Into<String>,
@@ -108,7 +111,7 @@ impl std::error::Error for ExitError {
     }
 }
 
-/// The code of the first error in the chain that has a code.
+/// Returns the exit code of the first error in the chain that has a code.
 fn reason_of(error: &anyhow::Error) -> ExitReason {
     let reason = |cause: &(dyn std::error::Error + 'static)| {
         let own = cause.downcast_ref::<ExitError>().map(|error| error.reason);
@@ -134,18 +137,21 @@ impl From<CertificateFault> for ExitReason {
     }
 }
 
-/// Why the exit code of a command is not 0.
+/// The reason for an exit code of a command that is not 0.
 #[derive(Debug)]
 pub(crate) enum CommandError {
-    /// The command failed. An [`ExitError`] in the chain has the code.
+    /// The command failed. If the chain of the error contains an [`ExitError`], its exit code is
+    /// used.
     Failed(anyhow::Error),
-    /// Code 2: invalid usage or configuration. Each line has its fix.
+    /// Exit code 2: invalid usage or configuration. Each line of the text has a problem and its
+    /// fix.
     Usage(String),
-    /// A message with its code.
+    /// A message for the user, with its exit code.
     Message(ExitReason, String),
     /// The command has already printed the problem that it found.
     Reported(ExitReason),
-    /// A code that the help of the command explains. The command has printed everything.
+    /// An exit code that the help of the command explains. The command has already printed
+    /// everything.
     Code(u8),
 }
 
@@ -153,7 +159,7 @@ impl CommandError {
     /// Prints the error on standard error, and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
         match self {
-            // The reader has closed the pipe, as in `pierhead cache ls | head`.
+            // The reader of standard output has closed the pipe, as in `pierhead cache ls | head`.
             Self::Failed(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
             Self::Failed(error) => {
                 eprintln!("pierhead: {}", escaped_lines(&describe(&error)));
@@ -170,7 +176,7 @@ impl CommandError {
     }
 }
 
-/// The message with its causes, without causes that the message already contains.
+/// Returns the message of an error with its causes. Omits causes that the message already contains.
 pub(crate) fn describe(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {

@@ -15,26 +15,27 @@ use tracing_subscriber::{Registry, reload};
 use crate::config::{Log, LogFormat};
 use crate::terminal::EscapingWriter;
 
-/// Maximum number of characters of a field value. The text format truncates longer values.
+/// Maximum number of characters of a field value. The text format of the log truncates longer
+/// values.
 const MAX_VALUE_CHARS: usize = 4096;
 
-/// Changes the level of a running process.
+/// Changes the log level of the running process.
 pub(crate) struct Level(reload::Handle<Targets, Registry>);
 
 impl Level {
     /// Sets the log level. The new level takes effect immediately.
     pub(crate) fn set(&self, log: &Log) {
-        // Fails only after the subscriber is dropped, when no log exists any more.
+        // This call fails only after the subscriber is dropped, when no log exists any more.
         let _ = self.0.reload(targets(&log.level));
     }
 }
 
-/// Starts the log. The function must run once, before the first log line.
+/// Starts the log. The caller must call this function once, before the first log line.
 pub(crate) fn start(log: &Log) -> Level {
     let (filter, handle) = reload::Layer::new(targets(&log.level));
     let registry = tracing_subscriber::registry().with(filter);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    // Fails only if a test starts the log twice in one process.
+    // This call fails only if a test starts the log twice in one process.
     let _ = match log.format {
         LogFormat::Text => registry
             .with(
@@ -57,8 +58,9 @@ pub(crate) fn start(log: &Log) -> Level {
     Level(handle)
 }
 
-/// Writes `message name=value …` like the default, but escapes control characters and truncates long values. So text from
-/// clients or registries cannot forge a log line or control a terminal. The JSON format escapes by itself.
+/// Writes `message name=value …` like the default, but escapes control characters and truncates
+/// long values. Therefore, text from clients or registries cannot forge a log line or control a
+/// terminal. The JSON format needs no such writer, since JSON escapes control characters.
 struct Escaped;
 
 impl<'writer> FormatFields<'writer> for Escaped {
@@ -96,7 +98,7 @@ impl Line<'_> {
             left: MAX_VALUE_CHARS,
         };
         match value_writer.write_fmt(value) {
-            // The value exceeded its own limit; the writer did not fail.
+            // The value exceeded its maximum length; the writer itself did not fail.
             Err(fmt::Error) if value_writer.left == 0 => self.writer.write_char('…'),
             result => result,
         }
@@ -118,8 +120,8 @@ impl Visit for Line<'_> {
     }
 }
 
-/// Parses the level, which the configuration has validated. `Targets` needs no regular expressions; `EnvFilter` would add a
-/// sixth to the size of the program.
+/// Parses the log level, which pierhead has already validated. Uses `Targets`, since `EnvFilter`
+/// needs regular expressions and would add a sixth to the size of the program.
 fn targets(level: &str) -> Targets {
     level.parse().unwrap_or_default()
 }

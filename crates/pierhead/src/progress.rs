@@ -1,8 +1,9 @@
-//! The progress bar of all commands: on standard error if that is a terminal, and at most 80 columns wide.
+//! The progress bar of all commands: on standard error if standard error is a terminal, and at most
+//! 80 columns wide.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// What a bar counts.
+/// The unit that a progress bar counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     Bytes,
@@ -10,7 +11,8 @@ pub(crate) enum Unit {
 }
 
 impl Unit {
-    /// Bar template. With a subject of [`MAX_SUBJECT_CHARS`] it takes at most 80 columns.
+    /// Returns the template of the bar. With a subject of [`MAX_SUBJECT_CHARS`], the bar takes at
+    /// most 80 columns.
     const fn template(self) -> &'static str {
         match self {
             Self::Bytes => "{bar:16} {bytes:>10}/{total_bytes:<10} {bytes_per_sec:>13} {wide_msg}",
@@ -19,7 +21,8 @@ impl Unit {
     }
 }
 
-/// Maximum number of characters of a subject, so that bytes and rate fit into 80 columns.
+/// Maximum number of characters of a subject, so that the subject, the bytes and the rate fit into
+/// 80 columns.
 const MAX_SUBJECT_CHARS: usize = 24;
 
 /// A progress bar. All clones control the same bar.
@@ -28,7 +31,8 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Creates a bar. The bar is invisible when `hidden`, with `--quiet`, or without a terminal.
+    /// Creates a progress bar. The bar is invisible if `hidden` is true, with `--quiet`, or without
+    /// a terminal.
     pub(crate) fn new(hidden: bool) -> Self {
         Self::on(match hidden || crate::verbosity::is_quiet() {
             true => ProgressDrawTarget::hidden(),
@@ -44,14 +48,14 @@ impl Progress {
     /// Begins a step of the work with `total` units.
     pub(crate) fn begin(&self, subject: &str, unit: Unit, total: u64) {
         let style = ProgressStyle::with_template(unit.template());
-        // Never fails: a test draws each template.
+        // This call never fails: a test draws each template.
         self.bar
             .set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         self.bar.reset();
         self.update(subject, 0, total);
     }
 
-    /// Sets the progress. The total may grow.
+    /// Sets the subject, the number of finished units and the total, which may grow.
     pub(crate) fn update(&self, subject: &str, done: u64, total: u64) {
         self.bar.set_length(total);
         self.bar.set_position(done);
@@ -68,18 +72,18 @@ impl Progress {
         self.bar.inc(units);
     }
 
-    /// Hides the bar while `print` prints lines, and redraws the bar below these lines.
+    /// Hides the progress bar while `print` prints lines, and redraws the bar below these lines.
     pub(crate) fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         self.bar.suspend(print)
     }
 
-    /// Removes the bar.
+    /// Removes the progress bar from the terminal.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// Shortens a subject to its end, or a digest to its beginning.
+/// Shortens a subject: keeps the end of a name, or the beginning of a digest.
 fn shorten(subject: &str) -> String {
     let length = subject.chars().count();
     if length <= MAX_SUBJECT_CHARS {
@@ -146,7 +150,7 @@ mod tests {
         }
     }
 
-    /// The last drawn state of the bar.
+    /// Returns the last state that the bar drew.
     fn drawn(subject: &str, unit: Unit, done: u64, total: u64) -> String {
         let terminal = Terminal::default();
         let target = ProgressDrawTarget::term_like_with_hz(Box::new(terminal.clone()), 255);

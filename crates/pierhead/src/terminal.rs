@@ -1,32 +1,34 @@
-//! Escapes text from clients, registries and images, so that it cannot control a terminal or forge log lines.
+//! Escapes text from clients, registries and images, so that the text cannot control a terminal or
+//! forge log lines.
 
 use std::fmt::{self, Write as _};
 
-/// Maximum number of characters of a platform. A longer one would widen every row of a table.
+/// Maximum number of characters of a platform. A longer text would widen every row of a table.
 pub(crate) const MAX_PLATFORM_CHARS: usize = 64;
 
-/// `text` with escaped control characters, truncated after `max_chars` characters.
+/// Returns `text` with escaped control characters, truncated after `max_chars` characters.
 pub(crate) fn escaped(text: &str, max_chars: usize) -> String {
     let mut all = String::new();
     let mut writer = EscapingWriter {
         writer: &mut all,
         left: max_chars,
     };
-    // Writing to a string fails only at the limit.
+    // A write to a string fails only at the limit of characters.
     if writer.write_str(text).is_err() {
         all.push('…');
     }
     all
 }
 
-/// `text` with escaped control characters other than line breaks, for messages of several lines.
+/// Returns `text` with escaped control characters, except line breaks, for messages of several
+/// lines.
 pub(crate) fn escaped_lines(text: &str) -> String {
     let lines = text.split('\n').map(|line| escaped(line, usize::MAX));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Escapes line breaks, terminal control characters and bidirectional overrides. Fails when it would write more than
-/// `left` characters.
+/// A writer that escapes line breaks, terminal control characters and bidirectional overrides. A
+/// write of more than `left` characters fails.
 pub(crate) struct EscapingWriter<'a> {
     pub(crate) writer: &'a mut dyn fmt::Write,
     pub(crate) left: usize,

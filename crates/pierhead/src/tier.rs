@@ -12,11 +12,11 @@ use pierhead_pmem::{Class, Error, Log, RecoveryReport, Region, Report};
 use crate::config::{Config, Tier, TierKind};
 use pierhead_host::pressure::Resource;
 
-/// Opens the fast tier; `None` if the tier is off. Blocks, since a new file gets all of its space
-/// at once.
+/// Opens the fast tier; returns `None` if the tier is off. Blocks the thread, since a new file gets
+/// all of its space at once.
 ///
 /// # Errors
-/// The problem of the file, with its fix.
+/// The error has the problem of the file and its fix.
 pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, TierError> {
     let Some(region) = region(tier)? else {
         return Ok(None);
@@ -42,7 +42,7 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, TierError> {
              repeats, check the kernel's log and replace the medium"
         );
     }
-    // Headers and segment ends take about 1/32 of the log.
+    // Headers and the ends of segments take about 1/32 of the log, so the rest is the maximum.
     let max_bytes = log.capacity() / 32 * 31;
     let options = Options {
         max_limit: max_bytes,
@@ -60,7 +60,8 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, TierError> {
     }))
 }
 
-/// Bytes of memory that the file of the tier takes: `tier.size` on a tmpfs, and 0 on a disk.
+/// Returns the bytes of memory that the file of the tier takes: `tier.size` on a tmpfs, and 0 on a
+/// disk.
 pub(crate) fn bytes_in_memory(tier: &Tier) -> u64 {
     let path = tier.path.as_ref();
     let path = path.filter(|path| tier.kind != TierKind::Off && pierhead_pmem::is_memory(path));
@@ -73,8 +74,8 @@ pub(crate) fn follows_pressure(config: &Config) -> bool {
     is_watched && config.tier.kind == TierKind::File && bytes_in_memory(&config.tier) > 0
 }
 
-/// Maps the file; `None` if the tier is off. After an error, removes a file that this call has
-/// created.
+/// Maps the file of the tier into memory. Returns `None` if the tier is off. After an error,
+/// removes a file that this call has created.
 fn region(tier: &Tier) -> Result<Option<Region>, TierError> {
     let (TierKind::Pmem | TierKind::File, Some(path)) = (tier.kind, &tier.path) else {
         return Ok(None);
@@ -89,7 +90,7 @@ fn region(tier: &Tier) -> Result<Option<Region>, TierError> {
     if tier.kind == TierKind::Pmem && report.class != Class::Pmem {
         let what = format!("{report}: no persistent memory");
         if is_new {
-            // The file is locked, so no other process uses it.
+            // This process holds the lock on the file, so no other process uses the file.
             let _ = std::fs::remove_file(path);
         }
         return Err(TierError {
@@ -100,10 +101,11 @@ fn region(tier: &Tier) -> Result<Option<Region>, TierError> {
     Ok(Some(region))
 }
 
-/// Reads the file as [`open`] does, and changes nothing; `None` if the tier is off.
+/// Reads the file of the tier as [`open`] does, but changes nothing. Returns `None` if the tier is
+/// off.
 ///
 /// # Errors
-/// As [`open`].
+/// The same errors as from [`open`].
 pub(crate) fn inspect(tier: &Tier) -> Result<Option<(Report, RecoveryReport)>, TierError> {
     let Some(region) = region(tier)? else {
         return Ok(None);
@@ -113,16 +115,16 @@ pub(crate) fn inspect(tier: &Tier) -> Result<Option<(Report, RecoveryReport)>, T
     Ok(Some((region.report().clone(), found)))
 }
 
-/// Why the fast tier cannot be opened. A message for the operator.
+/// The reason why the fast tier cannot be opened, as a message for the operator.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TierError {
     /// The problem, with the path of the file.
     pub(crate) what: String,
-    /// The fix.
+    /// The fix of the problem, for the operator.
     pub(crate) fix: String,
 }
 
-/// Fix of errors without a more specific fix.
+/// The advice for errors without a more specific fix.
 const DEFAULT_FIX: &str = "fix the cause and restart pierhead; until then it serves from the disk";
 
 impl TierError {

@@ -1,5 +1,5 @@
-//! The flag `--quiet`, and the macro for messages that this flag hides. The flag is process-wide,
-//! like standard error.
+//! The flag `--quiet`, and the macro for messages that this flag hides. The value of the flag is
+//! global in the process, like standard error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

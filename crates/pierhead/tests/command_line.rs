@@ -1,4 +1,5 @@
-//! Runs the program without a daemon: help texts, `config` commands, exit codes.
+//! Tests of the program `pierhead` without a running daemon: help texts, `completions`, `man`,
+//! `config` commands, messages and exit codes of invalid commands.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -7,10 +8,10 @@ use std::process::{Command, Output};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 fn pierhead(arguments: &[&str]) -> Output {
-    // A time limit, so that a command that hangs fails the test.
+    // `timeout` ends a command that hangs, so that the test fails.
     let mut command = Command::new("timeout");
     command.args(["60", env!("CARGO_BIN_EXE_pierhead")]);
-    // A fixed terminal width and home folder, so that the output does not depend on the host.
+    // A fixed terminal width and home folder, so that the output is the same on every host.
     command
         .env("COLUMNS", "100")
         .env("HOME", "/home/someone")
@@ -129,7 +130,7 @@ fn the_help_of_each_command_has_its_flags_and_output_lines() {
         (&["cache", "warm"], &["--platform", "--pin", "<IMAGE>..."]),
         (&["cache", "prune"], &["--to", "--all"]),
         (&["cache", "verify"], &["Exit code 1"]),
-        // The help explains each line of the output.
+        // Parts of the help that must explain each line of the command's output.
         (
             &["cache", "stat"],
             &[
@@ -206,7 +207,7 @@ fn completions_and_manual_pages_have_every_command() {
         );
     }
     assert!(fails(&["man", "cache", "nothing"], 2).contains("cache nothing"));
-    // The version section contains only the version.
+    // The VERSION section of a manual page contains only the version.
     for arguments in [&["man"][..], &["man", "cache", "warm"]] {
         let page = succeeds(arguments);
         let section = page.split(".SH VERSION\n").nth(1).unwrap_or_default();
@@ -228,7 +229,7 @@ fn a_quiet_command_prints_only_results_and_errors() {
     }
     let bad = file(folder.path(), "bad.toml", "nothing = 1\n");
     assert!(fails(&["config", "check", "--quiet", &bad], 2).contains("nothing"));
-    // Results are still printed.
+    // With `--quiet`, results are still printed.
     assert!(succeeds(&["config", "show", "--default", "--quiet"]).contains("[cache]"));
     let root = folder.path().join("root");
     let root = root.to_str().expect("UTF-8");
@@ -245,7 +246,7 @@ fn a_usage_error_has_exit_code_2() {
         &["serv"][..],
         &["serve", "--listen", "5000"],
         &["serve", "--cache-size", "much"],
-        // The invalid value is reported before the missing file.
+        // The error reports the invalid value, although the file is missing, too.
         &["serve", "--cache-size", "0", "--config", "/nowhere"],
         &["serve", "--cache-size", "50", "--config", "/nowhere"],
         &["serve", "--upstream", "docker.io"],
@@ -289,7 +290,7 @@ fn config_check_reports_file_line_and_fix() {
          {bad}:5: log.format: \"xml\" is no log format: write \"text\", \"json\"\n"
     );
     assert_eq!(message, expected);
-    // `serve` prints the same error, before it creates the data folder.
+    // `pierhead serve` prints the same error, before it creates the data folder.
     let data = folder.path().join("data");
     let data = data.to_str().expect("UTF-8");
     assert_eq!(
@@ -356,7 +357,8 @@ fn config_check_reads_the_named_files() {
     assert_eq!(lines.len(), 5, "{message}");
 }
 
-/// A read from a pipe without a writer would hang.
+/// Tests that pierhead reads no configuration from a named pipe: without a writer, the read would
+/// hang.
 #[test]
 fn a_pipe_in_place_of_a_named_file_is_an_error() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -373,7 +375,7 @@ fn a_pipe_in_place_of_a_named_file_is_an_error() {
         message.contains("a folder, not a regular file"),
         "{message}"
     );
-    // A URL, as for `cache --admin`.
+    // The flag also accepts a URL, as `--admin` of `pierhead cache` does.
     let admin = "http://127.0.0.1:1/";
     let output = pierhead(&["doctor", "--offline", "--admin", admin, "--config", name]);
     let output_text = text(&output.stdout);
@@ -381,7 +383,7 @@ fn a_pipe_in_place_of_a_named_file_is_an_error() {
         output_text.contains("a pipe, not a regular file"),
         "{output_text}"
     );
-    // An error of the configuration file takes precedence for the exit code.
+    // If keys and flags are invalid, the exit code is the code of the configuration file.
     let keys = [
         (66, "docker_config = \"pipe\"\n"),
         (66, "auth.mode = \"htpasswd\"\nauth.htpasswd = \"pipe\"\n"),
@@ -463,7 +465,8 @@ fn a_prune_without_a_target_is_an_error() {
     );
 }
 
-/// Process substitution (`<(…)`) and `/dev/stdin` are pipes with a writer.
+/// Tests that pierhead reads a configuration from process substitution (`<(…)`) or `/dev/stdin`,
+/// which are pipes with a writer.
 #[test]
 fn a_configuration_can_come_from_a_pipe_with_a_writer() {
     let check = "echo 'listen = \"127.0.0.1:1\"' | \"$0\" config show /dev/stdin";
@@ -543,7 +546,7 @@ fn an_open_proxy_with_credentials_is_an_error() {
 
 #[test]
 fn the_error_without_a_daemon_has_a_fix() {
-    // A free port, on which no process listens.
+    // Finds a free port, on which no process listens.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .and_then(|it| it.local_addr())
         .expect("a port")

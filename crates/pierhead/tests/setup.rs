@@ -1,5 +1,5 @@
-//! Tests of `pierhead setup`, which writes the files of container clients, on folders that stand for
-//! `/`: `--undo` restores every byte.
+//! Tests of `pierhead setup`, which configures container clients, on folders that stand for `/`.
+//! Also tests of `--hold` and of `--undo`, which restores every byte.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Time limit of each wait. Only a process that hangs exceeds it.
+/// Time limit of each wait. Only a process that hangs exceeds this time.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The root folder of a fake host.
@@ -39,7 +39,7 @@ impl Machine {
 
     fn command(&self, client: &str, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
-        // No daemon listens on this address.
+        // No daemon listens on 127.0.0.1:1.
         command.args(["setup", client, "--admin", "127.0.0.1:1", "--root"]);
         command.arg(self.0.path()).args(more);
         command
@@ -50,7 +50,7 @@ impl Machine {
         command.arg("--yes").output().expect("pierhead runs")
     }
 
-    /// Starts `setup --hold`, as in the pod of chart pierhead-host.
+    /// Starts `pierhead setup --hold`, as the pod of the Helm chart `pierhead-host` does.
     fn hold(&self, client: &str, more: &[&str]) -> HoldingSetup {
         let mut command = self.command(client, more);
         command
@@ -68,7 +68,7 @@ impl Machine {
         HoldingSetup { child, lines }
     }
 
-    /// Runs the command, which must succeed. Returns standard output.
+    /// Runs `pierhead setup`. The command must succeed. Returns standard output.
     #[track_caller]
     fn ok(&self, client: &str, more: &[&str]) -> String {
         let output = self.run(client, more);
@@ -86,7 +86,7 @@ impl Machine {
         String::from_utf8(output.stderr).expect("UTF-8")
     }
 
-    /// Every file and folder, with mode and contents.
+    /// Returns every file and folder below the root, with its mode and contents.
     fn everything(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
         fn visit(folder: &Path, found: &mut BTreeMap<PathBuf, (u32, Vec<u8>)>) {
             for entry in fs::read_dir(folder).expect("a folder") {
@@ -110,15 +110,15 @@ impl Machine {
     }
 }
 
-/// A running `setup --hold`. Dropping it kills the process.
+/// A running `pierhead setup --hold`. Dropping this value kills the process.
 struct HoldingSetup {
     child: Child,
-    /// Lines of standard error. The channel closes with the process.
+    /// Lines of standard error. The channel closes when the process ends.
     lines: Receiver<String>,
 }
 
 impl HoldingSetup {
-    /// Waits until the setup is complete.
+    /// Waits until the process has written the setup.
     fn wait_until_held(&self) {
         loop {
             let line = self.lines.recv_timeout(TIMEOUT);
@@ -133,7 +133,8 @@ impl HoldingSetup {
         kill_process(pid.expect("an id"), signal).expect("the file exists");
     }
 
-    /// Waits until the process exits. Returns its status, and the lines since the setup.
+    /// Waits until the process exits. Returns the exit status, and the lines that the process
+    /// printed since the setup.
     fn ended(mut self) -> (ExitStatus, String) {
         let mut all = String::new();
         loop {
@@ -160,7 +161,7 @@ const DEFAULT: &str = "etc/containerd/certs.d/_default/hosts.toml";
 const PODMAN: &str = "etc/containers/registries.conf.d/50-pierhead.conf";
 const LOOPBACK: &str = "http://127.0.0.1:5000";
 
-/// Sets up, repeats it, sets up another address, and undoes it, for different original files.
+/// For different original files: runs the setup twice, runs it with another address, and undoes it.
 #[test]
 fn an_undo_restores_every_byte() {
     let cases: [(&str, &[(&str, &str)]); 12] = [
@@ -236,7 +237,7 @@ fn an_undo_restores_every_byte() {
         assert!(shown.contains("10.9.8.7"), "{shown}");
         let fresh = Machine::new(files);
         fresh.ok(client, &elsewhere);
-        // The record also has the files that the second run found.
+        // The record of the setup also has the original files that the second run found.
         let relative = |machine: &Machine| -> BTreeMap<_, _> {
             let mut all = BTreeMap::new();
             for (path, what) in machine.everything() {
@@ -280,7 +281,8 @@ fn docker_can_use_a_mirror_on_another_host_without_tls() {
     );
 }
 
-/// In containerd 1.x, the section of an imported file replaces the section of the main file.
+/// Tests that setup handles imports of containerd 1.x: there, a section of an imported file
+/// replaces the same section of the main file.
 #[test]
 fn a_drop_in_keeps_the_section_of_the_main_file() {
     let imports = "imports = [\"/etc/containerd/conf.d/*.toml\"]\n";
@@ -314,7 +316,7 @@ fn a_drop_in_keeps_the_section_of_the_main_file() {
             .contains("config_path")
     );
 
-    // An existing config_path is used, and no other file changes.
+    // Setup uses an existing `config_path`, and changes no other file.
     let text = format!(
         "version = 2\n{section}[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"/srv/hosts:/b\"\n"
     );
@@ -396,14 +398,15 @@ fn mode_and_symbolic_links_are_kept() {
         .expect("there")
         .mode();
     assert_eq!(mode & 0o7777, 0o640);
-    // The record may contain secrets of the configuration.
+    // The record of the setup may contain secrets of the client's configuration, so other users
+    // cannot read it.
     let record = machine.path("var/lib/pierhead-setup/docker.json");
     assert_eq!(fs::metadata(record).expect("there").mode() & 0o077, 0);
     machine.ok("docker", &["--undo"]);
     let left = machine.everything();
     assert_eq!(left, before);
 
-    // A link to a path outside of --root would change the host of the test.
+    // If setup followed a link to a path outside of --root, it would change the host of the test.
     let outside = tempfile::tempdir().expect("a folder");
     let target = outside.path().join("daemon.json");
     fs::write(&target, "{}").expect("written");
@@ -469,7 +472,7 @@ fn an_address_without_a_registry_is_a_warning() {
         for answer in answers {
             let (mut stream, _) = listener.accept().expect("a question");
             std::io::Write::write_all(&mut stream, answer.as_bytes()).expect("answered");
-            // Reads until the client closes the connection.
+            // Reads from the connection until the client closes it.
             let _ = std::io::copy(&mut stream, &mut std::io::sink());
         }
     });
@@ -496,7 +499,7 @@ fn an_address_without_a_registry_is_a_warning() {
     assert!(written.exists());
 }
 
-/// An edited file does not prevent the undo of the others.
+/// Tests that a file which the user has edited does not prevent the undo of the other files.
 #[test]
 fn an_undo_keeps_an_edited_file_and_restores_the_others() {
     let key = rcgen::generate_simple_self_signed(["p.example".to_owned()]).expect("a certificate");
@@ -547,7 +550,7 @@ fn an_undo_keeps_an_edited_file_and_restores_the_others() {
     machine.ok("containerd", &["--undo"]);
     assert!(machine.everything() == before);
 
-    // Files that the edited file names stay as well.
+    // Undo also keeps the files that the edited file names.
     set_up();
     edit(DEFAULT, "\"pull\", \"resolve\"", "\"pull\"");
     let output = machine.run("containerd", &["--undo"]);
@@ -556,7 +559,8 @@ fn an_undo_keeps_an_edited_file_and_restores_the_others() {
     assert!(machine.path(authority).exists() && machine.path(record).exists());
 }
 
-/// A file that another program rewrote has no change of pierhead, so it becomes the original file.
+/// Tests a file that another program has rewritten without pierhead's changes: setup records the
+/// rewritten file as the original.
 #[test]
 fn a_rewritten_file_is_the_new_original() {
     let mine = "{\"registry-mirrors\": [\"https://mine\"]}\n";
@@ -572,7 +576,8 @@ fn a_rewritten_file_is_the_new_original() {
     }
 }
 
-/// The record is written first, so an undo works after a crash at any point.
+/// Tests that an undo works after a crash at any point of the setup, which writes its record before
+/// any other file.
 #[test]
 fn a_killed_setup_can_be_undone() {
     let files = [
@@ -589,7 +594,8 @@ fn a_killed_setup_can_be_undone() {
         "--registry",
         "docker.io",
     ];
-    // The first run, a run with another address, and a run that needs fewer files than the one before.
+    // The first run, a run with another address, and a run that needs fewer files than the previous
+    // run.
     for runs in [
         &[&[][..]][..],
         &[&[], &elsewhere],
@@ -604,7 +610,7 @@ fn a_killed_setup_can_be_undone() {
         }
         let found = machine.everything();
         machine.ok("containerd", last);
-        // Killed right after the record was written: no file has changed.
+        // The setup was killed right after it wrote its record, so no other file has changed.
         let record = |path: &Path| path.starts_with(machine.path("var"));
         for (path, (_, bytes)) in machine.everything() {
             if path.is_file() && !record(&path) && !found.contains_key(&path) {
@@ -661,7 +667,7 @@ fn an_impossible_setup_is_an_error_with_its_line() {
     );
 }
 
-/// Kubernetes sends SIGTERM, and a terminal SIGINT.
+/// Tests `--hold` with the signal of Kubernetes, SIGTERM, and the signal of Ctrl-C, SIGINT.
 #[test]
 fn a_signal_undoes_a_held_setup() {
     let files: [(&str, &[(&str, &str)]); 3] = [
@@ -702,7 +708,7 @@ fn a_signal_undoes_a_held_setup() {
     }
 }
 
-/// After SIGKILL, the next `--hold` or `--undo` restores the original files.
+/// Tests that after SIGKILL the next `--hold` or `--undo` restores the original files.
 #[test]
 fn a_held_setup_is_undone_after_sigkill() {
     let files = [
@@ -733,7 +739,7 @@ fn a_held_setup_is_undone_after_sigkill() {
                 held.signal(Signal::TERM);
                 assert!(held.ended().0.success());
             }
-            // The new setup fails, so no change stays.
+            // The new setup fails, so it removes all changes.
             _ => {
                 let none = machine.path("none");
                 let arguments = ["--address-file", none.to_str().expect("UTF-8")];
@@ -745,11 +751,11 @@ fn a_held_setup_is_undone_after_sigkill() {
     }
 }
 
-/// The first line of the file is the address.
+/// Tests `--address-file`: the first line of the file is the address of pierhead.
 #[test]
 fn the_address_of_a_file_is_read_at_each_run_and_an_invalid_one_is_an_error() {
     let machine = Machine::new(&[(DEFAULT, "server = 'https://x'")]);
-    // As in a mounted ConfigMap.
+    // The files are like those of a mounted ConfigMap.
     let pairs = tempfile::tempdir().expect("a folder");
     let file = pairs.path().join("node-1");
     let arguments = ["--address-file", file.to_str().expect("UTF-8")];

@@ -1,4 +1,5 @@
-//! Response bodies of the admin API: a complete document, or lines of JSON that arrive as the work proceeds.
+//! Response bodies of the admin API: a complete document, or one line of JSON per step while a long
+//! request proceeds.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -13,7 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::api::{ErrorResponse, Event};
 
-/// A complete document, or newline-delimited JSON that is still being produced.
+/// A complete document, or newline-delimited JSON that a handler still produces.
 pub(crate) enum Body {
     Complete(Full<Bytes>),
     Lines(mpsc::Receiver<Bytes>),
@@ -36,7 +37,8 @@ impl HttpBody for Body {
     }
 }
 
-/// A body with a guard (such as a permit). The guard is dropped after the body is sent.
+/// A response body with a guard, such as a permit of a semaphore. The guard is dropped after the
+/// body is sent.
 pub(super) struct BodyWithGuard<T> {
     body: Body,
     _guard: T,
@@ -71,10 +73,10 @@ impl<T: Unpin> HttpBody for BodyWithGuard<T> {
     }
 }
 
-/// Any response of the admin API.
+/// The type of every response of the admin API.
 pub(crate) type AdminResponse = Response<Body>;
 
-/// A response with a complete document.
+/// Creates a response with a complete document.
 pub(crate) fn document(
     status: StatusCode,
     content_type: &'static str,
@@ -98,7 +100,7 @@ pub(crate) fn document(
     response
 }
 
-/// A response with a JSON document.
+/// Creates a response with a JSON document.
 pub(crate) fn json(value: &impl Serialize) -> AdminResponse {
     match serde_json::to_vec(value) {
         Ok(bytes) => document(StatusCode::OK, "application/json", bytes),
@@ -106,7 +108,7 @@ pub(crate) fn json(value: &impl Serialize) -> AdminResponse {
     }
 }
 
-/// An error response. `error` is a message for the operator.
+/// Creates an error response. `error` is a message for the operator.
 pub(crate) fn error_response(status: StatusCode, error: impl Into<String>) -> AdminResponse {
     let document_of_error = ErrorResponse {
         error: error.into(),
@@ -118,12 +120,13 @@ pub(crate) fn error_response(status: StatusCode, error: impl Into<String>) -> Ad
     )
 }
 
-/// The sending end of a response in lines.
+/// The sender of the lines of a newline-delimited response.
 #[derive(Clone)]
 pub(crate) struct Lines(mpsc::Sender<Bytes>);
 
 impl Lines {
-    /// Creates a response, and the sender of its lines. The response ends when all clones of the sender are dropped.
+    /// Creates a newline-delimited response, and the sender of the lines. The response ends when
+    /// all clones of the sender are dropped.
     pub(crate) fn response() -> (Self, AdminResponse) {
         let (sender, receiver) = mpsc::channel(16);
         let mut response = document(StatusCode::OK, "application/x-ndjson", Bytes::new());
@@ -131,17 +134,19 @@ impl Lines {
         (Self(sender), response)
     }
 
-    /// Sends a line, and waits while the channel is full. Returns false if the client has left.
+    /// Sends a line to the client, and waits while the channel is full. Returns false if the client
+    /// has closed the connection.
     pub(crate) async fn send(&self, event: &Event) -> bool {
         self.0.send(line(event)).await.is_ok()
     }
 
-    /// Sends a progress line, or drops it if the channel is full: a later line has newer numbers.
+    /// Sends a line with the progress so far. If the channel is full, drops this line, since a
+    /// later line has newer numbers.
     pub(crate) fn try_send(&self, event: &Event) {
         let _ = self.0.try_send(line(event));
     }
 
-    /// Waits until the client has left.
+    /// Waits until the client has closed the connection.
     pub(crate) async fn client_left(&self) {
         self.0.closed().await;
     }

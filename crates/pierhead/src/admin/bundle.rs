@@ -1,4 +1,5 @@
-//! State and metrics of the bundle server, read at each request.
+//! State of the bundle server for `GET /v1/stat`, and its metrics for `/metrics`. Both are read at
+//! each request.
 
 use std::fmt;
 
@@ -11,7 +12,7 @@ use prometheus_client::registry::Unit;
 
 use crate::api::Bundle;
 
-/// The part of `GET /v1/stat` about bundles.
+/// Returns the part of the response to `GET /v1/stat` that is about bundles.
 pub(super) fn stat(bundle_server: &BundleServer) -> Bundle {
     let stat = bundle_server.stat();
     Bundle {
@@ -229,7 +230,8 @@ mod tests {
                 repository: "registry/app".into(),
             });
         }
-        // No job is done, whether a thread runs it or not. The cleanup after the start may be one more job.
+        // While the cache blocks, no job can end, whether a thread runs the job or not. The cleanup
+        // after the start may be one more job.
         assert!(jobs(&bundle_server) >= 3);
         *blobs.0.lock() = false;
         blobs.1.notify_all();

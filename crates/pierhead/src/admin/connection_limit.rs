@@ -1,8 +1,10 @@
 //! Limits the connections of the admin listener.
 //!
-//! 1. When all slots are in use, the longest idle connection closes for a new one.
-//! 2. One address holds at most half of the slots.
-//! 3. A connection that gets no slot gets a reserved one, which serves health probes only.
+//! 1. When all slots are in use, the connection that has been idle for longest closes, and the new
+//!    connection gets its slot.
+//! 2. The connections of one client address hold at most half of the slots.
+//! 3. If no connection can close, the new connection gets one of a few reserved slots. A connection
+//!    with a reserved slot serves health probes only.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -12,45 +14,47 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Number of reserved slots.
+/// Number of reserved slots, for connections that serve health probes only.
 const RESERVED_SLOTS: usize = 8;
 
-/// The limit of connections. All clones share one limit.
+/// The limit of admin connections. All clones share one limit.
 #[derive(Clone)]
 pub(super) struct ConnectionLimit(Arc<Shared>);
 
 struct Shared {
-    /// Number of slots, without the reserved ones.
+    /// Maximum number of slots in use, without the reserved ones.
     max: usize,
     slots: Mutex<Slots>,
-    /// Notified when a connection becomes idle, and when one ends.
+    /// Notified when a connection becomes idle, and when a connection ends.
     changed: Notify,
 }
 
 #[derive(Default)]
 struct Slots {
-    /// Number of slots in use by address, without the reserved ones.
+    /// Number of slots in use by client address, without the reserved slots.
     by_address: HashMap<IpAddr, usize>,
     reserved: usize,
     next_number: u64,
-    /// Connections without a request in progress, the longest idle first.
+    /// Connections without a request in progress, sorted so that the longest idle connection is
+    /// first.
     idle: BTreeMap<u64, IdleConnection>,
 }
 
 struct IdleConnection {
-    /// `None` for a reserved slot.
+    /// Address of the client; `None` for a reserved slot.
     address: Option<IpAddr>,
     close: Arc<Notify>,
 }
 
 impl Slots {
-    /// Whether `address` may take one more slot.
+    /// Whether `address` may take one more slot, so that no address holds more than half of `max`.
     fn has_room(&self, address: IpAddr, max: usize) -> bool {
         let held = self.by_address.get(&address).copied().unwrap_or(0);
         held < (max / 2).max(1) && self.by_address.values().sum::<usize>() < max
     }
 
-    /// Removes the longest idle connection whose slot `address` may take.
+    /// Removes and returns the idle connection that has been idle for longest, among those whose
+    /// slot `address` may take.
     fn pop_idle(&mut self, address: IpAddr, max: usize) -> Option<Arc<Notify>> {
         let held = self.by_address.get(&address).copied().unwrap_or(0);
         let only_own = held >= (max / 2).max(1);
@@ -64,7 +68,7 @@ impl Slots {
 }
 
 impl ConnectionLimit {
-    /// A limit of `max` connections, without the reserved ones.
+    /// Creates a limit of `max` connections, in addition to the reserved slots.
     pub(super) fn new(max: usize) -> Self {
         Self(Arc::new(Shared {
             max,
@@ -73,7 +77,7 @@ impl ConnectionLimit {
         }))
     }
 
-    /// Takes a slot for a connection of `address`. If none is free, asks the longest idle
+    /// Takes a slot for a connection of `address`. If no slot is free, asks the longest idle
     /// connection to close, and waits for its slot. If no connection is idle, takes a reserved
     /// slot. If all reserved slots are in use, waits.
     pub(super) async fn acquire(&self, address: IpAddr) -> Arc<ConnectionSlot> {
@@ -81,7 +85,7 @@ impl ConnectionLimit {
         let mut is_closing = false;
         let mut is_closing_reserved = false;
         loop {
-            // Subscribes before it reads the slots, so that no change is missed.
+            // Subscribes before it reads the slots, so that no change between the two is missed.
             let mut changed = pin!(shared.changed.notified());
             changed.as_mut().enable();
             {
@@ -103,7 +107,8 @@ impl ConnectionLimit {
                             return self.slot(None);
                         }
                         None if !is_closing_reserved => {
-                            // Closing a connection of another address would not help this one.
+                            // If `address` already has its half of the slots, a closed connection
+                            // of another address would give it no slot.
                             let reserved = slots.idle.iter().find(|(_, it)| it.address.is_none());
                             let number = reserved.map(|(number, _)| *number);
                             if let Some(idle) = number.and_then(|it| slots.idle.remove(&it)) {
@@ -134,16 +139,16 @@ impl ConnectionLimit {
 /// The slot of one connection. Dropping this value frees the slot.
 pub(super) struct ConnectionSlot {
     limit: ConnectionLimit,
-    /// `None` for a reserved slot.
+    /// Address of the client; `None` for a reserved slot.
     address: Option<IpAddr>,
-    /// Notified when the connection must close.
+    /// Notified when this connection must close.
     close: Arc<Notify>,
     /// Key of this connection in [`Slots::idle`], while it is idle.
     idle_number: Mutex<Option<u64>>,
 }
 
 impl ConnectionSlot {
-    /// Whether the connection may serve health probes only.
+    /// Whether this connection may serve health probes only.
     pub(super) const fn is_reserved(&self) -> bool {
         self.address.is_none()
     }
@@ -176,7 +181,7 @@ impl ConnectionSlot {
         self.limit.0.changed.notify_waiters();
     }
 
-    /// Waits until the connection must close, because another one needs its slot.
+    /// Waits until the connection must close, because another connection needs its slot.
     pub(super) async fn closed(&self) {
         self.close.notified().await;
     }
@@ -203,7 +208,7 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// A request in progress. Dropping this value makes the connection idle.
+/// A request in progress. When this value is dropped, the connection becomes idle.
 pub(super) struct ActiveRequest(Arc<ConnectionSlot>);
 
 impl Drop for ActiveRequest {
@@ -224,7 +229,7 @@ mod tests {
             .ok()
     }
 
-    /// A connection that closes when it must.
+    /// Starts a task for a connection that waits until it must close, and then frees its slot.
     fn idle_connection(slot: Arc<ConnectionSlot>) -> tokio::task::JoinHandle<()> {
         tokio::spawn(async move { slot.closed().await })
     }
@@ -241,7 +246,7 @@ mod tests {
         let second = idle_connection(limit.acquire(address(2)).await);
         let third = idle_connection(limit.acquire(address(3)).await);
         assert!(within_50_ms(second).await.is_some(), "it closed");
-        // The third connection has the slot, and closes for the next one.
+        // The third connection becomes idle and closes, so the next connection gets its slot.
         let last = limit.acquire(address(4)).await;
         assert!(within_50_ms(third).await.is_some());
         assert!(!last.is_reserved());

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::api::Disk;
 
-/// Measures the disk usage of `data`. Takes blobs, downloads and tags from the cache's own
-/// counters, since a walk over all their files would be slow. Blocks.
+/// Measures the disk usage of `data`. Takes the sizes of blobs, downloads and tags from the cache's
+/// own counters, since a walk over all their files would be slow. Blocks.
 pub(super) fn usage(data: &Path, cache: &pierhead_cache::Stat) -> Disk {
     let mut disk = Disk {
         blobs: cache.used,
@@ -40,11 +40,12 @@ pub(super) fn usage(data: &Path, cache: &pierhead_cache::Stat) -> Disk {
     disk
 }
 
-/// Allocated bytes of a file, or of all files below a folder. Each of two hard links to a file counts half of its bytes.
+/// Allocated bytes of a file, or of all files below a folder. If a file has two hard links, each of
+/// them counts as half of the file's bytes.
 fn allocated(path: PathBuf) -> u64 {
     let (mut sum, mut next) = (0, vec![path]);
     while let Some(path) = next.pop() {
-        // The file may have been deleted meanwhile.
+        // Another thread may have deleted the file since the folder was listed.
         let Ok(meta) = fs::symlink_metadata(&path) else {
             continue;
         };

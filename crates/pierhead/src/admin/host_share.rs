@@ -1,4 +1,5 @@
-//! Metrics of the share of the host that this process takes: profile, limits, and CPU throttling by the cgroup.
+//! Metrics of the share of the host's CPU and memory that this process takes: profile, limits, and
+//! CPU throttling by the cgroup.
 
 use std::path::PathBuf;
 
@@ -16,7 +17,8 @@ use pierhead_host::cgroup::CpuThrottling;
 use pierhead_host::machine::Machine;
 use pierhead_host::read_kernel_file;
 
-/// The metrics of this process. All clones share the same metrics.
+/// The metrics about the profile, limits and CPU throttling of this process. All clones share the
+/// same metrics.
 #[derive(Clone)]
 pub(crate) struct HostShareMetrics {
     profile: &'static str,
@@ -25,12 +27,12 @@ pub(crate) struct HostShareMetrics {
     cores: Gauge,
     bandwidth: Gauge,
     quota: Gauge<f64, AtomicU64>,
-    /// `cpu.stat` of the cgroup, if it has a CPU quota.
+    /// Path of `cpu.stat` of the cgroup, if the cgroup has a CPU quota.
     cpu_stat: Option<PathBuf>,
 }
 
 impl HostShareMetrics {
-    /// Metrics of a process with this configuration and this number of worker threads.
+    /// Creates the metrics of a process with this configuration and this number of worker threads.
     pub(crate) fn new(config: &Config, machine: &Machine, threads: usize) -> Self {
         let metrics = Self {
             profile: config.profile.map_or("none", |profile| profile.name),
@@ -55,7 +57,7 @@ impl HostShareMetrics {
         metrics
     }
 
-    /// Sets the metrics of keys that a reload changes.
+    /// Sets the metrics that show configuration keys, after a reload has changed these keys.
     pub(crate) fn update(&self, config: &Config) {
         self.bandwidth
             .set(signed(config.limits.upstream_bandwidth.unwrap_or(0)));
@@ -97,7 +99,7 @@ fn signed(number: impl TryInto<i64>) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }
 
-/// Reads `cpu.stat` at each scrape.
+/// Reads `cpu.stat` of the cgroup at each scrape of the metrics.
 #[derive(Debug)]
 struct CpuThrottlingCollector(PathBuf);
 

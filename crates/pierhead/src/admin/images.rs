@@ -1,4 +1,4 @@
-//! Operator commands on cached images: list, remove, prune.
+//! Handlers of the admin API that list or remove cached images, or prune the cache to a size.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl Admin {
         let pins = self.cache.pins();
         let mut images = Vec::new();
         for reference in known {
-            // The tag of an evicted image stays in the cache.
+            // The cache keeps the tag of an image after the image was evicted.
             let Ok(cached) = self.proxy.cached(&reference).await else {
                 continue;
             };
@@ -48,7 +48,7 @@ impl Admin {
                 size: entries.iter().map(|entry| entry.size).sum(),
                 digests: entries.into_iter().map(|entry| entry.digest).collect(),
                 platforms: platforms
-                    // BuildKit's attestation manifests have no platform.
+                    // Omits BuildKit's attestation manifests, whose platform is `unknown/unknown`.
                     .filter(|it| !it.platform.as_ref().is_some_and(|of| of.is_unknown()))
                     .map(|it| ImagePlatform {
                         platform: it.platform.map(|of| of.to_string()),
@@ -108,7 +108,8 @@ impl Admin {
         }))
     }
 
-    /// Frees disk space. Deletes bundles first, since pierhead rebuilds them from blobs; a blob costs a download.
+    /// Frees disk space. Deletes bundles before blobs: pierhead can build a deleted bundle again
+    /// from blobs, but must download a deleted blob again.
     pub(super) async fn prune(self: Arc<Self>, prune: &Prune) -> Outcome {
         let Disk {
             tags,
@@ -131,7 +132,7 @@ impl Admin {
         }
         let room = prune.target.saturating_sub(fixed);
         let stat = self.cache.stat();
-        // The bundle directory does not shrink when bundles leave.
+        // The files of the bundle database do not shrink when bundles are deleted.
         let kept = bundles.saturating_sub(self.bundle_bytes().await?);
         let for_bundles = room.saturating_sub(stat.used + stat.reserved + kept);
         let mut freed = self.prune_bundles(for_bundles).await?;
@@ -148,7 +149,8 @@ impl Admin {
         Ok(json(&Pruned { freed, used }))
     }
 
-    /// Calls [`pierhead_bundle_server::BundleServer::prune`] and returns the freed bytes.
+    /// Deletes bundles by [`pierhead_bundle_server::BundleServer::prune`], and returns the freed
+    /// bytes.
     async fn prune_bundles(&self, target: u64) -> Result<u64, Box<super::body::AdminResponse>> {
         let before = self.bundle_bytes().await?;
         let Some(bundle_server) = self.bundle_server.clone() else {
@@ -159,7 +161,7 @@ impl Admin {
         Ok(before.saturating_sub(left))
     }
 
-    /// Bytes of packs, plans and indexes.
+    /// Returns the bytes on disk of the bundle server's packs, plans and indexes.
     async fn bundle_bytes(&self) -> Result<u64, Box<super::body::AdminResponse>> {
         let Some(bundle_server) = self.bundle_server.clone() else {
             return Ok(0);

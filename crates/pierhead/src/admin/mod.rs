@@ -45,7 +45,7 @@ const MAX_CONNECTIONS: usize = 64;
 /// Time limit of a connection of the admin listener for sending the head of a request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The admin API, with the components whose state it returns.
+/// The admin API, together with the components whose state it returns.
 pub(crate) struct Admin {
     bundle_server: Option<BundleServer>,
     cache: Cache,
@@ -61,22 +61,22 @@ pub(crate) struct Admin {
     effective: watch::Receiver<String>,
     stopping: watch::Receiver<bool>,
     readiness: Readiness,
-    /// Limits verifications to one at a time, since each reads the whole cache.
+    /// Limits verifications of the cache to one at a time, since each reads the whole cache.
     verifying: Arc<Semaphore>,
     /// Limits walks over the data folder to one at a time, since a walk runs on the threads that
     /// serve blobs.
     walking: Arc<Semaphore>,
 }
 
-/// The components of the daemon that the admin API reads and changes.
+/// The components of the daemon whose state the admin API returns and changes.
 pub(crate) struct Components<'a> {
     pub(crate) cache: Cache,
     pub(crate) client: Client,
     pub(crate) proxy: Proxy,
     pub(crate) request_log: Option<&'a RequestLogWriter>,
-    /// `None`: bundles are off.
+    /// The bundle server; `None` if bundles are off.
     pub(crate) bundle_server: Option<BundleServer>,
-    /// `None`: there is no fast tier.
+    /// The limit of the fast tier; `None` without a fast tier.
     pub(crate) tier_limit: Option<TierLimit>,
     pub(crate) pressure: PressureMetrics,
     pub(crate) host_share: HostShareMetrics,
@@ -89,7 +89,7 @@ pub(crate) struct DaemonInfo<'a> {
     pub(crate) listen: watch::Receiver<Vec<SocketAddr>>,
     pub(crate) tls: bool,
     pub(crate) data: &'a Path,
-    /// The configuration file.
+    /// Path of the configuration file.
     pub(crate) config: Option<&'a Path>,
     /// The configuration in effect, without secrets. A reload changes this configuration.
     pub(crate) effective: watch::Receiver<String>,
@@ -165,13 +165,14 @@ impl Admin {
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Most likely, the process is out of file descriptors. Without a pause, the loop would spin.
+                    // Most likely, the process has no free file descriptor. The pause prevents a
+                    // loop that uses a whole core.
                     tracing::warn!("admin listener: {error}");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
             };
-            // Closes an idle connection if all slots are in use.
+            // If all slots are in use, `acquire` closes an idle connection.
             let slot = limit.acquire(peer.ip().to_canonical()).await;
             let admin = Arc::clone(&self);
             let watch = self.cache.panics().watch(BackgroundTask::AdminConnection);
@@ -206,7 +207,8 @@ impl Admin {
     }
 }
 
-/// The absolute path, since a reader of the API may have another working folder.
+/// Returns the absolute path, since the working folder of a reader of the API may differ from the
+/// working folder of the daemon.
 fn absolute(path: &Path) -> Option<String> {
     let path = std::path::absolute(path).ok()?;
     Some(path.display().to_string())

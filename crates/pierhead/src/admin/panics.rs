@@ -1,4 +1,5 @@
-//! The metric `pierhead_task_panics_total`: panics of background tasks, collected at each scrape.
+//! The metric `pierhead_task_panics_total`: panics of background tasks, by task, collected at each
+//! scrape.
 
 use std::fmt;
 
@@ -15,7 +16,8 @@ pub(super) struct TaskPanics(pub(super) Panics);
 impl Collector for TaskPanics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let panics = Family::<[(&str, &str); 1], Counter>::default();
-        // Each task has a series from the start: `rate()` does not see the first value of a new series.
+        // Each task has a time series from the start, because `rate()` in Prometheus ignores the
+        // first value of a new series.
         for task in BackgroundTask::ALL {
             drop(panics.get_or_create(&[("task", task.name())]));
         }
@@ -60,7 +62,8 @@ mod tests {
         }
     }
 
-    /// A task that no code runs would have a series that is always 0.
+    /// Checks that the sources use every task of the metric: a task that no code runs would have a
+    /// series that is always 0.
     #[test]
     fn the_code_runs_each_task() {
         fn read(folder: &Path, text: &mut String) {

@@ -1,5 +1,5 @@
-//! Metrics of the process, such as memory and CPU time, read from `/proc` at each scrape. Other
-//! Prometheus client libraries use the same names.
+//! Metrics of the process, such as memory and CPU time, read from `/proc` at each scrape. The names
+//! of these metrics are the names that all Prometheus client libraries use.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -28,7 +28,8 @@ pub(crate) fn register(metrics: &mut Metrics, started: Instant) {
         "Version and architecture of this build",
         build,
     );
-    // Computed once: a value that differs by a second between two scrapes would look like a restart.
+    // The start time is computed once. If it differed by a second between two scrapes, Prometheus
+    // would see a restart.
     let start_time = clock::since_epoch().saturating_sub(started.elapsed());
     metrics.register_collector(Box::new(Process {
         started,
@@ -36,7 +37,7 @@ pub(crate) fn register(metrics: &mut Metrics, started: Instant) {
     }));
 }
 
-/// Resident memory in bytes; 0 without `/proc`.
+/// Returns the resident memory of this process in bytes, or 0 without `/proc`.
 pub(crate) fn resident_bytes() -> u64 {
     kibibytes(
         &fs::read_to_string("/proc/self/status").unwrap_or_default(),
@@ -47,17 +48,19 @@ pub(crate) fn resident_bytes() -> u64 {
 #[derive(Debug)]
 struct Process {
     started: Instant,
-    /// Time since 1970.
+    /// Start of the process, as time since 1970.
     start_time: Duration,
 }
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        // Subtracts the descriptor of this folder itself.
+        // Does not count the descriptor with which this function reads the folder `/proc/self/fd`
+        // itself.
         let open =
             fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1));
-        // Reports `unlimited` as the largest number, since a metric is a number.
+        // Reports `unlimited` as the largest 64-bit number, since the value of a metric must be a
+        // number.
         let max_open = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let mut gauge = |name, help, unit: Option<&Unit>, value: u64| {
             let metric = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
@@ -128,8 +131,8 @@ fn metric_type() -> prometheus_client::metrics::MetricType {
 /// User and system CPU time of all threads, in seconds.
 fn cpu_seconds() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The CPU times are fields 14 and 15. The second field is the process name in parentheses,
-    // which may contain spaces and parentheses.
+    // User and system CPU time are fields 14 and 15 of `/proc/self/stat`. The second field is the
+    // process name in parentheses, which may contain spaces and parentheses.
     let fields = stat
         .rsplit_once(") ")
         .map(|(_, rest)| rest)

@@ -11,11 +11,11 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Time limit of the read of `/readyz`. The limit is below 1 s, the default timeout of Kubernetes
+/// Time limit of the disk read that `/readyz` makes, below 1 s, the default timeout of Kubernetes
 /// probes.
 const READ_TIMEOUT: Duration = Duration::from_millis(900);
 
-/// Alignment and size of a direct read in bytes. No common disk has larger blocks.
+/// Alignment and size in bytes of a read with `O_DIRECT`. No common disk has larger blocks.
 const BLOCK_BYTES: usize = 4096;
 
 /// The readiness check. Concurrent probes share one read, even if this read hangs.
@@ -26,7 +26,7 @@ pub(super) struct Readiness {
 }
 
 impl Readiness {
-    /// A readiness check that reads from this data folder.
+    /// Creates a readiness check that reads from this data folder.
     pub(super) fn new(data: &Path) -> Self {
         Self {
             file: data.join("version"),
@@ -35,7 +35,8 @@ impl Readiness {
         }
     }
 
-    /// Returns the reason if this process cannot serve. Takes at most [`READ_TIMEOUT`].
+    /// Checks whether this process can serve its cache. Returns the reason if it cannot. Takes at
+    /// most [`READ_TIMEOUT`].
     pub(super) async fn check(&self) -> Result<(), String> {
         let probe = async {
             let mut running = self.running.lock().await;
@@ -59,7 +60,8 @@ impl Readiness {
     }
 }
 
-/// Reads one block, around the page cache where the file system supports it.
+/// Reads one block of a file from the disk. Bypasses the page cache where the file system supports
+/// this (`O_DIRECT`).
 fn read_directly(path: &Path) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let mut buffer = vec![0; 2 * BLOCK_BYTES];
@@ -72,7 +74,8 @@ fn read_directly(path: &Path) -> io::Result<()> {
     let direct = direct.map(|file| File::from(file).read(block));
     match direct {
         Ok(Ok(_)) => Ok(()),
-        // File systems in memory or on the network may not support direct reads.
+        // The file system supports no direct reads, like some file systems in memory or on the
+        // network.
         Ok(Err(_)) | Err(rustix::io::Errno::INVAL) => {
             let file = rustix::fs::open(path, flags, Mode::empty())?;
             File::from(file).read(block).map(drop)

@@ -1,9 +1,10 @@
 //! Decides whether the admin listener accepts a request.
 //!
-//! There is no password: the cache API accepts requests of this host only. A web page in an
-//! operator's browser also runs on this host. Such a page can send requests to the admin listener
-//! by DNS rebinding or cross-site requests. Therefore, `Host` must name this address, and a request
-//! that changes something must have [`HEADER`], which a browser does not send across origins.
+//! The admin API has no password. Its cache API accepts requests from this host only. But a web
+//! page in an operator's browser also sends its requests from this host: such a page can reach the
+//! admin listener by DNS rebinding or by cross-site requests. Therefore, the `Host` header must
+//! name the address of the listener, and a request that changes something must have [`HEADER`],
+//! which a browser does not send across origins.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,7 +13,7 @@ use http::{HeaderMap, Method, StatusCode, header};
 use crate::admin::body::{AdminResponse, error_response};
 use crate::api::HEADER;
 
-/// Accepts the request, or returns the error response.
+/// Returns the error response if the guard refuses the request.
 pub(crate) fn check(
     local: SocketAddr,
     peer: SocketAddr,
@@ -44,8 +45,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Accepts IP addresses and `localhost` only: the owner of any other name can point the name to
-/// this address.
+/// Accepts IP addresses and `localhost` only: any other name has an owner who can point it to this
+/// address in DNS.
 fn names_this_address(host: &str, local: SocketAddr) -> bool {
     let Ok(authority) = host.parse::<http::uri::Authority>() else {
         return false;

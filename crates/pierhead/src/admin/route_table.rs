@@ -1,7 +1,7 @@
-//! The table of the admin listener's routes. The router and docs/reference/http-api.md derive from
-//! this table.
+//! The table of the admin listener's routes. The router uses this table, and
+//! docs/reference/http-api.md is generated from it.
 
-/// The operation of a route.
+/// The operation that a route runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Live,
@@ -22,7 +22,7 @@ pub(super) enum Action {
     Warm,
 }
 
-/// One route: one method of one path.
+/// One route: the operation for one method of one path.
 #[cfg_attr(
     not(test),
     expect(
@@ -33,17 +33,17 @@ pub(super) enum Action {
 pub(crate) struct Route {
     pub(crate) method: &'static str,
     pub(crate) path: &'static str,
-    /// Parameters of the query; the document of the body.
+    /// Parameters of the request: its query, and the JSON document in its body.
     pub(crate) input: &'static str,
-    /// The document, or the text, of the response.
+    /// Content of the response: the name of the JSON document, or a description of the text.
     pub(crate) output: &'static str,
-    /// Statuses in addition to the statuses of every route.
+    /// Statuses of this route, in addition to the statuses that every route can have.
     pub(crate) statuses: &'static [u16],
     pub(crate) purpose: &'static str,
     pub(super) action: Action,
 }
 
-/// All routes. HEAD has the response of GET without its body.
+/// All routes. A HEAD request gets the response of GET without the body.
 pub(crate) const ROUTES: &[Route] = &[
     Route {
         method: "GET",
@@ -218,12 +218,12 @@ pub(crate) const STATUSES: &[(u16, &str)] = &[
     ),
 ];
 
-/// Whether any method has this path.
+/// Whether a route with this path exists, for any method.
 pub(super) fn is_path(path: &str) -> bool {
     ROUTES.iter().any(|route| route.path == path)
 }
 
-/// The operation of this method and path.
+/// Returns the operation of the route with this method and path.
 pub(super) fn find(method: &str, path: &str) -> Option<Action> {
     let mut routes = ROUTES.iter();
     let route = routes.find(|route| route.path == path && route.method == method)?;

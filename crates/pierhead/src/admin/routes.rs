@@ -1,5 +1,5 @@
-//! Routes the requests of the admin listener, and handles short requests. Other modules handle long
-//! requests, such as `verify`.
+//! Routes the requests of the admin listener to their handlers, and handles the short requests.
+//! Other modules handle long requests, such as `verify`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of blobs in one page of `GET /v1/blobs`.
 const MAX_PAGE_BLOBS: usize = 1000;
 
-/// A response, or an error response. The error is boxed, because a response is large and an error is rare.
+/// A successful response, or an error response. The error is boxed, because a response is large and
+/// an error is rare.
 pub(super) type Outcome = Result<AdminResponse, Box<AdminResponse>>;
 
 fn fail(status: StatusCode, error: impl ToString) -> Box<AdminResponse> {
@@ -58,7 +59,7 @@ impl Admin {
     }
 
     async fn route(self: Arc<Self>, request: Request<Incoming>) -> Outcome {
-        // Handles HEAD like GET: hyper omits the body.
+        // Handles HEAD like GET: hyper removes the body from the response.
         let method = if request.method() == Method::HEAD {
             Method::GET
         } else {
@@ -105,8 +106,8 @@ impl Admin {
         }
     }
 
-    /// Whether this process can serve its cache. Ignores upstreams, since the cache serves clients
-    /// without upstreams.
+    /// Handles `/readyz`: whether this process can serve its cache. Does not check upstreams, since
+    /// cached images are served without upstreams, too.
     async fn ready(&self) -> AdminResponse {
         const TEXT: &str = "text/plain; charset=utf-8";
         let unready = |why: String| document(StatusCode::SERVICE_UNAVAILABLE, TEXT, why);
@@ -130,15 +131,17 @@ impl Admin {
         ))
     }
 
-    /// The configuration in effect, in the form of `pierhead config show`, without secrets.
+    /// Returns the configuration in effect, as text in the format of `pierhead config show`,
+    /// without secrets.
     fn config(&self) -> AdminResponse {
         let text = self.effective.borrow().clone();
         document(StatusCode::OK, "application/toml; charset=utf-8", text)
     }
 
-    /// Returns the state of the daemon. Walks over most of the data folder.
+    /// Returns the state of the daemon. Walks over most files of the data folder.
     async fn stat(self: Arc<Self>) -> Outcome {
-        // The walk owns the permit, since the walk continues when the client has left.
+        // The walk owns the permit, since the walk continues after the client has closed its
+        // connection.
         let permit = Arc::clone(&self.walking).acquire_owned().await;
         let read = move || {
             let _permit = permit;
@@ -331,7 +334,7 @@ async fn read<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Box<
     })
 }
 
-/// The query of a request, percent-decoded.
+/// The parameters in the query of a request, percent-decoded.
 struct Query(Vec<(String, String)>);
 
 impl Query {

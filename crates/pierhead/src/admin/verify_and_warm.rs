@@ -1,4 +1,6 @@
-//! The long-running requests `verify` and `warm`: a line of JSON per step. The work stops when the client leaves.
+//! Handlers of the long-running requests `verify` (compares cached blobs with their digests) and
+//! `warm` (pulls images in advance). Each response has a line of JSON per step. The work stops when
+//! the client closes the connection.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +13,7 @@ use super::Admin;
 use super::body::{AdminResponse, Lines, error_response};
 use crate::api::{Event, Warm};
 
-/// Minimum interval between two progress lines of one image.
+/// Minimum interval between two progress lines of one image or one verification.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of blobs that a verification lists at a time.
 const PAGE_BLOBS: usize = 256;

@@ -1,4 +1,4 @@
-//! HTTP requests to the admin listener of the running daemon.
+//! Sends HTTP requests to the admin listener of the running daemon, and reads the responses.
 
 use std::io;
 use std::time::Duration;
@@ -31,12 +31,12 @@ impl AdminClient {
         Self { authority }
     }
 
-    /// Sends GET and parses the JSON document.
+    /// Sends a GET request, and parses the JSON document of the response.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         self.call(Method::GET, path, None::<&()>).await
     }
 
-    /// Sends GET and returns the text.
+    /// Sends a GET request, and returns the text of the response.
     pub(crate) async fn text(&self, path: &str) -> anyhow::Result<String> {
         let response = self.send(Method::GET, path, None::<&()>).await?;
         let bytes = response.into_body().collect().await?.to_bytes();
@@ -65,7 +65,7 @@ impl AdminClient {
         })
     }
 
-    /// Sends POST and returns the stream of events.
+    /// Sends a POST request, and returns the response as a stream of events.
     pub(crate) async fn events(
         &self,
         path: &str,
@@ -98,7 +98,8 @@ impl AdminClient {
         let stream = self.connect().await?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        // The task ends with the response. Errors of the connection also appear in the response.
+        // The task ends when the response ends. Errors of the connection also appear in the
+        // response.
         tokio::spawn(connection);
         let response = sender
             .send_request(request)
@@ -147,7 +148,7 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Waits for the next event; `None` at the end.
+    /// Waits for the next event. Returns `None` at the end of the stream.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Event>> {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {

@@ -28,7 +28,7 @@ fn table(images: &[Image]) -> Vec<String> {
     let mut rows = vec![HEADING.map(str::to_owned)];
     for image in images {
         rows.extend(image.platforms.iter().map(|it| row(image, Some(it))));
-        // An index of which no platform is cached.
+        // An image index whose platforms are all missing in the cache.
         if image.platforms.is_empty() {
             rows.push(row(image, None));
         }
@@ -54,7 +54,7 @@ fn table(images: &[Image]) -> Vec<String> {
 fn row(image: &Image, platform: Option<&ImagePlatform>) -> [String; 6] {
     let yes_or_no = |value: bool| if value { "yes" } else { "no" }.to_owned();
     let name = platform.and_then(|it| it.platform.as_deref());
-    // The text comes from the image, so it may contain control characters.
+    // The name of the platform comes from the image, so it may contain control characters.
     let name = name.map(|platform| escaped(platform, MAX_PLATFORM_CHARS));
     [
         image.image.clone(),

@@ -1,4 +1,4 @@
-//! The commands `pierhead cache …`: a client of the daemon's admin API.
+//! Runs the commands `pierhead cache …`, as a client of the admin API of the running daemon.
 
 mod connection;
 mod images;
@@ -62,7 +62,8 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
                     let removed = client.call::<Removed>(Method::DELETE, &path, None::<&()>);
                     match removed.await {
                         Ok(removed) => output.removed(&removed)?,
-                        // `main` prints the first error, which determines the exit code.
+                        // Keeps the first error: `main` prints it and derives the exit code from
+                        // it. The errors of further images are printed here.
                         Err(error) if first_error.is_none() => first_error = Some(error),
                         Err(error) => eprintln!("error: {error:#}"),
                     }
@@ -145,7 +146,7 @@ async fn list_blobs(client: &AdminClient, output: Output) -> anyhow::Result<()> 
     .await
 }
 
-/// Calls `visit` with each page of blobs.
+/// Calls `visit` with each page of the list of cached blobs.
 async fn for_each_page(
     client: &AdminClient,
     mut visit: impl FnMut(Vec<Blob>) -> std::io::Result<()>,
@@ -165,7 +166,7 @@ async fn for_each_page(
 }
 
 fn pin_path(image: &Reference) -> String {
-    // A complete reference needs no percent-encoding in a query.
+    // The complete reference of an image needs no percent-encoding in a query.
     format!("/v1/pins?image={image}")
 }
 

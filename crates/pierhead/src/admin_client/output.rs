@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::api::{Blob, Eviction, Pin, Pruned, Removed, Stat, Tier};
 use crate::clock;
 
-/// The output format.
+/// Whether a command prints text or JSON.
 #[derive(Clone, Copy)]
 pub(crate) struct Output {
     pub(crate) json: bool,
@@ -35,7 +35,8 @@ impl Output {
         }
     }
 
-    /// Prints the state of the fast tier. `requested_limit` is the limit in bytes that this command set, or 0.
+    /// Prints the state of the fast tier. `requested_limit` is the limit in bytes that the user
+    /// asked this command to set, or 0.
     pub(crate) fn tier(self, tier: &Tier, requested_limit: u64) -> io::Result<()> {
         if self.json {
             return self.object(tier);
@@ -104,7 +105,7 @@ impl Output {
             return self.object(stat);
         }
         let filled = stat.used.saturating_add(stat.reserved);
-        // A capacity of 0 counts as full.
+        // Reports a tier without capacity as 100 % full.
         let percent = (u128::from(filled) * 100)
             .checked_div(u128::from(stat.capacity))
             .unwrap_or(100);
@@ -258,7 +259,8 @@ impl Output {
     }
 }
 
-/// Formats a number: a whole number as it is, and any other number with three significant digits.
+/// Formats a number: a whole number with all its digits, and any other number with three
+/// significant digits.
 fn three_digits(value: f64) -> String {
     if value.fract() == 0.0 {
         return value.to_string();
@@ -270,7 +272,7 @@ fn three_digits(value: f64) -> String {
     format!("{value:.0$}", decimals.unwrap_or(9))
 }
 
-/// Hits and misses, with the share of hits.
+/// Describes hits and misses, with the percentage of hits.
 fn requests(eviction: &Eviction) -> String {
     let (hits, misses) = (eviction.hits, eviction.misses);
     let share = (u128::from(hits) * 100)
@@ -279,7 +281,7 @@ fn requests(eviction: &Eviction) -> String {
     format!("{hits} hits, {misses} misses since the start{share}")
 }
 
-/// Downloads that the cache did not admit, by cause.
+/// Describes the downloads that the cache did not store, by cause.
 fn refusals(eviction: &Eviction) -> String {
     let by: Vec<_> = eviction
         .refused_by
@@ -291,13 +293,13 @@ fn refusals(eviction: &Eviction) -> String {
         })
         .collect();
     match by.as_slice() {
-        // An older daemon does not report the causes.
+        // The daemon is of an older version, which does not report the causes.
         [] => eviction.refused.to_string(),
         by => by.join(", "),
     }
 }
 
-/// Bytes written today, and the daily write budget.
+/// Describes the bytes written today, and the daily write budget.
 fn written(eviction: &Eviction) -> String {
     let written = human_bytes(eviction.written_today);
     match eviction.daily_write_budget {
@@ -313,7 +315,7 @@ fn written(eviction: &Eviction) -> String {
     }
 }
 
-/// The first image that contains a blob, and the number of other images that contain the blob.
+/// Names the first image that contains a blob, and counts the other images that contain it.
 fn images_of_blob(images: &[String]) -> String {
     match images {
         [] => String::new(),
@@ -322,7 +324,7 @@ fn images_of_blob(images: &[String]) -> String {
     }
 }
 
-/// Time since the access, in its largest unit.
+/// Describes the time since the last access in the largest fitting unit, such as days.
 pub(super) fn ago(accessed: u64) -> String {
     let now = clock::since_epoch().as_secs();
     let seconds = now.saturating_sub(accessed);

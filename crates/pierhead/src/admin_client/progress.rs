@@ -7,7 +7,7 @@ use crate::api::Event;
 use crate::progress::{Progress, Unit};
 use crate::verbosity;
 
-/// Shows the events of one command.
+/// Shows the events of one `cache warm` or `cache verify` command.
 pub(crate) struct EventView {
     output: Output,
     bar: Progress,
@@ -15,7 +15,7 @@ pub(crate) struct EventView {
 }
 
 impl EventView {
-    /// Creates the view. It draws the bar on standard error if standard error is a terminal.
+    /// Creates the view. If standard error is a terminal, the view draws a progress bar there.
     pub(crate) fn new(output: Output, verb: &str) -> Self {
         let bar = Progress::new(output.json);
         bar.begin(verb, Unit::Bytes, 0);
@@ -26,7 +26,7 @@ impl EventView {
         }
     }
 
-    /// Shows one event.
+    /// Shows one event of the command.
     pub(crate) fn show(&mut self, event: &Event) -> io::Result<()> {
         if self.output.json {
             return self.output.object(event);
@@ -47,12 +47,13 @@ impl EventView {
                 message,
             } => {
                 let (verb, message) = (&self.verb, message.as_deref().unwrap_or("no reason given"));
-                // Removes the image from the start of the message, since the line already has it.
+                // Removes the image from the start of the message, since the printed line already
+                // has this name.
                 let message = message
                     .strip_prefix(subject.as_str())
                     .and_then(|rest| rest.strip_prefix(": "))
                     .unwrap_or(message);
-                // Hides the bar while the line is printed.
+                // Hides the progress bar while the line is printed.
                 self.bar.suspend(|| match ok {
                     true if verbosity::is_quiet() => Ok(()),
                     true => self.output.line(format!("{verb} {subject}")),
@@ -71,7 +72,7 @@ impl EventView {
         }
     }
 
-    /// Removes the bar.
+    /// Removes the progress bar from the terminal.
     pub(crate) fn finish(&self) {
         self.bar.finish();
     }

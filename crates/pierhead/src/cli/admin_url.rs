@@ -1,4 +1,5 @@
-//! Parses the flag `--admin` of client commands: the address of an admin listener.
+//! Parses the value of `--admin` of `pierhead cache`, `setup` and similar commands: the address of
+//! the daemon's admin listener.
 
 /// Parses `http://HOST:PORT`. The scheme and a final slash are optional.
 pub(super) fn parse_admin_url(text: &str) -> Result<http::uri::Authority, String> {

@@ -1,4 +1,4 @@
-//! Flags of `pierhead cache` and its commands.
+//! Defines the command `pierhead cache` and its subcommands: flags, help texts and examples.
 
 use clap::{Args, Subcommand};
 use pierhead_oci::{Platform, Reference};
@@ -102,7 +102,7 @@ Pins the blobs of the image that the tag refers to now. Pin it again after the t
 Example:
   pierhead cache pin docker.io/library/redis:7";
 
-/// Flags of all `cache` commands.
+/// Flags that all `cache` commands share.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CacheArgs {
@@ -118,13 +118,14 @@ pub(crate) struct CacheArgs {
     pub(crate) command: CacheCommand,
 }
 
-/// The `cache` commands.
+/// The subcommands of `pierhead cache`.
 #[derive(Subcommand)]
 pub(crate) enum CacheCommand {
-    /// List cached images: platform, size, last use, and whether an image is complete and pinned
+    /// List cached images: the platform, size and last use of each image, and whether the image is
+    /// complete and pinned
     #[command(after_help = LS)]
     Ls {
-        /// List blobs instead of images, with the images that use them
+        /// List all cached blobs instead of images, and the images that use each blob
         #[arg(long, conflicts_with = "pins")]
         blobs: bool,
 
@@ -135,7 +136,8 @@ pub(crate) enum CacheCommand {
     /// Remove images from the cache
     #[command(after_help = RM)]
     Rm {
-        /// References of images, such as docker.io/library/redis:7 or docker.io/library/redis@sha256:…
+        /// References of the images to remove, such as docker.io/library/redis:7 or
+        /// docker.io/library/redis@sha256:…
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
         images: Vec<Reference>,
     },
@@ -145,7 +147,7 @@ pub(crate) enum CacheCommand {
     /// Exclude cached images from eviction, until `pierhead cache unpin`
     #[command(after_help = PIN)]
     Pin {
-        /// References of images, such as docker.io/library/redis:7
+        /// References of the images to pin, such as docker.io/library/redis:7
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
         images: Vec<Reference>,
     },
@@ -162,19 +164,20 @@ pub(crate) enum CacheCommand {
         group = clap::ArgGroup::new("target").required(true).args(["to", "all"])
     )]
     Prune {
-        /// Target size of the data folder, such as 10GiB
+        /// Target size of the whole data folder, such as 10GiB
         #[arg(long, value_name = "SIZE", value_parser = pierhead_oci::units::parse_bytes)]
         to: Option<u64>,
         /// Delete all bundles and every blob that is not pinned
         #[arg(long)]
         all: bool,
     },
-    /// Show or limit the fast tier in front of the disk
+    /// Show the state of the fast tier (memory or persistent memory in front of the disk), or set
+    /// its limit
     Tier {
         #[command(subcommand)]
         command: TierCommand,
     },
-    /// Compare every blob with its digest, and remove corrupt blobs
+    /// Compare every cached blob with its digest, and remove corrupt blobs
     #[command(
         after_help = "pierhead fetches a removed blob again at the next request. Exit code 1: at least one blob was corrupt.\n\nExample:\n  pierhead cache verify"
     )]
@@ -182,28 +185,29 @@ pub(crate) enum CacheCommand {
     /// Pull the manifests and blobs of images into the cache in advance
     #[command(after_help = WARM)]
     Warm {
-        /// References of images, such as docker.io/library/redis:7
+        /// References of the images to pull, such as docker.io/library/redis:7
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
         images: Vec<Reference>,
-        /// Platform of a multi-platform image, such as linux/arm64; repeatable [default: all platforms]
+        /// Platform to pull of a multi-platform image, such as linux/arm64; repeatable [default:
+        /// all platforms]
         #[arg(long = "platform", value_name = "OS/ARCH[/VARIANT]", value_parser = parse_platform)]
         platforms: Vec<String>,
-        /// Also pin the images
+        /// Pin the images after the pull, so that pierhead does not evict them
         #[arg(long)]
         pin: bool,
     },
 }
 
-/// The `cache tier` commands.
+/// The subcommands of `pierhead cache tier`.
 #[derive(Subcommand)]
 pub(crate) enum TierCommand {
     /// Show the state and the statistics of the fast tier
     #[command(after_help = TIER_STAT)]
     Stat,
-    /// Set the maximum bytes in use on the fast tier, until the next start of pierhead
+    /// Set the maximum number of bytes that pierhead uses on the fast tier, until its next start
     #[command(after_help = SET_LIMIT)]
     SetLimit {
-        /// Maximum size, such as 4GiB
+        /// Maximum number of bytes on the fast tier, such as 4GiB
         #[arg(value_name = "SIZE", value_parser = pierhead_oci::units::parse_bytes)]
         limit: u64,
     },

@@ -11,7 +11,7 @@ use crate::environment::Environment;
 use crate::exit_code::CommandError;
 use pierhead_host::machine::Machine;
 
-/// The `config` commands.
+/// The subcommands of `pierhead config`.
 #[derive(Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Check a configuration file and the files that it names, without starting anything
@@ -19,7 +19,7 @@ pub(crate) enum ConfigCommand {
         after_help = "Example:\n  pierhead config check /etc/pierhead/pierhead.toml && systemctl reload pierhead"
     )]
     Check {
-        /// Configuration file
+        /// Configuration file to check
         file: PathBuf,
     },
     /// Print a configuration as a commented TOML file, with secrets masked
@@ -27,9 +27,10 @@ pub(crate) enum ConfigCommand {
         after_help = "Examples:\n  pierhead config show --default > pierhead.toml\n  pierhead config show /etc/pierhead/pierhead.toml\n  pierhead config show --profile bluefield2"
     )]
     Show {
-        /// Configuration file [default: none, which prints the defaults]
+        /// Configuration file to print [default: none, which prints the defaults]
         file: Option<PathBuf>,
-        /// Share of the host that pierhead takes: small, bluefield2, bluefield3, server or none [default: none]
+        /// Preset for the share of the host's CPU, memory and disk that pierhead takes: small,
+        /// bluefield2, bluefield3, server or none [default: none]
         #[arg(long, value_name = "NAME", value_parser = parse_profile)]
         profile: Option<ProfileName>,
         /// Print the defaults, as a template of a configuration file
@@ -38,7 +39,7 @@ pub(crate) enum ConfigCommand {
     },
 }
 
-/// Runs a `config` command.
+/// Runs a subcommand of `pierhead config`.
 pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<(), CommandError> {
     let load = |file, profile: Option<ProfileName>, machine: &Machine| {
         let overrides = Overrides {
@@ -49,8 +50,8 @@ pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<
     };
     let text = match command {
         ConfigCommand::Check { file } => {
-            // The checked file may be for another host, so a value that does not fit this host is a
-            // warning only.
+            // The file may be meant for another host. So a value that does not fit this host causes
+            // only a warning.
             let unlimited = Machine::default();
             let config = load(Some(file), None, &unlimited)?;
             for warning in config::warnings(&config) {

@@ -1,4 +1,4 @@
-//! Flags of `pierhead doctor`.
+//! Defines the command `pierhead doctor`: flags, help texts and examples.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ the data folder.
 Exit codes: 0 no check failed (warnings are possible), 1 a check failed, 2 invalid usage, 75 the clock of the host
 is years off: set it first.";
 
-/// Flags of `doctor`.
+/// The flags of `pierhead doctor`.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
@@ -28,7 +28,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Skip the checks that connect to upstreams (registries)
+    /// Skip the checks that connect to upstream registries
     #[arg(long)]
     pub(crate) offline: bool,
 
@@ -36,7 +36,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long = "registry", value_name = "NAME", conflicts_with = "offline")]
     pub(crate) registries: Vec<Registry>,
 
-    /// Unix socket of dockerd
+    /// Unix socket on which dockerd listens
     #[arg(long, value_name = "PATH", default_value = "/run/docker.sock")]
     pub(crate) docker_socket: PathBuf,
 

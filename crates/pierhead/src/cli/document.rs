@@ -10,7 +10,7 @@ use crate::exit_code::CommandError;
 
 /// Runs `pierhead completions SHELL`.
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), CommandError> {
-    // Writes to memory first: the generator panics when standard output is a closed pipe.
+    // Writes to memory first: the generator panics if it writes to a closed pipe.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "pierhead", &mut script);
     io::stdout().write_all(&script)?;

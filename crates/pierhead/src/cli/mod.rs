@@ -13,8 +13,9 @@ use clap::{Parser, Subcommand};
 
 /// Pull-through proxy and cache for container images.
 ///
-/// Docker, containerd, CRI-O and podman pull images of any registry through pierhead. The first pull of an image streams
-/// from the registry while pierhead stores it. Later pulls come from the cache, also while the registry is down.
+/// Docker, containerd, CRI-O and podman pull images of any registry through pierhead. The first
+/// pull of an image streams from the registry while pierhead stores it. Later pulls of the image
+/// come from the cache, even while the registry is down.
 #[derive(Parser)]
 #[command(name = "pierhead", version, long_version = LONG_VERSION, after_help = EXAMPLES, propagate_version = true)]
 pub(crate) struct Cli {
@@ -69,9 +70,9 @@ Exit codes: 0 done, 1 failed, 2 invalid usage or configuration. Specific failure
 /// The commands of `pierhead`.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Run the proxy in the foreground
+    /// Run the proxy as a foreground process
     Serve(serve::ServeArgs),
-    /// Check a configuration file, or print the configuration
+    /// Check a configuration file, or print a configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
     /// Show and manage the cache of the running pierhead
@@ -83,11 +84,14 @@ pub(crate) enum Command {
     Doctor(doctor::DoctorArgs),
     /// Pull an image as a delta bundle: only the file contents that this host does not have yet
     Pull(Box<worker::PullArgs>),
-    /// Record which files of an image a container start opens, so that bundles send these files first
+    /// Record which files of an image a container opens while it starts, so that delta bundles send
+    /// these files first
     Trace(Box<worker::TraceArgs>),
-    /// Show the contents of an image for bundles: layers, contents shared with other images, hot files
+    /// Show the layers of an image, the file contents that it shares with other images, and the
+    /// files that container starts open first
     Inspect(Box<worker::InspectArgs>),
-    /// Show the bytes that an update from one image to another transfers, by each method
+    /// Compare the bytes that an update from one image to another transfers: as layers, as files
+    /// and as a delta bundle
     Diff(Box<worker::DiffArgs>),
     /// Print a completion script for a shell
     #[command(
@@ -97,12 +101,12 @@ pub(crate) enum Command {
         /// Name of the shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page
+    /// Print the manual page of pierhead, or of one command
     #[command(
         after_help = "Examples:\n  pierhead man | man -l -\n  pierhead man cache warm | man -l -"
     )]
     Man {
-        /// Command whose manual page is printed [default: the page of pierhead]
+        /// Command whose manual page pierhead prints [default: the page of pierhead]
         command: Vec<String>,
     },
 }
@@ -135,7 +139,7 @@ mod tests {
         walk(&command);
     }
 
-    /// All commands, with their paths such as `cache ls`.
+    /// Returns all commands with their paths, such as `cache ls`.
     fn commands() -> Vec<(String, clap::Command)> {
         fn walk(command: &clap::Command, path: &str, all: &mut Vec<(String, clap::Command)>) {
             all.push((path.to_owned(), command.clone()));
@@ -151,7 +155,7 @@ mod tests {
         all
     }
 
-    /// Names of flags that mean different things in different commands.
+    /// Names of flags whose meaning differs between commands.
     const HOMONYMS: &[&str] = &[
         "admin", "config", "output", "platform", "registry", "root", "user",
     ];

@@ -1,4 +1,4 @@
-//! Flags of `pierhead serve`.
+//! Defines the command `pierhead serve`: flags, help texts and examples.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -20,8 +20,8 @@ Examples:
 Flags take precedence over the configuration file. SIGHUP reads the file again and keeps all connections.
 SIGTERM or SIGINT shuts pierhead down after responses in progress; a second one aborts them.";
 
-/// Flags of `serve`. If a flag is repeated, its last value counts, so that a script can append
-/// flags to a given command line.
+/// The flags of `pierhead serve`. If a flag is repeated, its last value counts, so that a script
+/// can append flags to a given command line.
 #[derive(Args, Clone)]
 #[command(after_help = EXAMPLES, args_override_self = true)]
 pub(crate) struct ServeArgs {
@@ -29,7 +29,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Share of the host that pierhead takes: small, bluefield2, bluefield3, server or none [default: none]
+    /// Preset for the share of the host's CPU, memory and disk that pierhead takes: small,
+    /// bluefield2, bluefield3, server or none [default: none]
     #[arg(long, value_name = "NAME", value_parser = parse_profile)]
     profile: Option<ProfileName>,
 
@@ -41,19 +42,23 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
 
-    /// Maximum size of the cache: bytes (50GiB), a share of the file system (80%) or auto [default: auto]
+    /// Maximum size of the cache: bytes (such as 50GiB), a share of the file system (such as 80%)
+    /// or "auto" [default: auto]
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_size)]
     cache_size: Option<Size>,
 
-    /// Address of a registry that is not at https://NAME, such as a mirror; repeatable [default: none]
+    /// Address of the registry NAME, if different from https://NAME, such as the address of a
+    /// mirror; repeatable [default: none]
     #[arg(long = "upstream", value_name = "NAME=URL", value_parser = config::parse_upstream)]
     upstreams: Vec<(Registry, String)>,
 
-    /// Address of the admin listener (metrics, health, `pierhead cache`), or off [default: 127.0.0.1:5001]
+    /// Address of the admin listener (metrics, health, `pierhead cache`), or "off" [default:
+    /// 127.0.0.1:5001]
     #[arg(long, value_name = "IP:PORT", value_parser = parse_admin)]
     admin: Option<Admin>,
 
-    /// Level of the log: error, warn, info, debug or trace; per module: info,pierhead_remote=debug [default: info]
+    /// Log level: error, warn, info, debug or trace, also per module, such as
+    /// info,pierhead_remote=debug [default: info]
     #[arg(long = "log", value_name = "LEVEL", value_parser = config::check_level)]
     log_level: Option<String>,
 
@@ -66,8 +71,8 @@ pub(crate) struct ServeArgs {
     pub(crate) ready_file: Option<PathBuf>,
 }
 
-/// The value of `--profile`; `None` for `none`. It has its own type, because clap interprets a
-/// nested `Option` as an optional flag.
+/// The value of `--profile`; `None` for `none`. The value has its own type, because clap interprets
+/// a nested `Option` as an optional flag.
 #[derive(Clone, Copy)]
 pub(crate) struct ProfileName(pub(super) Option<&'static Profile>);
 
@@ -78,8 +83,8 @@ pub(super) fn parse_profile(text: &str) -> Result<ProfileName, String> {
     }
 }
 
-/// The value of `--admin`; `None` for `off`. It has its own type, because clap interprets a nested
-/// `Option` as an optional flag.
+/// The value of `--admin`; `None` for `off`. The value has its own type, because clap interprets a
+/// nested `Option` as an optional flag.
 #[derive(Clone, Copy)]
 struct Admin(Option<SocketAddr>);
 
@@ -96,7 +101,7 @@ fn parse_cache_size(text: &str) -> Result<Size, String> {
 }
 
 impl ServeArgs {
-    /// The values that take precedence over the configuration file.
+    /// Returns the values of the flags, which take precedence over the configuration file.
     pub(crate) fn overrides(&self) -> Overrides {
         Overrides {
             listen: self.listen.clone(),

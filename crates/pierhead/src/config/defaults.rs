@@ -16,11 +16,11 @@ use pierhead_host::machine::CpuSelection;
 use pierhead_host::pressure::Resource;
 
 impl Config {
-    /// Default of the key `admin`.
+    /// Default value of the key `admin`.
     pub(crate) const DEFAULT_ADMIN: SocketAddr =
         SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5001);
 
-    /// The default configuration with this data folder.
+    /// Returns the default configuration for this data folder.
     pub(crate) fn with_data(data: PathBuf) -> Self {
         let remote = pierhead_remote::Config::default();
         let proxy = pierhead_proxy::Config::default();

@@ -22,7 +22,7 @@ const MAX_SECRET_BYTES: u64 = 64 << 10;
 /// Maximum size of the file of `docker_config`, in bytes.
 const MAX_DOCKER_CONFIG_BYTES: u64 = 1 << 20;
 
-/// The problem of a file, with its exit code and its fix.
+/// The problem of a file that the configuration names, with its exit code and its fix.
 #[derive(Debug)]
 pub(crate) struct FileError {
     exit: ExitReason,
@@ -35,19 +35,19 @@ impl FileError {
         Self { exit, message }
     }
 
-    /// The file is missing or unreadable.
+    /// The error of a missing or unreadable file.
     fn unreadable(what: &str, path: &Path, error: &io::Error) -> Self {
         let hint = hint(path, error);
         let message = format!("{what} {}: {error}{hint}", path.display());
         Self::new(ExitReason::MissingFile, message)
     }
 
-    /// The file has invalid contents.
+    /// The error of a file with invalid contents.
     fn invalid(message: impl Into<String>) -> Self {
         Self::new(ExitReason::InvalidFile, message)
     }
 
-    /// The error of a file that a flag names, and not the configuration.
+    /// Turns the problem into the error of a file that a command-line flag names.
     pub(crate) fn into_exit_error(self, named_by: &str) -> ExitError {
         ExitError::new(self.exit, format!("{named_by}: {}", self.message))
     }
@@ -63,7 +63,7 @@ impl From<FileError> for String {
     }
 }
 
-/// Checks all files that the configuration names.
+/// Checks all files that the configuration names, and returns their problems.
 pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(ExitReason, Problem)> {
     let mut problems = Vec::new();
     let mut report = |key: &str, name: &str, result: Result<(), FileError>| {
@@ -110,7 +110,7 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(ExitReason, Problem)
     problems
 }
 
-/// Reads the secret in the first line of a file.
+/// Reads a secret, which is the first line of a file.
 pub(crate) fn first_line(path: &Path) -> Result<Secret, FileError> {
     let mut text = Zeroizing::new(String::new());
     let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
@@ -138,7 +138,7 @@ fn htpasswd(path: &Path) -> Result<(), FileError> {
     pierhead_proxy::check_htpasswd(path).map_err(FileError::invalid)
 }
 
-/// Reads the credentials of a Docker config.json, as written by `docker login`.
+/// Reads the credentials of a Docker config.json, which `docker login` writes.
 pub(crate) fn docker_config(path: &Path) -> Result<HashMap<Registry, Credentials>, FileError> {
     let mut bytes = Zeroizing::new(Vec::new());
     let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
@@ -154,16 +154,16 @@ pub(crate) fn readable_by_all(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o004 != 0)
 }
 
-/// Whether the first certificate of a PEM file is a CA certificate, which pierhead's own commands refuse as a server
-/// certificate.
+/// Whether the first certificate of a PEM file is a CA certificate, which pierhead's own commands
+/// do not accept as the certificate of a server.
 pub(crate) fn is_authority(path: &Path) -> bool {
     with_first_certificate(path, |certificate| certificate.is_ca()).unwrap_or(false)
 }
 
-/// The fix for a CA certificate in place of a server certificate.
+/// The advice for a CA certificate in place of a server certificate.
 pub(crate) const NO_AUTHORITY: &str = "create one with basicConstraints=critical,CA:FALSE (docs/how-to/tls-and-credentials.md has the command)";
 
-/// The first host name in a PEM certificate that has no wildcard.
+/// Returns the first host name without a wildcard in a PEM certificate.
 pub(crate) fn first_name(path: &Path) -> Option<String> {
     with_first_certificate(path, |certificate| {
         let names = certificate.subject_alternative_name().ok()??;
@@ -243,8 +243,8 @@ fn cannot_read(path: &Path, error: &io::Error) -> FileError {
     FileError::unreadable("cannot read", path, error)
 }
 
-/// The probable cause why a file cannot be read, with the fix. Recognizes the kubelet's layout of
-/// Secrets and ConfigMaps: a file is a symbolic link to `..data/NAME`, and `..data` is a link to
+/// Returns the probable cause of an unreadable file, with the fix. Recognizes the kubelet's layout
+/// of Secrets and ConfigMaps: a file is a symbolic link to `..data/NAME`, and `..data` is a link to
 /// the folder of the current version.
 pub(super) fn hint(path: &Path, error: &io::Error) -> String {
     match error.kind() {

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 /// Line of each key that the file sets. The map's key is a path such as `cache.size`.
 pub(crate) type Lines = HashMap<String, usize>;
 
-/// Lines of the keys whose value comes from the file. The map has no keys that the command line
-/// overrides.
+/// Lines of the keys whose value comes from the file. Keys that the command line overrides are not
+/// in the map.
 #[derive(Clone, Default)]
 pub(crate) struct KeyLocations {
     file: Option<PathBuf>,
@@ -19,7 +19,8 @@ impl KeyLocations {
         Self { file, lines }
     }
 
-    /// Returns the key with file and line, such as `cache.size (pierhead.toml:7)`, or the key alone.
+    /// Returns the key with its file and line, such as `cache.size (pierhead.toml:7)`, or the key
+    /// alone if the file does not set the key.
     pub(crate) fn describe(&self, key: &str) -> String {
         match (&self.file, self.lines.get(key)) {
             (Some(file), Some(line)) => format!("{key} ({}:{line})", file.display()),

@@ -28,9 +28,9 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 pub(crate) struct Overrides {
     pub(crate) listen: Vec<SocketAddr>,
     pub(crate) data: Option<PathBuf>,
-    /// `Some(None)` is `--profile none`.
+    /// The profile of `--profile`. `Some(None)` stands for `--profile none`.
     pub(crate) profile: Option<Option<&'static Profile>>,
-    /// `Some(None)` is `--admin off`.
+    /// The address of `--admin`. `Some(None)` stands for `--admin off`.
     pub(crate) admin: Option<Option<SocketAddr>>,
     pub(crate) cache_size: Option<Size>,
     pub(crate) upstreams: Vec<(Registry, String)>,
@@ -76,8 +76,8 @@ impl From<InvalidConfig> for CommandError {
 }
 
 impl InvalidConfig {
-    /// The exit code of an invalid configuration file; if the configuration file is valid, the exit
-    /// code of the first invalid file that it names.
+    /// Returns the exit code for this error: of the configuration file if the file itself is
+    /// invalid, else of the first invalid file that the configuration names.
     pub(crate) fn exit(&self) -> ExitReason {
         let mut exits = self.problems.iter().map(|(exit, _)| *exit);
         let of_text = exits.clone().find(|exit| *exit == ExitReason::Usage);
@@ -98,7 +98,8 @@ pub(crate) fn load(
 }
 
 /// Loads the configuration for a reload. Defaults that follow from the profile and `limits.memory`
-/// use the profile and memory of `old`, since these two keys need a restart.
+/// use the profile and memory of `old`, since a change of the profile or of `limits.memory` needs a
+/// restart.
 pub(crate) fn load_for_reload(
     old: &Config,
     file: Option<&Path>,
@@ -124,7 +125,8 @@ fn load_with(
         None => Zeroizing::default(),
         Some(path) => read(path).map_err(|error| refuse(vec![error.at(None)]))?,
     };
-    // `config show` prints absolute paths, since another folder may be the current one when its output is read.
+    // Makes the paths absolute: the reader of the output of `config show` may have another working
+    // folder.
     let absolute = file.and_then(|file| std::path::absolute(file).ok());
     let base = absolute.as_deref().or(file).and_then(Path::parent);
     let base = base.unwrap_or(Path::new(""));
@@ -132,9 +134,9 @@ fn load_with(
 }
 
 /// Parses the configuration that a running pierhead prints ([`show()`](super::show())). `text` is
-/// untrusted, since any process may listen on the admin port. So an upstream gets the credentials
-/// of `file` only if `text` and `file` describe the upstream equally. Also returns the upstreams
-/// that stay without credentials.
+/// untrusted, since a process other than pierhead may listen on the admin port. So an upstream gets
+/// its credentials from `file` only if `text` and `file` describe this upstream equally. Also
+/// returns the upstreams that get no credentials.
 pub(crate) fn load_shown(
     text: &str,
     file: &Config,
@@ -157,7 +159,8 @@ pub(crate) fn load_shown(
             without.push(format!("upstream {registry}"));
         }
         *upstream = std::mem::take(upstream).without_credentials();
-        // A Docker config.json has credentials by registry name, and thus for any address.
+        // Drops the Docker config.json: it selects credentials by the name of the registry only, so
+        // `text` could send them to any address.
         if config.docker_config.take().is_some() {
             without.push("docker_config".to_owned());
         }
@@ -180,8 +183,8 @@ fn validated(
     let parsed = parse_with_profile(text, base, defaults, overrides, old, machine);
     let (mut config, mut lines) = parsed.map_err(refuse)?;
     let flags = apply_overrides(overrides, &mut config, &mut lines);
-    // Makes the path absolute: the log and `cache stat` print the data folder, and their reader
-    // does not know the current folder of the daemon.
+    // Makes the path of the data folder absolute. The log and `cache stat` print this path, and
+    // their reader does not know the working folder of the daemon.
     if let Ok(data) = std::path::absolute(&config.data) {
         config.data = data;
     }
@@ -201,8 +204,8 @@ fn with_usage_code(problems: Vec<Problem>) -> Vec<(ExitReason, Problem)> {
     problems.map(|it| (ExitReason::Usage, it)).collect()
 }
 
-/// Parses `text` twice: first for its profile, then over the defaults of that profile. `old` takes precedence for the
-/// profile and the memory.
+/// Parses `text` twice: first to find its profile, then with the defaults of that profile. If `old`
+/// is given, its profile and memory budget are used instead.
 fn parse_with_profile(
     text: &str,
     base: &Path,
@@ -224,7 +227,7 @@ fn parse_with_profile(
     let applied = apply_profile(&mut with_profile, request, machine);
     let origins = applied.map_err(|UnfitKey { key, message }| {
         let by_flag = key == "profile" && overrides.profile.is_some();
-        // `tier.size` may have its default, and then `tier.path` is the key in the file.
+        // If `tier.size` has its default, the file only has the key `tier.path`.
         let fallback = if key == "tier.size" { "tier.path" } else { key };
         let line = lines.get(key).or_else(|| lines.get(fallback)).copied();
         let problem = Problem {
@@ -274,13 +277,14 @@ fn read(path: &Path) -> Result<Zeroizing<String>, FileError> {
     Ok(text)
 }
 
-/// Whether the path is a file descriptor of this process, such as the pipe of a shell's `<(…)`.
+/// Whether the path names an open file descriptor of this process, such as the pipe of a shell's
+/// `<(…)`.
 fn is_descriptor(path: &Path) -> bool {
     path == "/dev/stdin" || path.starts_with("/dev/fd") || path.starts_with("/proc/self/fd")
 }
 
-/// Checks that the file can be read a second time. A pipe is empty at the second read, and an empty
-/// configuration file means that all keys have their defaults.
+/// Checks that the file can be read a second time. A pipe would be empty at the second read, and
+/// pierhead would take the empty text as a configuration with all defaults.
 ///
 /// # Errors
 /// A message for the operator.
@@ -337,7 +341,7 @@ fn apply_overrides(overrides: &Overrides, config: &mut Config, lines: &mut Lines
     flags
 }
 
-/// Parses `NAME=URL` of `--upstream`.
+/// Parses the value `NAME=URL` of `--upstream`.
 pub(crate) fn parse_upstream(text: &str) -> Result<(Registry, String), String> {
     let (name, url) = text
         .split_once('=')

@@ -1,7 +1,9 @@
-//! The configuration: defaults, then one TOML file, then the command line.
+//! The configuration of the daemon: defaults, which one TOML file and then the command line
+//! override.
 //!
-//! [`parse`] turns text into a [`Config`] without I/O. [`load()`] reads the configuration file, and [`files`] reads the
-//! files that it names. All of this happens before pierhead opens the cache or a listener.
+//! [`parse`] turns text into a [`Config`] without I/O. [`load()`] reads the configuration file, and
+//! [`files`] reads the files that the configuration names. pierhead reads and checks all of these
+//! before it opens the cache or a listener.
 
 mod defaults;
 pub(crate) mod files;

@@ -1,4 +1,5 @@
-//! Parses the configuration file. Reports all problems at once, each with its line.
+//! Parses the TOML text of the configuration file. Reports all problems at once, each with its
+//! line.
 
 use std::path::Path;
 
@@ -11,7 +12,8 @@ use super::suggestion::suggest;
 use super::value::Value;
 use super::{Config, Problem, Upstream};
 
-/// Parses `text` over `defaults`. Relative paths start at `base`. Does no I/O and never panics.
+/// Parses `text`. Keys that `text` does not set keep their value of `defaults`. Relative paths
+/// start at `base`. Does no I/O and never panics.
 pub(crate) fn parse(
     text: &str,
     base: &Path,

@@ -1,9 +1,9 @@
-//! The type of one problem of a configuration.
+//! The type `Problem`: one problem of a configuration, with its line and its fix.
 
 /// A problem of the configuration, with its fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
-    /// Line of the file, from 1; `None` if the problem has no line.
+    /// Line in the configuration file, counted from 1; `None` if the problem has no line.
     pub(crate) line: Option<usize>,
     /// The flag with the invalid value, if the command line overrides the key.
     pub(crate) flag: Option<&'static str>,

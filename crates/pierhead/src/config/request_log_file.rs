@@ -1,4 +1,5 @@
-//! Checks the path of `request_log.file`: pierhead appends to request logs only and overwrites no other file.
+//! Checks the path of `request_log.file`: an existing file must be a request log, so that pierhead
+//! overwrites no other file.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _};
@@ -6,8 +7,8 @@ use std::path::Path;
 
 use pierhead_eviction::request_log;
 
-/// Checks the file and its rotated copy `file.1`. Creates nothing. Accepts an unreadable file, since the daemon may run as
-/// another user.
+/// Checks the file of the request log and its rotated copy `file.1`, without creating them. Accepts
+/// an unreadable file, since the daemon may run as another user.
 pub(crate) fn check_request_log_file(file: &Path) -> Result<(), String> {
     let parent = file
         .parent()
@@ -52,7 +53,8 @@ fn check_header(file: &Path) -> Result<(), String> {
     if found.is_dir() {
         return refuse("is a folder");
     }
-    // Opening a pipe blocks until another process opens the other end of the pipe.
+    // Skips what is not a regular file: opening a pipe would block until another process opens the
+    // other end.
     if !found.is_file() {
         return refuse("is a pipe or a device");
     }

@@ -1,5 +1,5 @@
-//! The type of a secret value, such as a password: pierhead cannot print it, and clears its memory
-//! after use.
+//! The type of a secret value, such as a password: no code can print a value of this type, and its
+//! memory is cleared after use.
 
 use zeroize::Zeroizing;
 
@@ -12,7 +12,8 @@ impl Secret {
         Self(Zeroizing::new(text))
     }
 
-    /// Returns the secret. Only code that sends the secret to an upstream may call this function.
+    /// Returns the secret as text. Only code that sends the secret to an upstream may call this
+    /// function.
     pub(crate) fn reveal(&self) -> Zeroizing<String> {
         self.0.clone()
     }

@@ -16,16 +16,17 @@ use super::key_locations::KeyLocations;
 use super::size::Size;
 use super::upstream::Upstream;
 
-/// Keys whose default follows from this host or a profile, each with its source.
+/// Keys whose default value follows from this host or a profile, each with a description of the
+/// source.
 pub(crate) type Origins = Vec<(&'static str, String)>;
 
-/// The complete configuration. The key table ([`super::keys`]) documents the fields.
+/// The complete configuration of the daemon. The key table ([`super::keys`]) documents the fields.
 #[derive(Clone)]
 pub(crate) struct Config {
     pub(crate) profile: Option<&'static Profile>,
-    /// Keys whose default follows from this host or a profile.
+    /// Keys whose default value follows from this host or a profile.
     pub(crate) origins: Origins,
-    /// File and line of each key.
+    /// File and line of each key that the configuration file sets.
     pub(crate) key_locations: KeyLocations,
     pub(crate) listen: Vec<SocketAddr>,
     pub(crate) data: PathBuf,
@@ -57,10 +58,10 @@ pub(crate) struct Network {
 pub(crate) struct Cache {
     pub(crate) size: Size,
     pub(crate) min_free: Size,
-    /// Maximum bytes written per day; 0 is no limit.
+    /// Maximum bytes written per day; 0 means no limit.
     pub(crate) daily_write_budget: u64,
-    /// Bytes of small blobs in memory. No key sets this value: the value follows from
-    /// `limits.memory` or the profile.
+    /// Maximum bytes of small blobs that the cache keeps in memory. No key sets this value; the
+    /// value follows from `limits.memory` or the profile.
     pub(crate) memory: u64,
 }
 
@@ -77,7 +78,7 @@ pub(crate) struct RequestLog {
 
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Bundle {
-    /// `None`: bundles are off.
+    /// Maximum size of the packs; `None` if bundles are off.
     pub(crate) size: Option<Size>,
     pub(crate) workers: usize,
 }
@@ -86,7 +87,7 @@ pub(crate) struct Bundle {
 pub(crate) struct Tier {
     pub(crate) kind: TierKind,
     pub(crate) path: Option<PathBuf>,
-    /// Bytes that pierhead takes for the tier.
+    /// Bytes of memory or disk that pierhead uses for the tier.
     pub(crate) size: u64,
     pub(crate) placement: pierhead_cache::Placement,
     /// Maximum rate of the write-back in bytes per second.
@@ -123,8 +124,8 @@ pub(crate) struct Limits {
     /// Maximum rate of all downloads from upstreams in bytes per second.
     pub(crate) upstream_bandwidth: Option<u64>,
     pub(crate) downloads: usize,
-    /// Bytes of responses in progress. No key sets this value: the value follows from `memory` or
-    /// the profile.
+    /// Maximum bytes of responses in progress. No key sets this value; the value follows from
+    /// `memory` or the profile.
     pub(crate) response_memory: usize,
     pub(crate) response_timeout: Duration,
     pub(crate) upstream_timeout: Duration,
@@ -190,8 +191,8 @@ pub(crate) struct Log {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
-    /// Lines of text
+    /// Lines of plain text
     Text,
-    /// One JSON object per line
+    /// One JSON object per log entry, each on one line
     Json,
 }

@@ -1,5 +1,5 @@
-//! Prints a configuration as a commented TOML file, and compares configurations. Parsing the file gives the same
-//! configuration.
+//! Prints a configuration as a commented TOML file, and compares configurations. The printed file
+//! parses to the same configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use super::keys::{Key, Reload, SECTIONS, UPSTREAM_KEYS, UPSTREAMS, UPSTREAMS_HELP, keys};
 use super::{Config, Upstream};
 
-/// Prints all keys. The text has no secrets, since these are in separate files.
+/// Returns the text with all keys. The text has no secrets, since secrets are in separate files.
 pub(crate) fn show(config: &Config) -> String {
     let mut text = String::from(
         "# The configuration of pierhead, with the value of every key. A key behind # is not set.\n",
@@ -35,8 +35,8 @@ pub(crate) fn show(config: &Config) -> String {
     text
 }
 
-/// The keys with different values, as `OLD -> NEW`. For upstreams, only the names of the upstreams
-/// that differ.
+/// Returns the keys whose values differ, each as `OLD -> NEW`. For upstreams, returns only the
+/// names of the upstreams that differ.
 pub(crate) fn changes(old: &Config, new: &Config) -> Vec<(String, String)> {
     let text = |value: Option<String>| {
         let value = value.unwrap_or_else(|| "unset".to_owned());
@@ -97,7 +97,7 @@ fn entry<T>(text: &mut String, key: &Key<T>, of: &T) {
     };
 }
 
-/// Adds a comment, wrapped to the width of a page.
+/// Adds help as a TOML comment, wrapped to the width of a page.
 fn comment(text: &mut String, help: &str) {
     /// Maximum width of a comment in the output of `config show`, in columns.
     const MAX_COLUMNS: usize = 98;
@@ -113,7 +113,7 @@ fn comment(text: &mut String, help: &str) {
     let _ = writeln!(text, "{line}");
 }
 
-/// Gives `new` the values of `old` for keys whose change needs a restart. Returns the keys that have such a change.
+/// Gives `new` the values of `old` for keys whose change needs a restart. Returns these keys.
 /// `after_restart` is the configuration that a restart would read from the same file.
 pub(crate) fn keep_until_restart(
     old: &Config,
@@ -130,7 +130,8 @@ pub(crate) fn keep_until_restart(
         keep(new, old);
         let path = key.path();
         let changed = match path.as_str() {
-            // The value follows from the profile, so a changed profile is reported alone.
+            // The value follows from the profile. So if the profile changes, only the change of the
+            // profile is reported.
             "limits.memory" => same_profile && (key.show)(old) != (key.show)(after_restart),
             _ => requested != (key.show)(new),
         };

@@ -1,11 +1,11 @@
-//! The type of `cache.size`: bytes, or a share of the file system.
+//! The type of `cache.size`: a number of bytes, or a share of the file system.
 
 use std::fmt;
 use std::str::FromStr;
 
 use pierhead_oci::units::{exact_bytes, parse_bytes};
 
-/// Bytes, or a share of the file system that holds the data folder.
+/// A size in bytes, or as a share of the file system that holds the data folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
     /// 80 % of the bytes that are free or in use by the cache, from [`Size::MIN_AUTO_BYTES`] to
@@ -17,13 +17,14 @@ pub(crate) enum Size {
 }
 
 impl Size {
-    /// Minimum of `auto` in bytes: a smaller cache has little use. `cache.min_free` still applies.
+    /// Minimum of `auto` in bytes: a smaller cache has little use. The free space of
+    /// `cache.min_free` is kept nevertheless.
     pub(crate) const MIN_AUTO_BYTES: u64 = 1 << 30;
     /// Maximum of `auto` in bytes. An operator must configure a larger cache.
     pub(crate) const MAX_AUTO_BYTES: u64 = 1 << 40;
 
-    /// Returns bytes. `total` is the size of the file system, `available` the bytes that are free
-    /// or in use by the cache.
+    /// Returns the size in bytes. `total` is the size of the file system, and `available` is the
+    /// number of bytes that are free or in use by the cache.
     pub(crate) fn resolve(self, total: u64, available: u64) -> u64 {
         match self {
             Self::Auto => (available / 5 * 4).clamp(Self::MIN_AUTO_BYTES, Self::MAX_AUTO_BYTES),
@@ -32,7 +33,7 @@ impl Size {
         }
     }
 
-    /// Returns the size as the capacity of a cache.
+    /// Checks that the size is a valid capacity of a cache, and returns it.
     ///
     /// # Errors
     /// The size is 0 bytes; the text is a message for the operator.

@@ -1,4 +1,5 @@
-//! Unit tests of the configuration: errors have line and fix, and a printed configuration parses to the same values.
+//! Unit tests of the configuration: error messages have a line and a fix, and a printed
+//! configuration parses to the same values.
 
 use std::path::Path;
 
@@ -69,7 +70,7 @@ fn an_unknown_key_is_an_error_with_the_closest_key() {
     );
     assert_refused("size = \"1GiB\"", 1, &["\"cache.size\""]);
     assert_refused("[limits]\nttl = \"1s\"", 2, &["\"tags.ttl\""]);
-    // Keys that do not exist, with a similar key.
+    // Unknown keys, each with the known key that the error must suggest.
     for (unknown, similar) in [
         ("connections_per_client = 1", "\"limits.connections\""),
         ("downloads_per_client = 1", "\"limits.downloads\""),
@@ -127,7 +128,8 @@ fn a_wrong_type_or_value_is_an_error_with_a_valid_value() {
         2,
         &["mean \"lru\"", "\"s3-fifo\""],
     );
-    // A policy of the simulator: the error lists the policies of the daemon and names the simulator.
+    // The policy exists only in the simulator `pierhead-replay`. The error says so, and lists the
+    // policies of the daemon.
     assert_refused(
         "[eviction]\npolicy = \"sieve\"",
         2,
@@ -299,7 +301,7 @@ fn upstream_credentials_need_client_authentication() {
     parsed(&format!(
         "tls.cert = \"c\"\ntls.key = \"k\"\ntls.client_ca = \"a\"\n{credentials}"
     ));
-    // TLS without client certificates does not authenticate clients.
+    // TLS without required client certificates does not authenticate clients.
     assert_refused(
         &format!("tls.cert = \"c\"\ntls.key = \"k\"\n{credentials}"),
         0,
@@ -387,7 +389,8 @@ fn every_example_is_a_valid_value() {
     }
 }
 
-/// Text similar to a configuration, so that the tests reach deeper branches of the parser.
+/// Generates text similar to a configuration, so that the tests reach deeper branches of the
+/// parser.
 fn nearly_toml() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         Just("listen".to_owned()),
@@ -583,7 +586,7 @@ fn a_reload_with_another_profile_changes_no_default() {
             let new = loaded(Some(&old), after);
             assert!(derived(&new) == derived(&old), "{before:?} to {after:?}");
         }
-        // A key that the file sets changes.
+        // The changed key is one that the configuration file sets.
         let text = "limits.upstream_bandwidth = \"7MB/s\"\nprofile = \"small\"";
         let new = loaded(Some(&old), text);
         assert_eq!(new.limits.upstream_bandwidth, Some(7_000_000));
@@ -621,7 +624,8 @@ fn an_error_of_an_overridden_key_names_the_flag() {
     };
     let (one, both) = ("127.0.0.1:6000", "are both 127.0.0.1:6000");
     let file = "\nlisten = [\"127.0.0.1:6000\"]\nadmin = \"127.0.0.1:6000\"";
-    // The message names the key admin, and its place is the file or the flag.
+    // Whatever key is wrong, the message names the key `admin`; its place is the line of the file,
+    // or the flag.
     for (text, listen, admin, place) in [
         (file, &[][..], None, "/pierhead.toml:3: admin and listen"),
         (file, &[], Some(one), "--admin: admin and listen"),
@@ -639,7 +643,7 @@ fn an_error_of_an_overridden_key_names_the_flag() {
         output.starts_with("--listen: every client that reaches"),
         "{output}"
     );
-    // A flag overrides the profile of the file, so the message names the flag.
+    // The flag `--profile` overrides the profile in the file, so the message names the flag.
     for text in ["", "\nprofile = \"small\"", "\nprofile = \"server\""] {
         let output = refused(text, &with_profile("server"));
         assert!(
@@ -647,7 +651,7 @@ fn an_error_of_an_overridden_key_names_the_flag() {
             "{output}"
         );
     }
-    // For the default tier.size, the message has the line of tier.path.
+    // If tier.size has its default, the message has the line of tier.path.
     let text = "\n[tier]\nkind = \"file\"\npath = \"/dev/shm/pierhead-missing\"";
     let output = refused(text, &Overrides::default());
     assert!(

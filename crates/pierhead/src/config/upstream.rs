@@ -1,4 +1,5 @@
-//! The configuration of one upstream, and the URLs that follow from it.
+//! The configuration of one upstream registry, and the URLs at which pierhead contacts this
+//! registry.
 
 use std::path::PathBuf;
 
@@ -7,7 +8,7 @@ use pierhead_oci::Registry;
 /// The keys of one table `[upstreams."NAME"]`.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Upstream {
-    /// URLs in the order of preference. If empty, the URL is `https://NAME`.
+    /// URLs in the order of preference. An empty list stands for `https://NAME`.
     pub(crate) addresses: Vec<String>,
     pub(crate) credential_hosts: Vec<String>,
     pub(crate) username: Option<String>,
@@ -19,8 +20,8 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// The URLs of this registry in the order of preference. The boolean is true for a URL of the
-    /// registry itself, which gets the credentials, and false for the URL of a mirror.
+    /// Returns the URLs of this registry in the order of preference. The boolean is true for a URL
+    /// of the registry itself, which gets the credentials, and false for the URL of a mirror.
     pub(crate) fn urls(&self, registry: &Registry) -> Vec<(String, bool)> {
         let default = pierhead_remote::default_url(registry);
         let urls = match &self.addresses[..] {
@@ -39,7 +40,8 @@ impl Upstream {
             [] => authority(url) == authority(&default) || has_host(url, registry.as_str()),
             hosts => hosts.iter().any(|host| has_host(url, host)),
         };
-        // If no URL has the registry's name, as with a local alias, all URLs are the registry itself.
+        // If no URL has the registry's name, as with a local alias, each URL counts as the registry
+        // itself.
         let all_own = urls.len() == 1 || !urls.iter().any(|url| is_own(url));
         urls.into_iter()
             .map(|url| {

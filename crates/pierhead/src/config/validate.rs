@@ -1,14 +1,16 @@
-//! Validates combinations of keys: contradictions, and combinations that are unsafe.
+//! Checks combinations of configuration keys: refuses keys that contradict each other, and
+//! combinations that are unsafe.
 
 use std::collections::HashMap;
 
 use super::key_locations::Lines;
 use super::{AuthMode, Config, Problem, TierKind};
 
-/// The keys that the command line overrides, each with its flag.
+/// The keys that the command line sets, each with its flag.
 pub(super) type Flags = HashMap<&'static str, &'static str>;
 
-/// Returns every contradiction. `lines` has the line of each key of the file, and `flags` the flag of each overridden key.
+/// Returns a problem for every contradiction. `lines` has the line of each key in the file, and
+/// `flags` has the flag of each key that the command line sets.
 pub(crate) fn validate(config: &Config, lines: &Lines, flags: &Flags) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut report = |key: &str, message: String| {
@@ -70,7 +72,8 @@ pub(crate) fn validate(config: &Config, lines: &Lines, flags: &Flags) -> Vec<Pro
         let at_key = format!("upstreams.{registry}");
         let table = format!("[upstreams.\"{registry}\"]");
         let urls = upstream.urls(registry);
-        // A host must not get a password only because the table of the registry lists the host.
+        // A password is not sent to a host only because the table of this registry lists that host:
+        // the host must have the registry's name.
         if upstream.has_credentials()
             && upstream.credential_hosts.is_empty()
             && urls.iter().filter(|(_, own)| *own).count() > 1
@@ -113,7 +116,7 @@ fn no_tier_path(kind: TierKind) -> String {
     )
 }
 
-/// Contradictions between keys of client authentication.
+/// Returns the contradictions between the keys of client authentication.
 pub(crate) fn auth(config: &Config) -> Vec<(&'static str, String)> {
     let mut problems = Vec::new();
     let (tls, auth) = (&config.tls, &config.auth);
@@ -142,13 +145,13 @@ pub(crate) fn auth(config: &Config) -> Vec<(&'static str, String)> {
 }
 
 /// Refuses a listener without authentication together with upstream credentials: every client that
-/// reaches the listener could pull with these credentials.
+/// reaches the listener could pull private images with pierhead's credentials.
 pub(crate) fn open_proxy(config: &Config) -> Option<String> {
     let is_restricted = match config.auth.mode {
         AuthMode::None => config.tls.client_ca.is_some(),
         AuthMode::Mtls | AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd => true,
-        // Clients use their own credentials. Only `pierhead cache warm` uses the configured
-        // credentials.
+        // In this mode, clients send their own credentials to the registry. Only
+        // `pierhead cache warm` uses the configured credentials.
         AuthMode::PassThrough | AuthMode::PassThroughLogin => true,
     };
     if config.allow_open_proxy_with_credentials || is_restricted {

@@ -1,4 +1,5 @@
-//! Reads one TOML value as the type that its key needs. An error names the valid values.
+//! Converts one TOML value to the Rust type that its key needs. The error for a wrong value names
+//! the valid values.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use super::Size;
 use super::keys::Kind;
 use super::suggestion::suggest;
 
-/// A TOML value, the type of its key, and the folder where relative paths start.
+/// A TOML value, with the type of its key and the folder at which relative paths start.
 pub(crate) struct Value<'a> {
     pub(crate) toml: &'a DeValue<'a>,
     pub(crate) base: &'a Path,
@@ -20,7 +21,8 @@ pub(crate) struct Value<'a> {
 }
 
 impl Value<'_> {
-    /// The type of the value, for an error message. Never the value itself, which may be a secret under the wrong key.
+    /// Returns the name of the value's type for an error message. The message never has the value
+    /// itself, which may be a secret under a wrong key.
     fn type_name(&self) -> &'static str {
         match self.toml {
             DeValue::String(_) => "a string",
@@ -43,7 +45,7 @@ impl Value<'_> {
             .ok_or_else(|| self.wrong_type("a string in quotes"))
     }
 
-    /// Whether the value is `"off"`.
+    /// Whether the value is the text `"off"`.
     pub(crate) fn is_off(&self) -> bool {
         self.toml.as_str() == Some("off")
     }
@@ -64,7 +66,7 @@ impl Value<'_> {
         format!("{found} is out of range: write {}", self.kind.phrase())
     }
 
-    /// A whole number within the key's range.
+    /// Reads a whole number within the range of the key.
     pub(crate) fn count(&self) -> Result<usize, String> {
         let number = self
             .integer()
@@ -78,7 +80,7 @@ impl Value<'_> {
         }
     }
 
-    /// Bytes within the key's range, a share, or `auto`.
+    /// Reads a number of bytes within the range of the key, a share of the file system, or `auto`.
     pub(crate) fn size(&self) -> Result<Size, String> {
         let size = match self.integer() {
             Some(bytes) => Size::Bytes(units::bytes_without_unit(bytes?)?),
@@ -96,7 +98,7 @@ impl Value<'_> {
         }
     }
 
-    /// Bytes within the key's range.
+    /// Reads a number of bytes within the range of the key.
     pub(crate) fn bytes(&self) -> Result<u64, String> {
         let bytes = match self.integer() {
             Some(bytes) => units::bytes_without_unit(bytes?)?,
@@ -116,12 +118,12 @@ impl Value<'_> {
         }
     }
 
-    /// One of the key's names.
+    /// Reads one of the names that the key allows.
     pub(crate) fn choice(&self) -> Result<&'static str, String> {
         self.one_of_names(self.text()?)
     }
 
-    /// Some of the key's names, each once.
+    /// Reads a list of names that the key allows, each at most once.
     pub(crate) fn choices(&self) -> Result<Vec<&'static str>, String> {
         let mut found = Vec::new();
         for name in self.names()? {
@@ -154,7 +156,7 @@ impl Value<'_> {
         ))
     }
 
-    /// Bytes per second; `None` for `"off"`.
+    /// Reads a rate in bytes per second. Returns `None` for `"off"`.
     pub(crate) fn rate(&self) -> Result<Option<u64>, String> {
         match self.integer() {
             Some(bytes) => Ok(Some(units::parse_rate(&bytes?.to_string())?)),
@@ -169,7 +171,7 @@ impl Value<'_> {
         }
     }
 
-    /// A duration within the key's range.
+    /// Reads a duration within the range of the key.
     pub(crate) fn duration(&self) -> Result<Duration, String> {
         let text = self
             .toml
@@ -189,7 +191,7 @@ impl Value<'_> {
         Err(format!("{text:?} is out of range: write {min} to {max}"))
     }
 
-    /// A path. A relative one starts at the folder of the configuration file.
+    /// Reads a path. A relative path starts at the folder of the configuration file.
     pub(crate) fn path(&self) -> Result<PathBuf, String> {
         match self.text()? {
             "" => Err("expected a path, found an empty string".to_owned()),
@@ -197,7 +199,7 @@ impl Value<'_> {
         }
     }
 
-    /// A path, or `None` for `"off"`.
+    /// Reads a path. Returns `None` for `"off"`.
     pub(crate) fn optional_path(&self) -> Result<Option<PathBuf>, String> {
         match self.text()? {
             "off" => Ok(None),
@@ -205,7 +207,7 @@ impl Value<'_> {
         }
     }
 
-    /// A list of hosts: `host`, `host:port`, or either after `http://`.
+    /// Reads a list of hosts: `host`, `host:port`, or either after `http://`.
     pub(crate) fn hosts(&self) -> Result<Vec<String>, String> {
         let wanted = "a list of hosts such as [\"auth.lab:5001\"]";
         let list = self
@@ -227,7 +229,7 @@ impl Value<'_> {
         list.iter().map(|item| host(item.get_ref())).collect()
     }
 
-    /// A list of patterns of registries and repositories.
+    /// Reads a list of patterns of registries and repositories.
     pub(crate) fn patterns(&self) -> Result<Vec<pierhead_proxy::Pattern>, String> {
         let wanted = "a list of patterns such as [\"docker.io/library/*\"]";
         let list = self
@@ -245,7 +247,7 @@ impl Value<'_> {
             .collect()
     }
 
-    /// One URL, or a list of at least one URL, each once.
+    /// Reads one URL, or a list of at least one URL, without duplicates.
     pub(crate) fn urls(&self) -> Result<Vec<String>, String> {
         if let Some(url) = self.toml.as_str() {
             return Ok(vec![parse_url(url)?]);
@@ -273,7 +275,7 @@ impl Value<'_> {
         }
     }
 
-    /// A list of names, none of them empty.
+    /// Reads a list of names, none of which is empty.
     pub(crate) fn names(&self) -> Result<Vec<String>, String> {
         let wanted = "a list of names such as [\"node1.example\"]";
         let list = self
@@ -287,7 +289,7 @@ impl Value<'_> {
         list.iter().map(|item| name(item.get_ref())).collect()
     }
 
-    /// One address, or a list of at least one address.
+    /// Reads one socket address, or a list of at least one address.
     pub(crate) fn addresses(&self) -> Result<Vec<SocketAddr>, String> {
         let Some(list) = self.toml.as_array() else {
             return Ok(vec![parse_address(self.text()?)?]);
@@ -304,7 +306,7 @@ impl Value<'_> {
     }
 }
 
-/// Parses `IP:PORT` or `localhost:PORT`.
+/// Parses a socket address: `IP:PORT` or `localhost:PORT`.
 pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let with_localhost = text
         .strip_prefix("localhost:")
@@ -315,7 +317,7 @@ pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// Parses the address of the admin listener; `None` for `off`.
+/// Parses the address of the admin listener. Returns `None` for `off`.
 pub(crate) fn parse_admin(text: &str) -> Result<Option<SocketAddr>, String> {
     if text == "off" {
         return Ok(None);
@@ -325,7 +327,8 @@ pub(crate) fn parse_admin(text: &str) -> Result<Option<SocketAddr>, String> {
         .map_err(|message| format!("{message}, or \"off\""))
 }
 
-/// Parses `http(s)://HOST[:PORT][/PREFIX]` without credentials, query or fragment.
+/// Parses the URL of a registry: `http(s)://HOST[:PORT][/PREFIX]`, without credentials, query or
+/// fragment.
 pub(crate) fn parse_url(text: &str) -> Result<String, String> {
     let error = |problem: &str| {
         Err(format!(
@@ -340,7 +343,7 @@ pub(crate) fn parse_url(text: &str) -> Result<String, String> {
             "{text:?} has no http:// or https:// before a host"
         ));
     };
-    // Does not print the text, since the part before the @ may be a password.
+    // The error does not contain the URL, since the part before the @ may be a password.
     if authority.as_str().contains('@') {
         return error(
             "a URL must not contain a user or password; use the keys username and password_file",

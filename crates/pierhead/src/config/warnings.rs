@@ -4,7 +4,7 @@ use pierhead_oci::units::human_bytes;
 
 use super::{AuthMode, Config, Size, files};
 
-/// All warnings that need no state of the daemon.
+/// Returns all warnings that depend only on the configuration and its files.
 pub(crate) fn warnings(config: &Config) -> Vec<String> {
     let mut warnings = secrets_readable_by_all(config);
     warnings.extend(passwords_without_tls(config));
@@ -12,8 +12,8 @@ pub(crate) fn warnings(config: &Config) -> Vec<String> {
     warnings
 }
 
-/// Warns of a CA certificate in `tls.cert`: pierhead's own commands refuse a CA certificate as a
-/// server certificate.
+/// Warns of a CA certificate in `tls.cert`, since pierhead's own commands do not accept it as the
+/// certificate of a server.
 fn server_certificate_is_ca(config: &Config) -> Option<String> {
     let path = config.tls.cert.as_deref()?;
     files::is_authority(path).then(|| {
@@ -35,7 +35,7 @@ pub(crate) fn size_above_disk(
     if config.cache.size == Size::Auto || wanted <= available {
         return None;
     }
-    // In units that the key accepts.
+    // Rounds down to a unit that the key accepts.
     let fitting = match available >> 30 {
         0 => format!("{}MiB", available >> 20),
         gib => format!("{gib}GiB"),

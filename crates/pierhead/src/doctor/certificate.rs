@@ -1,5 +1,5 @@
 //! Checks the TLS certificate of the daemon (`tls.cert`): its validity period, its private key, and
-//! that it is no CA certificate.
+//! that the certificate is not a CA certificate.
 
 use std::path::Path;
 
@@ -11,7 +11,8 @@ use super::report::Finding;
 use crate::clock;
 use crate::config::{Config, files};
 
-/// Remaining validity in seconds below which the check warns. Automatic renewal usually happens 30 days before the end.
+/// Remaining validity in seconds below which the check warns. Automatic renewal usually happens 30
+/// days before the certificate expires.
 const EXPIRY_WARNING: i64 = 21 * 86_400;
 
 /// Checks the files of `tls.cert` and `tls.key`. Returns `None` if these keys are not set.
@@ -98,7 +99,7 @@ mod tests {
         let key = write("k", pair.signing_key.serialize_pem());
         let wrong = write("w", other.signing_key.serialize_pem());
         let level = |key: &Path, now| check_pair(&cert, key, now).map(|finding| finding.level);
-        // Certificates of rcgen are valid from 1975 to 4096.
+        // The certificates that the crate `rcgen` makes are valid from 1975 to 4096.
         assert_eq!(level(&key, 1_800_000_000), Ok(Level::Ok));
         assert_eq!(level(&key, 0), Ok(Level::Fail));
         assert_eq!(level(&key, 67_090_000_000), Ok(Level::Warn));

@@ -1,5 +1,5 @@
-//! Checks the container clients on this host, such as docker: whether their configuration has
-//! pierhead as a mirror, and is in effect.
+//! Checks the container clients on this host, such as docker: whether the configuration of each
+//! client names pierhead as a mirror, and whether the client uses this configuration.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::cli::doctor::DoctorArgs;
 use crate::config::Config;
 use crate::environment::Environment;
 
-/// Checks all installed clients.
+/// Checks all container clients that are installed on this host.
 pub(crate) async fn check(
     running: &RunningDaemon,
     config: &Config,
@@ -58,7 +58,8 @@ pub(crate) async fn check(
     findings
 }
 
-/// The folders of a client's configuration. Rootless podman also reads the folder of its user.
+/// Returns the folders with the configuration of a client. Rootless podman also reads the folder of
+/// its user.
 fn config_root_of(client: Client, environment: &Environment, is_root: bool) -> ConfigRoot {
     match (&environment.user_config, &environment.user_state) {
         (Some(config), Some(state)) if client == Client::Podman && !is_root => {
@@ -68,7 +69,7 @@ fn config_root_of(client: Client, environment: &Environment, is_root: bool) -> C
     }
 }
 
-/// The command that sets up this client.
+/// Returns the `pierhead setup` command for this client.
 fn setup_command(client: Client, root: &ConfigRoot) -> String {
     let user = if root.is_user() { " --user" } else { "" };
     format!("pierhead setup {}{user}", client.name())
@@ -99,7 +100,8 @@ impl PierheadAddress {
         Self { ports, tls, shown }
     }
 
-    /// Whether a mirror is this pierhead. Only the port is compared, since this host may have any number of names.
+    /// Whether a mirror is this pierhead. Compares only the port, since this host may have any
+    /// number of names.
     fn is_mirror(&self, mirror: &str) -> bool {
         let parsed = mirror.split('/').next().filter(|_| !mirror.contains("://"));
         let address: Option<Address> = parsed.unwrap_or(mirror).parse().ok();
@@ -335,7 +337,7 @@ mod tests {
                 Level::Fail,
                 "uses plain HTTP",
             ),
-            // After `setup docker --undo`.
+            // The state after `pierhead setup docker --undo`.
             (
                 false,
                 "",

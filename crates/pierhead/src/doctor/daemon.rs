@@ -1,4 +1,5 @@
-//! Queries the running daemon, and checks its version, configuration and metrics.
+//! Checks of `pierhead doctor` on the running daemon: its version, its configuration and its
+//! metrics.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -16,18 +17,18 @@ use crate::admin_client::AdminClient;
 use crate::api::Stat;
 use crate::config::{Config, Overrides};
 
-/// Time limit of a query. The daemon runs on this host.
+/// Time limit of a query. The daemon is on this host, so it responds quickly.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(3);
 /// Uptime in seconds before which a daemon without any client request is normal.
 const MIN_UPTIME_WITH_REQUESTS: u64 = 600;
 
 /// The result of a query of the admin listener.
 pub(crate) enum RunningDaemon {
-    /// The admin listener is off.
+    /// The configuration turns the admin listener off.
     Off,
     /// No process responds on the admin address, or another program responds.
     Unreachable { admin: SocketAddr, why: String },
-    /// The daemon runs.
+    /// The daemon runs and has responded.
     Reachable {
         stat: Box<Stat>,
         metrics: Metrics,
@@ -57,7 +58,7 @@ impl RunningDaemon {
         }
     }
 
-    /// The configuration in effect, flags included, without secrets.
+    /// The configuration in effect, including flags of the command line, without secrets.
     pub(crate) fn config(&self) -> Option<&str> {
         match self {
             Self::Reachable { config, .. } => config.as_deref(),
@@ -65,7 +66,8 @@ impl RunningDaemon {
         }
     }
 
-    /// Adds the daemon's `listen` and `data` to the overrides, unless this command line sets them.
+    /// Adds the daemon's `listen` and `data` to the overrides, unless the command line of `doctor`
+    /// sets these keys.
     pub(crate) fn add_flags(&self, overrides: &mut Overrides) {
         let Self::Reachable { stat, .. } = self else {
             return;
@@ -79,7 +81,7 @@ impl RunningDaemon {
         }
     }
 
-    /// Bytes that the cache of the daemon has on the disk.
+    /// Returns the bytes that the cache of the daemon uses on the disk.
     pub(crate) fn bytes_in_use(&self) -> Option<u64> {
         match self {
             Self::Reachable { stat, .. } => Some(stat.used.saturating_add(stat.reserved)),
@@ -87,7 +89,7 @@ impl RunningDaemon {
         }
     }
 
-    /// The fast tier in use; `None` if the daemon does not run.
+    /// Returns the fast tier in use, or `None` if the daemon does not run.
     pub(crate) fn tier(&self) -> Option<ServedTier> {
         let Self::Reachable { metrics, .. } = self else {
             return None;
@@ -105,7 +107,7 @@ impl RunningDaemon {
         })
     }
 
-    /// The address for clients on this host.
+    /// Returns the address at which clients on this host reach the daemon.
     pub(crate) fn address(&self) -> Option<Address> {
         match self {
             Self::Reachable { stat, .. } => stat.address(),
@@ -114,7 +116,7 @@ impl RunningDaemon {
     }
 }
 
-/// Queries the admin listener.
+/// Asks the admin listener of the daemon for its state.
 pub(crate) async fn query(admin: Option<SocketAddr>) -> RunningDaemon {
     let Some(admin) = admin else {
         return RunningDaemon::Off;
@@ -143,7 +145,8 @@ pub(crate) async fn query(admin: Option<SocketAddr>) -> RunningDaemon {
         Ok(Ok(running)) => running,
         Ok(Err(error)) => RunningDaemon::Unreachable {
             admin,
-            // The finding itself states that no daemon responds.
+            // The finding of this check already states that no daemon responds, so the reason is
+            // omitted.
             why: if error.to_string().starts_with("nothing responds") {
                 String::new()
             } else {
@@ -157,7 +160,7 @@ pub(crate) async fn query(admin: Option<SocketAddr>) -> RunningDaemon {
     }
 }
 
-/// Checks the state that the daemon reports.
+/// Checks the state that the running daemon reports.
 pub(crate) fn check(running: &RunningDaemon, config: &Config) -> Vec<Finding> {
     let (stat, metrics, ready) = match running {
         RunningDaemon::Off => {
@@ -249,7 +252,7 @@ fn check_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
             "pulls still work; raise `cache.daily_write_budget`, or set it to \"0\" for no limit",
         ));
     }
-    // The check of the tier reports corrupt blobs of the fast tier.
+    // Does not count corrupt blobs of the fast tier, which the check of the tier reports.
     let on_tier = metrics.sum("pierhead_cache_tier_corrupt_blobs_total");
     let corrupt = metrics.sum("pierhead_cache_corrupt_blobs_total") - on_tier;
     if corrupt > 0.0 {
@@ -260,8 +263,8 @@ fn check_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
         ));
     }
     for (labels, state) in metrics.of("pierhead_remote_upstream_state") {
-        // Values of the metric: 0 is healthy, 1 is probing, 2 is ejected. Unconfigured registries
-        // share the series `other`.
+        // The metric is 0 for a healthy upstream, 1 for one that is being probed, and 2 for one
+        // that is ejected. All registries without configuration share the series `other`.
         if labels.contains("upstream=\"other\"") || state < 1.0 {
             continue;
         }
@@ -324,7 +327,7 @@ pub(crate) async fn ports(running: &RunningDaemon, config: &Config) -> Vec<Findi
         .collect()
 }
 
-/// Values of an OpenMetrics text, by name and labels.
+/// The values of metrics in OpenMetrics text, by name and labels.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics(BTreeMap<String, Vec<(String, f64)>>);
 

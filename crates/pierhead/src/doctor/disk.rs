@@ -13,18 +13,20 @@ use super::report::Finding;
 use crate::config::{self, Config};
 use crate::crate_configs;
 
-/// Bytes that the speed test writes.
+/// Number of bytes that the speed test writes.
 const TEST_BYTES: u64 = 32 << 20;
-/// Bytes of one write of the speed test.
+/// Number of bytes of one write of the speed test.
 const WRITE_BYTES: usize = 1 << 20;
-/// Time limit of the writes and of the reads of the speed test. The test then measures the bytes so far.
+/// Time limit of the writes and of the reads of the speed test. After this time, the test computes
+/// the speed from the bytes so far.
 const TEST_TIMEOUT: Duration = Duration::from_secs(4);
-/// Rate of the disk, in bytes per second, below which the check warns: the rate of a 1 Gbit/s link.
+/// Rate of the disk, in bytes per second, below which the check warns: this rate fills a link of 1
+/// Gbit/s.
 const MIN_BYTES_PER_SECOND: f64 = 125e6;
 /// Time of one sync above which the check warns: longer syncs slow down every pull of small layers.
 const MAX_SYNC_TIME: Duration = Duration::from_millis(50);
 
-/// Checks the disk. `bytes_in_use` is the size of the running daemon's cache.
+/// Runs all checks of the disk. `bytes_in_use` is the size of the running daemon's cache.
 pub(crate) fn check(config: &Config, bytes_in_use: Option<u64>) -> Vec<Finding> {
     let data = &config.data;
     let mut findings = Vec::new();
@@ -57,7 +59,7 @@ pub(crate) fn check(config: &Config, bytes_in_use: Option<u64>) -> Vec<Finding> 
             .resolve(space.total, 0)
             .saturating_add(2 * TEST_BYTES)
     {
-        // On a full disk, the speed test fails.
+        // The speed test needs free space, so it is skipped on a full disk.
         return findings;
     }
     findings.push(match test_speed(folder) {
@@ -117,7 +119,7 @@ fn check_file_system(folder: &Path) -> Option<Finding> {
 
 fn check_inodes(folder: &Path) -> Option<Finding> {
     let stat = statvfs(folder).ok()?;
-    // File systems without an inode table report 0.
+    // A file system without a fixed number of inodes reports 0.
     if stat.f_files == 0 || stat.f_favail > stat.f_files / 20 {
         return None;
     }
@@ -128,7 +130,7 @@ fn check_inodes(folder: &Path) -> Option<Finding> {
     ))
 }
 
-/// Bytes of all blobs in the data folder. The caller limits the time.
+/// Bytes of all blobs in the data folder. The caller sets a time limit.
 fn blob_bytes(data: &Path) -> u64 {
     let blobs = data.join("blobs");
     let folders = fs::read_dir(&blobs).into_iter().flatten().flatten();
@@ -145,7 +147,7 @@ fn blob_bytes(data: &Path) -> u64 {
 struct DataSpace {
     total: u64,
     free: u64,
-    /// Bytes of the cache itself.
+    /// Bytes that the cache itself uses.
     own: u64,
 }
 
@@ -197,7 +199,7 @@ impl DataSpace {
 }
 
 struct Speed {
-    /// Write rate in bytes per second, the final sync included.
+    /// Write rate in bytes per second, including the time of the final sync.
     write: f64,
     /// Read rate in bytes per second.
     read: f64,
@@ -228,7 +230,8 @@ impl Speed {
     }
 }
 
-/// Measures the speed of a disk with a file that it unlinks first, so that no file remains after a crash.
+/// Measures the speed of a disk with a temporary file. The file is unlinked before the test writes
+/// to it, so that no file remains after a crash.
 fn test_speed(folder: &Path) -> io::Result<Speed> {
     let path = folder.join(format!(".pierhead-doctor-{}", std::process::id()));
     let mut file = File::options()
@@ -237,7 +240,7 @@ fn test_speed(folder: &Path) -> io::Result<Speed> {
         .create_new(true)
         .open(&path)?;
     fs::remove_file(&path)?;
-    // Random data, so that no disk or file system compresses or deduplicates it.
+    // Writes random data, so that no disk or file system can compress or deduplicate the data.
     let mut block = vec![0_u8; WRITE_BYTES];
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut fill = |block: &mut [u8]| {
@@ -269,7 +272,7 @@ fn test_speed(folder: &Path) -> io::Result<Speed> {
     }
     let sync = start.elapsed() / 3;
 
-    // Drops the pages, so that the reads come from the disk.
+    // Drops the file from the page cache, so that the reads come from the disk.
     let _ = fadvise(&file, 0, None, Advice::DontNeed);
     file.rewind()?;
     let start = Instant::now();
@@ -286,7 +289,7 @@ fn test_speed(folder: &Path) -> io::Result<Speed> {
 }
 
 fn rate(bytes: u64, time: Duration) -> f64 {
-    // About 10^7 bytes: exact in an f64.
+    // The number of bytes is about 10^7, which an f64 represents exactly.
     #[allow(clippy::cast_precision_loss)]
     let bytes = bytes as f64;
     bytes / time.as_secs_f64().max(1e-6)

@@ -1,4 +1,4 @@
-//! Reads the mirrors that are in effect in the running dockerd: `GET /info` on its socket.
+//! Asks the running dockerd which mirrors it uses: `GET /info` on its Unix socket.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-/// Time limit of `GET /info`. dockerd counts all containers and images for the response.
+/// Time limit of `GET /info`. dockerd may be slow, since it counts all containers and images for
+/// the response.
 const INFO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size of a response of dockerd that `doctor` reads, in bytes.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;
@@ -36,7 +37,7 @@ async fn info(socket: &Path) -> anyhow::Result<Value> {
     let stream = UnixStream::connect(socket).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // The task ends with the response.
+    // The task ends when the response ends.
     tokio::spawn(connection);
     let request = Request::get("/info")
         .header(header::HOST, "docker")

@@ -15,8 +15,8 @@ use pierhead_host::pressure::{PressureReader, Resource};
 /// the default limits may need more memory.
 const MIN_LIMIT_WITHOUT_PROFILE: u64 = 1 << 30;
 
-/// Runs all checks of profile, CPU quota, pressure and network interface. Blocks for some
-/// microseconds.
+/// Runs all checks of profile, CPU quota, pressure and network interface. Blocks the thread for
+/// some microseconds.
 pub(crate) fn check(config: &Config, machine: &Machine) -> Vec<Finding> {
     let is_measured = |resource| PressureReader::find(resource, Path::new("/")).is_some();
     let seen = config.network.interface.as_deref().map(|name| {

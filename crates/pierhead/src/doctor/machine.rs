@@ -11,9 +11,9 @@ use crate::config::Config;
 use crate::{clock, clock_check};
 use pierhead_host::machine::MemoryHeadroom;
 
-/// Memory in bytes that pierhead needs under load, including page cache for hits.
+/// Memory in bytes that pierhead needs under load, including page cache for cache hits.
 const MIN_MEMORY_BYTES: u64 = 256 << 20;
-/// Open files that pierhead needs in addition to those of connections.
+/// Number of open files that pierhead needs in addition to the files of connections.
 const OWN_FILES: u64 = 256;
 
 /// Runs all checks of the host.
@@ -59,8 +59,8 @@ fn features() -> [(&'static str, bool); 0] {
     []
 }
 
-/// Lists the instructions. A missing instruction is no warning, since the operator cannot add
-/// instructions to a CPU.
+/// Reports which of these CPU instructions the CPU has. A missing instruction is no warning, since
+/// the operator cannot add instructions to a CPU.
 fn cpu_instructions(features: &[(&str, bool)]) -> Option<Finding> {
     let names = |is_present: bool| {
         let names = features.iter().filter(|it| it.1 == is_present);
@@ -87,7 +87,7 @@ fn check_memory(meminfo: &str, headroom: Option<MemoryHeadroom>) -> Option<Findi
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
     let available = kib << 10;
-    // In a cgroup with a small limit, an eighth of the limit is enough.
+    // In a cgroup with a small memory limit, an eighth of the limit must be free.
     let (free, needed, of) = match headroom.filter(|headroom| headroom.left < available) {
         Some(MemoryHeadroom { limit, left }) => {
             let of = format!(", of the cgroup's limit of {}", human_bytes(limit));
@@ -104,8 +104,9 @@ fn check_memory(meminfo: &str, headroom: Option<MemoryHeadroom>) -> Option<Findi
     })
 }
 
-/// Checks the hard limit of open files, since the daemon raises its soft limit to the hard limit. A request takes the
-/// client's connection, a blob, and for a miss a connection to the upstream.
+/// Checks the hard limit of open files, since the daemon raises its soft limit to the hard limit. A
+/// request needs one file for the client's connection, one for the blob, and on a cache miss one
+/// for the connection to the upstream.
 fn check_open_files(limit: Option<u64>, config: &Config) -> Option<Finding> {
     let connections = u64::try_from(config.limits.connections).unwrap_or(u64::MAX);
     let needed = connections.saturating_mul(2).saturating_add(OWN_FILES);
@@ -146,7 +147,8 @@ mod tests {
         );
         assert_eq!(level("MemAvailable:     1000 kB\n"), Some(Level::Warn));
         assert_eq!(level(""), None);
-        // In a pod, the limit of its cgroup counts, and not the memory of the node.
+        // In a pod, doctor compares with the limit of the pod's cgroup, and not with the memory of
+        // the node.
         let pod = |limit: u64, left: u64| {
             let headroom = Some(MemoryHeadroom {
                 limit: limit << 20,

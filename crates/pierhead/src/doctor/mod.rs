@@ -1,7 +1,8 @@
 //! `pierhead doctor`: checks configuration, host, upstreams and clients, and prints the fix for each problem.
 //!
 //! The checks run concurrently, each with its own time limit, so that the command ends in seconds
-//! even if a check hangs. The checks write nothing except a temporary file of the speed test.
+//! even if a check hangs. The speed test of the disk writes a temporary file; no other check writes
+//! anything.
 
 mod certificate;
 mod clients;
@@ -29,10 +30,10 @@ use crate::environment::Environment;
 use crate::exit_code::{CommandError, ExitReason};
 use report::{Finding, Level};
 
-/// Time limit of a group of checks. The checks inside have shorter limits.
+/// Time limit of a group of checks. Each check in the group has a shorter time limit.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Runs `pierhead doctor`.
+/// Runs the command `pierhead doctor`.
 pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -40,7 +41,7 @@ pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), Co
         .build()
         .context("cannot start")?;
     let findings = runtime.block_on(examine(args, environment));
-    // Does not wait for threads that hang in a read from a failed disk.
+    // Does not wait for threads that hang while they read from a failed disk.
     runtime.shutdown_background();
     report::print(&findings, args.json)?;
     let failed = |finding: &&Finding| finding.level == Level::Fail;
@@ -55,7 +56,8 @@ pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), Co
 
 async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     let mut overrides = args.serve.overrides();
-    // The daemon at the admin address names its configuration file, so this address must be known first.
+    // The daemon at the admin address names its configuration file, so doctor needs the admin
+    // address first.
     let admin = overrides.admin.unwrap_or(Some(Config::DEFAULT_ADMIN));
     let mut running = daemon::query(admin).await;
     let mut findings = Vec::new();
@@ -74,7 +76,8 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
         ));
         None
     });
-    // Another file on the command line is checked as it is, without the flags of the running daemon.
+    // A file on the command line that is not the daemon's file is checked without the flags of the
+    // running daemon.
     let is_file_of_daemon = match (&args.serve.config, running.file()) {
         (None, _) => true,
         (Some(named), Some(of_daemon)) => {
@@ -114,8 +117,8 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     if config.admin != admin {
         running = daemon::query(config.admin).await;
     }
-    // Checks the configuration that the running daemon prints. The file alone lacks the flags of
-    // the daemon's command line.
+    // Checks the configuration that the running daemon prints, since the file alone lacks the flags
+    // of the daemon's command line.
     if let Some(shown) = running.config().filter(|_| is_file_of_daemon) {
         let (data, machine) = (&environment.default_data, &environment.machine);
         match config::load_shown(shown, &config, &overrides, data, machine) {
@@ -130,7 +133,8 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
                 }
                 findings.extend(without.iter().map(unchecked_credentials));
             }
-            // The running daemon has another version, with other keys. Only the file is checked.
+            // The running daemon has another version, with other configuration keys. So only the
+            // file is checked.
             Err(error) => findings.push(Finding::warn(
                 "configuration",
                 format!(
@@ -190,7 +194,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     findings
 }
 
-/// The finding for an upstream whose credentials are not checked.
+/// Returns the finding for an upstream whose credentials are not checked.
 fn unchecked_credentials(about: &String) -> Finding {
     Finding::warn(
         about,
@@ -200,9 +204,9 @@ fn unchecked_credentials(about: &String) -> Finding {
     )
 }
 
-/// Whether only root and this user can change a file. Another process on the admin port could name
-/// a file of its own, which could send secrets to any address. An unreadable file counts as
-/// trusted, since a later step fails to read the file.
+/// Whether only root and this user can change a file. A foreign process on the admin port could
+/// name a configuration file of its own, with which doctor would send secrets to any address. An
+/// unreadable file counts as trusted, since a later step fails to read the file.
 fn is_trusted(file: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let is_protected = |path: &Path| {
@@ -228,7 +232,7 @@ fn shown(file: Option<&PathBuf>) -> String {
     }
 }
 
-/// Runs a group of checks, or reports that it exceeded its time limit.
+/// Runs a group of checks. If the group exceeds its time limit, reports this as a finding.
 async fn bounded(about: &str, work: impl Future<Output = Vec<Finding>>) -> Vec<Finding> {
     match tokio::time::timeout(CHECK_TIMEOUT, work).await {
         Ok(findings) => findings,
@@ -240,7 +244,7 @@ async fn bounded(about: &str, work: impl Future<Output = Vec<Finding>>) -> Vec<F
     }
 }
 
-/// Runs blocking work on a thread of its own.
+/// Runs blocking checks on a separate thread.
 async fn blocking(
     about: &'static str,
     work: impl FnOnce() -> Vec<Finding> + Send + 'static,
@@ -266,7 +270,7 @@ mod tests {
             (1000, 0o100_600, true),
             (1001, 0o100_600, false),
             (0, 0o100_646, false),
-            // A sticky folder such as /tmp: users cannot replace files of others.
+            // A sticky folder such as /tmp: users cannot replace files of other users.
             (0, 0o041_777, true),
             (0, 0o040_777, false),
         ] {

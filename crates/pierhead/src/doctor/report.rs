@@ -10,7 +10,7 @@ use crate::clock_check;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Level {
-    /// No problem.
+    /// No problem was found.
     Ok,
     /// pierhead works, but slowly, incompletely, or not for much longer.
     Warn,
@@ -25,10 +25,10 @@ pub(crate) struct Finding {
     pub(crate) about: String,
     pub(crate) level: Level,
     pub(crate) what: String,
-    /// A command to run or a key to set.
+    /// The fix: a command to run, or a key to set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fix: Option<String>,
-    /// Whether the cause is a clock that is years off. Such a failure has an exit code of its own.
+    /// Whether the cause is a clock that is years off. doctor then exits with a special code.
     #[serde(skip)]
     pub(crate) is_clock_error: bool,
 }
@@ -44,7 +44,7 @@ impl Finding {
         }
     }
 
-    /// A failure whose cause is a wrong clock.
+    /// Creates a failure whose cause is a wrong clock.
     pub(crate) fn clock_error(about: impl Into<String>, what: impl Into<String>) -> Self {
         Self {
             is_clock_error: true,
@@ -83,13 +83,13 @@ struct Document<'a> {
     findings: &'a [Finding],
 }
 
-/// The highest severity of all findings.
+/// Returns the highest severity of all findings.
 pub(crate) fn worst(findings: &[Finding]) -> Level {
     let levels = findings.iter().map(|finding| finding.level);
     levels.max().unwrap_or(Level::Ok)
 }
 
-/// Prints the findings, as text or as one JSON document.
+/// Prints the findings, as text, or as one JSON document.
 pub(crate) fn print(findings: &[Finding], json: bool) -> io::Result<()> {
     let mut out = io::stdout().lock();
     if json {

@@ -1,4 +1,5 @@
-//! Checks the fast tier: whether pierhead can open its file, and whether the medium has errors.
+//! Checks the fast tier of the cache: whether pierhead can open the file of the tier, and whether
+//! the medium has errors.
 
 use std::path::Path;
 
@@ -7,7 +8,8 @@ use super::report::Finding;
 use crate::config::{Config, Tier, TierKind};
 use crate::tier::{self, TierError};
 
-/// Checks the tier without creating its file. `served` is the tier of the running daemon. Returns `None` if the tier is off.
+/// Checks the fast tier without creating the file of the tier. `served` is the tier of the running
+/// daemon. Returns `None` if the tier is off.
 pub(crate) fn check(config: &Config, served: Option<&ServedTier>) -> Option<Finding> {
     let wanted = &config.tier;
     if wanted.kind == TierKind::Off {
@@ -35,7 +37,8 @@ pub(crate) fn check(config: &Config, served: Option<&ServedTier>) -> Option<Find
     })
 }
 
-/// Fix for corrupt data on the tier. pierhead serves the affected blobs from the disk, or fetches them again.
+/// The advice for corrupt data on the tier. pierhead serves the affected blobs from the disk, or
+/// fetches them again.
 const MEDIUM_FIX: &str = "if the kernel's log (`dmesg`) has errors of the medium, replace it, or set tier.kind = \"off\"";
 
 fn check_served(served: &ServedTier, wanted: &Tier) -> Finding {
@@ -151,7 +154,7 @@ mod tests {
             assert!(all.contains(fix), "{all}");
             assert!(before == std::fs::read(&path).unwrap(), "the file changed");
         };
-        // The file is larger, then smaller, than tier.size.
+        // The file of the tier is first larger and then smaller than `tier.size`.
         config.tier.size = 32 << 20;
         assert_refused(&config, "`rm /");
         config.tier.size = 128 << 20;
@@ -168,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_new_file_that_is_no_persistent_memory_is_removed() {
-        // /dev/shm is in memory on every Linux.
+        // On every Linux, /dev/shm is a file system in memory.
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let mut config = Config::with_data(folder.path().to_owned());
         let path = folder.path().join("tier");
@@ -181,7 +184,7 @@ mod tests {
         assert!(unfit.what.contains("no persistent memory"), "{unfit}");
         assert!(unfit.fix.contains("tier.kind = \"file\""), "{unfit}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        // A file that existed before stays.
+        // The check does not delete a file that existed before.
         std::fs::write(&path, vec![0; 32 << 20]).unwrap();
         assert!(tier::open(&config.tier).is_err() && path.exists());
     }

@@ -15,13 +15,14 @@ use crate::crate_configs;
 use crate::environment::Environment;
 
 /// Time limit of the check of one upstream: DNS, TCP, TLS, a request and authentication. Each of
-/// these steps has a shorter time limit.
+/// these steps also has a shorter time limit of its own.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(12);
-/// Maximum difference to the clock of an upstream. A larger one can make certificates and tokens invalid.
+/// Maximum difference between the clock of this host and the clock of an upstream. A larger
+/// difference can make certificates and tokens invalid.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(60);
 
-/// Checks the configured upstreams, the default upstream and the registries of `--registry`,
-/// concurrently.
+/// Checks the configured upstreams, the default upstream and the registries of `--registry`. All
+/// are checked concurrently.
 pub(crate) async fn check(
     config: &Config,
     environment: &Environment,
@@ -84,8 +85,8 @@ async fn check_upstream(client: &Client, name: &Registry) -> Vec<Finding> {
             findings.extend(skew(name, *date, clock::now()));
         }
     }
-    // A failed address is a warning only if another address of this upstream works: clients then
-    // use the other address.
+    // If another address of this upstream works, the failed address is only a warning, since pulls
+    // then use the working address.
     if findings.iter().any(|finding| finding.level == Level::Ok) {
         for finding in &mut findings {
             if finding.about == about && finding.level == Level::Fail {

@@ -9,7 +9,7 @@ use super::{check_page, wrap};
 use crate::cli::Cli;
 use crate::exit_code::ExitReason;
 
-/// The text in one paragraph, without terminal styles.
+/// Returns the text as one paragraph, without terminal styles.
 fn plain(text: Option<&StyledStr>) -> String {
     let text = text.map(ToString::to_string).unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -22,11 +22,11 @@ fn sentence(text: &str) -> String {
     }
 }
 
-/// Help, default and possible values of a flag, in full sentences.
+/// Returns the help, the default and the possible values of a flag, in full sentences.
 fn facts(argument: &clap::Arg) -> String {
     let help = plain(argument.get_long_help().or(argument.get_help()));
-    // The help text of a flag states a default that depends on the host, in the form of clap's own
-    // defaults.
+    // The help text of a flag states a default that depends on the host, in the form in which clap
+    // prints defaults.
     let (help, mut default) = match help.split_once(" [default: ") {
         Some((help, default)) => (help.to_owned(), default.trim_end_matches(']').to_owned()),
         None => (help, String::new()),
@@ -53,7 +53,7 @@ fn facts(argument: &clap::Arg) -> String {
     text
 }
 
-/// Environment variables of the help of `pierhead`, as a list.
+/// Returns the environment variables in the help of `pierhead`, as a list.
 fn environment(help: &str) -> String {
     let lines = help.lines().skip_while(|line| *line != "Environment:");
     let lines = lines.skip(1).take_while(|line| !line.is_empty());

@@ -71,7 +71,8 @@ fn admin(text: &mut String) {
     statuses(text, route_table::STATUSES);
 }
 
-/// The JSON type of a Rust type of `api.rs`, and whether a field of this type may be absent.
+/// Returns the JSON type of a Rust type in `api.rs`, and whether a field of this Rust type may be
+/// absent.
 fn json_type(of: &str) -> (String, bool) {
     let inner = |prefix: &str| of.strip_prefix(prefix)?.strip_suffix('>');
     if let Some(inner) = inner("Option<") {
@@ -91,7 +92,7 @@ fn json_type(of: &str) -> (String, bool) {
     (name.to_owned(), false)
 }
 
-/// Removes the brackets of rustdoc links.
+/// Removes the brackets of rustdoc links from a text.
 fn without_links(text: &str) -> String {
     text.replace("[`", "`").replace("`]", "`")
 }
@@ -190,7 +191,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The statuses that occur in the code of a folder.
+/// Returns the HTTP statuses that occur in the code of a folder.
 fn statuses_in(folder: &str) -> BTreeSet<u16> {
     let mut found = Vec::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -201,7 +202,7 @@ fn statuses_in(folder: &str) -> BTreeSet<u16> {
         for rest in text.split("StatusCode::").skip(1) {
             let end = rest.find(|letter: char| !letter.is_ascii_uppercase() && letter != '_');
             let name = &rest[..end.unwrap_or(rest.len())];
-            // The constant's name equals the reason phrase of its status.
+            // The name of the constant equals the reason phrase of its HTTP status.
             let of_name = (100..600).filter(|code| {
                 let status = http::StatusCode::from_u16(*code).ok();
                 let reason = status.and_then(|status| status.canonical_reason());
@@ -217,7 +218,8 @@ fn statuses_in(folder: &str) -> BTreeSet<u16> {
 fn the_tables_have_every_status_that_the_code_names() {
     let of_proxy = routes::STATUSES.iter().chain(routes::OTHER_STATUSES);
     let of_proxy: BTreeSet<_> = of_proxy.map(|(code, _)| *code).collect();
-    // The code uses 204 for a response without a body before it sets the status.
+    // The status 204 is omitted: the code uses it for a response without a body before it sets the
+    // real status.
     let named: BTreeSet<_> = statuses_in("proxy/src")
         .into_iter()
         .filter(|it| *it != 204)

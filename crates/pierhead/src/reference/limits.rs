@@ -1,7 +1,8 @@
 //! Generates docs/reference/limits.md from the constants of the code that limit something.
 //!
-//! A constant is a limit if its name begins or ends as [`PREFIXES`] and [`SUFFIXES`] say. A limit
-//! needs a doc comment that is clear alone, since the page shows the comment without its context.
+//! A constant is a limit if its name begins with one of [`PREFIXES`] or ends with one of
+//! [`SUFFIXES`]. A limit needs a doc comment that is clear alone, since the page shows the comment
+//! without its context.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,13 +12,14 @@ use std::time::Duration;
 
 use super::check_page;
 
-/// Crates whose limits no user of pierhead meets: eviction policies, the simulator and test fixtures.
+/// Crates that the page omits, since no user of pierhead meets their limits: eviction policies, the
+/// simulator and test fixtures.
 const SKIPPED_CRATES: &[&str] = &["eviction", "replay", "testkit"];
-/// Files and folders without code of the product.
+/// Files and folders that the page omits, since they have no code of the daemon or of a command.
 const SKIPPED_FILES: &[&str] = &["tests", "fuzzing", "examples", "reference", "forge.rs"];
-/// Beginnings of the names of limits.
+/// Prefixes of the names of limits.
 const PREFIXES: &[&str] = &["MAX_", "MIN_"];
-/// Ends of the names of limits.
+/// Suffixes of the names of limits.
 const SUFFIXES: &[&str] = &[
     "_CAPACITY",
     "_INTERVAL",
@@ -42,12 +44,13 @@ const BARE_NAMES: &[&str] = &[
     "TIMEOUT",
     "TTL",
 ];
-/// First words of a comment that needs its context to be understood.
+/// First words of a doc comment that is not clear without its context.
 const DANGLING_WORDS: &[&str] = &[
     "Above", "As", "Below", "Beyond", "Bytes", "Fewer", "Half", "Longer", "More", "Of", "Shorter",
     "Some", "Than", "That", "These", "They", "This", "What",
 ];
-/// Sections of the page: heading, introduction, and the paths below `crates/` whose limits it lists.
+/// Sections of the page: heading, introduction, and the paths below `crates/` whose limits the
+/// section lists.
 const SECTIONS: &[(&str, &str, &[&str])] = &[
     (
         "Limits that clients meet",
@@ -92,9 +95,9 @@ const OF_COUNT: &[&str] = &[
     "most files",
     "runs",
 ];
-/// Ends of the names of sizes whose value is a single power of two.
+/// Suffixes of the names of sizes whose value is a single power of two.
 const SIZES: &[&str] = &["FILE", "LINE", "CONFIG", "SPECIAL"];
-/// Minimum number of limits in the sources. If the test finds fewer limits, it does not read all
+/// Minimum number of limits in the sources. A test that finds fewer limits has not read all
 /// sources.
 const MIN_LIMITS: usize = 80;
 
@@ -111,7 +114,7 @@ struct Constant {
     help: String,
 }
 
-/// The constants of a file whose type is a number or a duration.
+/// Finds the constants in a source file whose type is a number or a duration.
 fn constants(text: &str) -> Vec<Constant> {
     const TYPES: &[&str] = &["usize", "u64", "u32", "u16", "u8", "i64", "Duration"];
     let (mut found, mut help) = (Vec::new(), Vec::new());
@@ -167,7 +170,7 @@ fn value(expression: &str, known: &BTreeMap<String, String>, depth: usize) -> Op
     }
 }
 
-/// Evaluates an expression without brackets: no limit has brackets.
+/// Evaluates an expression without brackets, since no limit has brackets.
 fn number(expression: &str, known: &BTreeMap<String, String>, depth: usize) -> Option<u64> {
     let expression = expression.trim();
     for operator in [" << ", " + ", " - ", " * "] {
@@ -237,8 +240,8 @@ fn is_limit(name: &str) -> bool {
         || SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// The fault of a doc comment that is unclear on the page, which shows the comment without its
-/// code.
+/// Returns the fault of a doc comment that would be unclear on the page, which shows the comment
+/// without its code.
 fn comment_problem(help: &str) -> Option<&'static str> {
     let first = help.split([' ', ',']).next().unwrap_or_default();
     match () {
@@ -275,7 +278,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The sources of all crates: each file's path below `crates/`, with its constants.
+/// Returns the sources of all crates: each file's path below `crates/`, with its constants.
 fn all_constants() -> Vec<(String, Vec<Constant>)> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let crates = crates.canonicalize().expect("the crates");
@@ -290,7 +293,7 @@ fn all_constants() -> Vec<(String, Vec<Constant>)> {
     found.sort();
     let constants_of = |file: PathBuf| {
         let source = fs::read_to_string(&file).expect("a readable file");
-        // Code after the tests of a file is test code.
+        // Skips the unit tests at the end of a file.
         let source = source.split("#[cfg(test)]\nmod tests").next();
         let path = file.strip_prefix(&crates).expect("a path below crates");
         (
@@ -301,7 +304,7 @@ fn all_constants() -> Vec<(String, Vec<Constant>)> {
     found.into_iter().map(constants_of).collect()
 }
 
-/// One row of a table on the page.
+/// Formats one row of a table on the page.
 fn row(path: &str, constant: &Constant, known: &BTreeMap<String, String>) -> String {
     let value = value(&constant.expression, known, 4);
     let value = format_value(constant, value.as_ref());
@@ -313,7 +316,7 @@ fn row(path: &str, constant: &Constant, known: &BTreeMap<String, String>) -> Str
 #[test]
 fn the_page_has_every_limit() {
     let files = all_constants();
-    // A limit may be computed from a constant of another file.
+    // Limits may be computed from constants of other files, so all constants are known here.
     let everywhere: BTreeMap<_, _> = files.iter().flat_map(|(_, all)| pairs(all)).collect();
     let (mut text, mut count) = (String::new(), 0);
     for (heading, introduction, paths) in SECTIONS {

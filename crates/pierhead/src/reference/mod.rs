@@ -1,6 +1,7 @@
 //! Tests that compare the generated pages in docs/reference/ with the code.
 //!
-//! `cargo xtask docs --write` runs these tests with `PIERHEAD_WRITE_DOCS=1`; they then write the pages.
+//! `cargo xtask docs --write` runs these tests with `PIERHEAD_WRITE_DOCS=1`; with this variable,
+//! the tests write the pages instead of comparing them.
 
 mod cli;
 mod configuration;
@@ -19,20 +20,20 @@ fn page(name: &str) -> PathBuf {
     PathBuf::from(root).join(name)
 }
 
-/// Compares the generated part of a page with `generated`, or writes it.
+/// Compares the generated part of a page with `generated`, or writes that part.
 ///
 /// # Panics
-/// They differ, and `PIERHEAD_WRITE_DOCS` is not set.
+/// The page differs, and `PIERHEAD_WRITE_DOCS` is not set.
 fn check_page(name: &str, generated: &str) {
     let written = fs::read_to_string(page(name)).unwrap_or_default();
     let introduction = written.split(MARKER).next().unwrap_or_default();
     check_file(name, &format!("{introduction}{MARKER}\n\n{generated}"));
 }
 
-/// Compares a generated file with `expected`, or writes it.
+/// Compares a generated file with `expected`, or writes the file.
 ///
 /// # Panics
-/// They differ, and `PIERHEAD_WRITE_DOCS` is not set.
+/// The file differs, and `PIERHEAD_WRITE_DOCS` is not set.
 fn check_file(name: &str, expected: &str) {
     let path = page(name);
     if fs::read_to_string(&path).is_ok_and(|found| found == expected) {

@@ -1,18 +1,19 @@
-//! Runs the background tasks of the daemon: a task that panics is logged, counted and restarted.
+//! Runs the background tasks of the daemon. If a task panics, pierhead logs and counts the panic,
+//! and restarts the task.
 
 use std::future::Future;
 
 use pierhead_host::{BackgroundTask, Panics};
 use tokio::task::JoinSet;
 
-/// A set of tasks. Dropping the set cancels its tasks.
+/// A set of background tasks. Dropping the set cancels all tasks in it.
 pub(super) struct BackgroundTasks {
     panics: Panics,
     tasks: JoinSet<()>,
 }
 
 impl BackgroundTasks {
-    /// Creates an empty set. `panics` counts the panics of its tasks.
+    /// Creates a set without tasks. `panics` counts the panics of the tasks.
     pub(super) fn new(panics: Panics) -> Self {
         Self {
             panics,

@@ -1,4 +1,5 @@
-//! Binds the listening sockets of clients and of the admin listener.
+//! Opens the listening sockets: binds the addresses for clients and the address of the admin
+//! listener.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -8,11 +9,11 @@ use tokio::net::{TcpListener, TcpSocket};
 use crate::config::Config;
 use crate::exit_code::{ExitError, ExitReason};
 
-/// Length of the kernel's queue of new connections. docker 20 and podman open one connection per request, so a burst of
-/// requests must fit.
+/// Length of the kernel's queue of new connections. docker 20 and podman open one connection per
+/// request, so the queue must hold a burst of requests.
 const BACKLOG: u32 = 4096;
 
-/// Binds one listener per address.
+/// Binds one listening socket per address.
 pub(super) fn bind_all(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListener>> {
     let mut listeners = Vec::new();
     for address in addresses {
@@ -33,7 +34,7 @@ pub(super) fn bind(address: SocketAddr, only_v6: bool) -> anyhow::Result<TcpList
     })
 }
 
-/// The exit code of a failed bind, and a hint with the fix.
+/// Returns the exit code of a failed bind, and a hint with the fix.
 fn exit_code_and_hint(kind: ErrorKind) -> (ExitReason, &'static str) {
     match kind {
         ErrorKind::AddrInUse => (
@@ -66,8 +67,9 @@ fn open(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Binds the admin listener. A configured address must be free. If another process, such as a second pierhead, has the
-/// default address, pierhead starts without an admin listener: pulls matter more than metrics.
+/// Binds the admin listener. A configured admin address must be free. But if another process, such
+/// as a second pierhead, uses the default address, pierhead starts without an admin listener, since
+/// pulls matter more than metrics.
 pub(super) fn bind_admin(config: &Config) -> anyhow::Result<Option<TcpListener>> {
     let Some(address) = config.admin else {
         return Ok(None);

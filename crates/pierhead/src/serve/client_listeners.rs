@@ -1,4 +1,5 @@
-//! The listeners of clients. An interface that gets or loses addresses adds or closes listeners at run time.
+//! The listeners to which clients connect. When `network.interface` gets or loses an address,
+//! pierhead opens or closes a listener at run time.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
-/// All open listeners of clients, with the task that serves each.
+/// All open listeners to which clients connect, each with the task that serves it.
 pub(super) struct ClientListeners {
     proxy: Proxy,
     tls: Option<Tls>,
@@ -19,16 +20,17 @@ pub(super) struct ClientListeners {
     bound: watch::Sender<Vec<SocketAddr>>,
 }
 
-/// One listener of clients. Dropping this value closes the listener.
+/// One listener to which clients connect. Dropping this value closes the listener.
 struct OpenListener {
-    /// The address of the configuration, whose port may be 0 (any port).
+    /// The address in the configuration, whose port may be 0 (any port).
     requested: SocketAddr,
     bound: SocketAddr,
     _close_on_drop: oneshot::Sender<()>,
 }
 
 impl ClientListeners {
-    /// Creates an empty set. All its listeners close when `is_stopping` becomes true.
+    /// Creates a set without listeners. All listeners of the set close when `is_stopping` becomes
+    /// true.
     pub(super) fn new(proxy: Proxy, tls: Option<Tls>, is_stopping: watch::Receiver<bool>) -> Self {
         Self {
             proxy,
@@ -40,7 +42,7 @@ impl ClientListeners {
         }
     }
 
-    /// Starts to serve clients of this listener.
+    /// Starts to serve clients that connect to this listener.
     pub(super) fn add(&mut self, requested: SocketAddr, listener: TcpListener) -> io::Result<()> {
         let bound = listener.local_addr()?;
         let (close_on_drop, closed) = oneshot::channel::<()>();
@@ -49,7 +51,8 @@ impl ClientListeners {
         self.tasks.spawn(async move {
             let stop = async move {
                 tokio::select! {
-                    // An error means that the sender is dropped, so the daemon is shutting down.
+                    // The wait fails only if the sender is dropped, which also means that the
+                    // daemon is shutting down.
                     _ = is_stopping.wait_for(|is_stopping| *is_stopping) => {}
                     _ = closed => {}
                 }
@@ -76,12 +79,13 @@ impl ClientListeners {
         self.bound.send_replace(bound);
     }
 
-    /// The addresses that serve clients now.
+    /// Returns the addresses at which pierhead serves clients now.
     pub(super) fn bound_addresses(&self) -> watch::Receiver<Vec<SocketAddr>> {
         self.bound.subscribe()
     }
 
-    /// Waits until a listener fails or ends that [`ClientListeners::close`] has not closed. Returns the cause.
+    /// Waits until a listener ends although [`ClientListeners::close`] has not closed it. Returns
+    /// the cause.
     pub(super) async fn failure(&mut self) -> anyhow::Error {
         loop {
             let Some(ended) = self.tasks.join_next().await else {
@@ -102,7 +106,7 @@ impl ClientListeners {
         }
     }
 
-    /// Waits until all listeners and their connections have ended, after a shutdown began.
+    /// After the begin of a shutdown, waits until all listeners and their connections have ended.
     pub(super) async fn wait_until_closed(&mut self) {
         while let Some(ended) = self.tasks.join_next().await {
             match ended {

@@ -1,4 +1,5 @@
-//! Opens the components of the daemon: the cache with its tiers, the bundle server and the request log.
+//! Opens the components of the daemon: the cache (on disk and fast tier), the bundle server and the
+//! request log.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::crate_configs;
 use crate::exit_code::{ExitError, ExitReason, describe};
 use crate::{clock, clock_check};
 
-/// Opens the cache with its tiers, and locks the data folder.
+/// Opens the cache, with its fast tier if there is one, and locks the data folder.
 pub(super) async fn open_cache(
     config: &Config,
     queue: &Arc<RequestQueue>,
@@ -27,8 +28,8 @@ pub(super) async fn open_cache(
         let space = crate_configs::file_system_space(&config.data)
             .map_err(|error| data_folder_error::unreadable_file_system(&config.data, error))?;
         // `cache.size = "auto"` depends on the size of the cached blobs, which is known only after
-        // the cache is open. Until then, this capacity is large enough that the cache evicts
-        // nothing.
+        // the cache is open. So the cache is opened with this provisional capacity, which is large
+        // enough that the cache evicts nothing.
         let provisional = match config.cache.size {
             Size::Auto => space.total,
             size => size.resolve(space.total, 0),
@@ -39,7 +40,8 @@ pub(super) async fn open_cache(
         settings.background = background;
         settings.recorder = recorder;
         let eviction = crate_configs::eviction(&config, provisional);
-        // Without its fast tier, pierhead serves from the disk: slow pulls are better than none.
+        // If the fast tier cannot be opened, pierhead serves from the disk alone: slow pulls are
+        // better than none.
         settings.fast = crate::tier::open(&config.tier).unwrap_or_else(|error| {
             tracing::error!(%error, "pierhead starts without the fast tier");
             None
@@ -54,8 +56,8 @@ pub(super) async fn open_cache(
     Ok(cache)
 }
 
-/// Opens the bundle server, unless bundles are off. The inner error states why the bundle server
-/// cannot be opened; pierhead then serves pulls without bundles.
+/// Opens the bundle server, unless bundles are off. If the bundle server cannot be opened, the
+/// inner error states the cause, and pierhead serves pulls without bundles.
 pub(super) async fn open_bundle_server(
     config: &Config,
     cache: &Cache,
@@ -90,7 +92,7 @@ pub(super) async fn open_bundle_server(
     })
 }
 
-/// Opens the request log if `request_log.file` is set.
+/// Opens the request log, if `request_log.file` is set.
 pub(super) async fn open_request_log(
     config: &Config,
     queue: Arc<RequestQueue>,
@@ -107,7 +109,7 @@ pub(super) async fn open_request_log(
     tokio::task::spawn_blocking(start).await?.map(Some)
 }
 
-/// Resolves `cache.size` to bytes, by the space that the file system has now.
+/// Resolves `cache.size` to bytes, from the space that the file system has now.
 pub(super) fn capacity(cache: &Cache, config: &Config) -> anyhow::Result<u64> {
     let space = crate_configs::file_system_space(&config.data)?;
     let stat = cache.stat();
@@ -136,7 +138,8 @@ pub(super) fn capacity(cache: &Cache, config: &Config) -> anyhow::Result<u64> {
     Ok(capacity)
 }
 
-/// Checks the clock. With a wrong one, every TLS connection to an upstream fails, so pierhead can only serve cached images.
+/// Checks the clock of the host. With a wrong clock, every TLS connection to an upstream fails, so
+/// pierhead can only serve cached images.
 pub(super) fn check_clock(cache: &Cache) -> Result<(), ExitError> {
     let Some(problem) = clock_check::problem(clock::now()) else {
         return Ok(());

@@ -1,4 +1,5 @@
-//! Errors of the data folder: gives each error an exit code and a message with the fix.
+//! Explains errors of the data folder to the operator: gives each error an exit code and a message
+//! with the fix.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
@@ -9,7 +10,7 @@ use rustix::process::{getegid, geteuid};
 
 use crate::exit_code::{ExitError, ExitReason};
 
-/// The error of a cache that cannot be opened, with exit code and fix.
+/// Returns the error of a cache that cannot be opened, with exit code and fix.
 pub(super) fn cannot_open(data: &Path, error: Error) -> anyhow::Error {
     let (exit, fix) = match &error {
         Error::InUse { .. } => (ExitReason::InUse, None),
@@ -21,7 +22,7 @@ pub(super) fn cannot_open(data: &Path, error: Error) -> anyhow::Error {
     with_exit_code(exit, fix, error.into())
 }
 
-/// The error of a data folder whose file system cannot be read, with exit code and fix.
+/// Returns the error of a data folder whose file system cannot be read, with exit code and fix.
 pub(super) fn unreadable_file_system(data: &Path, error: io::Error) -> anyhow::Error {
     let (exit, fix) = fix(data, data, &error);
     let what = format!("cannot read the file system of {}", data.display());
@@ -37,7 +38,8 @@ fn with_exit_code(exit: ExitReason, fix: Option<String>, error: anyhow::Error) -
     ExitError::new(exit, format!("data: {message}{fix}")).into()
 }
 
-/// Returns exit code and fix. `failed` is the file or the folder that the error names.
+/// Returns the exit code and the fix for an error of the data folder. `failed` is the file or the
+/// folder that the error names.
 fn fix(data: &Path, failed: &Path, error: &io::Error) -> (ExitReason, Option<String>) {
     let shown = data.display();
     let (exit, fix) = match error.kind() {
@@ -66,13 +68,14 @@ fn fix(data: &Path, failed: &Path, error: &io::Error) -> (ExitReason, Option<Str
     (exit, Some(fix))
 }
 
-/// Names the owner of the folder, and the command that gives it the right owner or mode.
+/// Describes who owns the folder, and the command that gives the folder the right owner or mode.
 fn ownership_fix(data: &Path, failed: &Path) -> String {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     let nearest = failed
         .ancestors()
         .find_map(|folder| Some((folder, folder.metadata().ok()?)));
-    // If the file is missing, this user has no permission for its closest existing folder.
+    // If the file is missing, this user has no permission in the closest folder above it that
+    // exists.
     let lacks_mode = nearest.as_ref().filter(|(_, it)| {
         let needed = if it.is_dir() { 0o700 } else { 0o600 };
         it.uid() == user && it.mode() & needed != needed
@@ -87,13 +90,14 @@ fn ownership_fix(data: &Path, failed: &Path) -> String {
         )
     });
     let shown = data.display();
-    // `try_exists` fails below an unreadable folder; the data folder may then exist.
+    // Below an unreadable folder, `try_exists` fails although the data folder may exist.
     let is_missing = matches!(data.try_exists(), Ok(false));
     let fix = match lacks_mode {
         _ if is_missing => format!("mkdir -p {shown} && chown {user}:{group} {shown}"),
-        // The owner is right, and only the mode is wrong.
+        // The owner of the folder is right, and only its mode is wrong.
         Some((path, _)) => format!("chmod u+rwX {}", path.display()),
-        // A file inside belongs to another user, such as one that a run as root created.
+        // A file inside the folder belongs to another user, such as a file that a run as root
+        // created.
         None => format!("chown -R {user}:{group} {shown}"),
     };
     format!(
@@ -153,7 +157,7 @@ mod tests {
         let own = ownership_fix(&narrow, &narrow.join("lock"));
         let shown = narrow.display();
         assert!(own.contains(&format!("`chmod u+rwX {shown}`")), "{own}");
-        // Owner and mode of the folder are right, so a file inside belongs to another user.
+        // The folder itself has the right owner and mode, so a file inside belongs to another user.
         let below = fix_for(folder.path());
         assert!(below.contains("`chown -R "), "{below}");
         let missing = folder.path().join("a/b");

@@ -1,8 +1,9 @@
 //! Resolves `0.0.0.0` and `[::]` in `listen` to the addresses of `network.interface`, and watches
 //! the addresses of the interface for changes.
 //!
-//! Sockets bind to addresses, not to the device (`SO_BINDTODEVICE`). The device needs a capability before Linux 5.7.
-//! Also, packets of this host to its own address arrive on `lo`, so local probes would fail.
+//! pierhead binds sockets to addresses, and not to the device of the interface (`SO_BINDTODEVICE`),
+//! for two reasons. Before Linux 5.7, `SO_BINDTODEVICE` needs a capability. Also, packets from this
+//! host to its own address arrive on the device `lo`, so local probes would fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -19,24 +20,25 @@ use crate::config::{Config, MANAGEMENT};
 use crate::exit_code::{ExitError, ExitReason};
 use pierhead_host::network_interface::{MissingAddress, NetworkInterface, all_addresses};
 
-/// Interval at which a starting daemon reads the addresses of `network.interface`. One read takes
-/// some microseconds.
+/// Interval at which a starting daemon reads the addresses of `network.interface`. One read of the
+/// addresses takes some microseconds.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval at which the running daemon reads the addresses of the interface. Addresses change about once a day.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of consecutive reads without an address after which its listener closes.
+/// Number of consecutive reads in which an address must be missing before pierhead closes the
+/// listener of this address.
 const MAX_MISSED_READS: u32 = 3;
 /// Maximum number of addresses of `network.interface` that pierhead listens on. Each address takes
 /// one socket.
 const MAX_ADDRESSES: usize = 64;
 /// Maximum time that a start waits for the interface and its first address.
 const INTERFACE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time that the service manager grants the rest of a start after the interface has an address.
-/// This time equals `TimeoutStartSec` of the systemd unit.
+/// Time that the service manager grants the rest of a start after the interface has an address. The
+/// time equals `TimeoutStartSec` of the systemd unit.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Returns the addresses to listen on. With `network.interface`, waits up to [`INTERFACE_TIMEOUT`] for the interface and
-/// asks the service manager to wait as well.
+/// Returns the addresses on which pierhead listens for clients. With `network.interface`, waits up
+/// to [`INTERFACE_TIMEOUT`] for the interface and asks the service manager to wait as well.
 ///
 /// # Errors
 /// The interface does not exist, or has no address of a family that `listen` needs.
@@ -90,17 +92,18 @@ pub(super) async fn listen_addresses(
     }
 }
 
-/// A change that [`watch`] found.
+/// A change of the addresses that [`watch`] found.
 pub(super) enum AddressChange {
     Added(SocketAddr, TcpListener),
     Removed(SocketAddr),
 }
 
-/// The state of [`watch`]. The caller shares the state, so that it survives a restart of the task
-/// after a panic.
+/// The state of [`watch`]. The caller shares this state with the task, so that the state survives a
+/// restart of the task after a panic.
 pub(super) type SharedAddresses = Arc<Mutex<WatchedAddresses>>;
 
-/// The state at the start: `listen` of the configuration, and the addresses that are bound for it.
+/// Returns the state at the start of the daemon: `listen` of the configuration, and the addresses
+/// that are bound for it.
 pub(super) fn watched_addresses(listen: Vec<SocketAddr>, bound: &[SocketAddr]) -> SharedAddresses {
     Arc::new(Mutex::new(WatchedAddresses::new(listen, bound)))
 }
@@ -116,7 +119,7 @@ pub(super) async fn watch(
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        // After a failed read, the addresses stay as they are.
+        // If the read failed, pierhead keeps listening on the same addresses.
         let Ok(seen) = read_interface(name.clone()).await else {
             continue;
         };
@@ -149,15 +152,16 @@ pub(super) async fn watch(
     }
 }
 
-/// The addresses that pierhead listens on.
+/// The addresses on which pierhead listens for clients.
 pub(super) struct WatchedAddresses {
-    /// `listen` of the configuration.
+    /// Value of `listen` in the configuration.
     listen: Vec<SocketAddr>,
-    /// Each bound address, with the number of consecutive reads in which the interface did not have it.
+    /// Each bound address, with the number of the latest consecutive reads in which the interface
+    /// did not have this address.
     missed_reads: BTreeMap<SocketAddr, u32>,
-    /// Addresses that could not be bound. pierhead logs each of them once.
+    /// Addresses that pierhead could not bind. Each of these addresses is logged once.
     failed: BTreeSet<SocketAddr>,
-    /// Whether the warning about [`MAX_ADDRESSES`] is logged.
+    /// Whether the warning about [`MAX_ADDRESSES`] has been logged.
     is_full: bool,
 }
 
@@ -171,7 +175,8 @@ impl WatchedAddresses {
         }
     }
 
-    /// Removes and returns the addresses that the interface has lost. Addresses that `listen` names itself stay.
+    /// Removes and returns the addresses that the interface has lost. Keeps addresses that the key
+    /// `listen` names.
     fn removed(&mut self, seen: &NetworkInterface) -> Vec<SocketAddr> {
         let is_named = |address: &SocketAddr| self.listen.contains(address);
         for (address, missed) in &mut self.missed_reads {
@@ -211,7 +216,7 @@ impl WatchedAddresses {
     }
 }
 
-/// Returns a warning with its fix if pierhead listens on an address of a DPU's management link.
+/// If pierhead listens on an address of a DPU's management link, returns a warning with its fix.
 pub(super) async fn management_link_warning(config: &Config) -> Option<String> {
     let found = tokio::task::spawn_blocking(all_addresses)
         .await
@@ -247,7 +252,7 @@ async fn read_interface(name: String) -> anyhow::Result<NetworkInterface> {
 }
 
 /// Replaces `0.0.0.0` and `[::]` in `listen` by the addresses of the interface. `[::]` stands for
-/// both families, as `[::]` does without `network.interface`.
+/// the IPv4 and the IPv6 addresses, as it does without `network.interface`.
 fn expand(listen: &[SocketAddr], own: &[IpAddr]) -> Result<Vec<SocketAddr>, MissingAddress> {
     let mut all: Vec<SocketAddr> = Vec::new();
     for address in listen {
@@ -334,13 +339,15 @@ mod tests {
         let mut watched =
             WatchedAddresses::new(sockets(&["0.0.0.0:80", fixed]), &sockets(&[first, fixed]));
         let both = seen(&["192.0.2.1", "192.0.2.9"], &["192.0.2.1", "192.0.2.9"]);
-        // Returned until it is bound: another process may still have the port.
+        // `added` returns an address again until the address is bound, since another process may
+        // still use the port.
         for _ in 0..3 {
             assert_eq!(watched.added(&both), sockets(&[late]));
         }
         watched.mark_bound(sockets(&[late])[0]);
         assert_eq!(watched.added(&both), []);
-        // An unusable address still counts as present, and one missed read closes no listener.
+        // An address that cannot be bound still counts as present. Also, one missed read closes no
+        // listener.
         let unbound = seen(&["192.0.2.1", "192.0.2.9"], &[]);
         let less = seen(&["192.0.2.1"], &["192.0.2.1"]);
         for look in [
@@ -350,7 +357,8 @@ mod tests {
         }
         assert_eq!(watched.removed(&less), sockets(&[late]));
         assert_eq!(watched.removed(&less), []);
-        // An address that returns is added again. An address that `listen` names is never removed.
+        // An address that the interface gets back is added again. An address that `listen` names is
+        // never removed.
         assert_eq!(watched.added(&both), sockets(&[late]));
         for _ in 0..MAX_MISSED_READS {
             watched.removed(&NetworkInterface::default());
@@ -358,7 +366,8 @@ mod tests {
         assert!(watched.missed_reads.keys().eq(&sockets(&[fixed])));
     }
 
-    /// Temporary IPv6 addresses change each day, so removed addresses must not count towards the maximum.
+    /// Temporary IPv6 addresses change each day, so addresses that the interface has lost must not
+    /// count towards the maximum.
     #[test]
     fn removed_addresses_leave_room_for_new_ones() {
         let mut watched = WatchedAddresses::new(sockets(&["[::]:80"]), &[]);
@@ -376,7 +385,7 @@ mod tests {
                 watched.removed(&today);
             }
         }
-        // At most MAX_ADDRESSES at the same time.
+        // At most `MAX_ADDRESSES` addresses are added at the same time.
         let many =
             (0..MAX_ADDRESSES + 9).map(|it| IpAddr::from([192, 0, 2, u8::try_from(it).unwrap()]));
         let many: Vec<_> = many.collect();

@@ -1,4 +1,5 @@
-//! `pierhead serve`: the daemon. [`start`] opens the cache and the listeners; [`service`] serves until shutdown.
+//! The daemon (`pierhead serve`): [`start`] opens the cache and the listeners, and [`service`]
+//! serves clients until shutdown.
 
 mod background_tasks;
 mod bind;
@@ -29,10 +30,12 @@ pub(crate) use request_log::RequestLogWriter;
 use signals::Signals;
 pub(crate) use tier_limit::TierLimit;
 
-/// Maximum number of threads for disk reads and writes: a small disk gains nothing from more. Each thread takes only the
-/// touched pages of its stack, and ends after ten idle seconds.
+/// Maximum number of threads for disk reads and writes: more threads would not make a small disk
+/// faster. An idle thread uses only the pages of its stack that it has touched, and ends after ten
+/// seconds.
 const MAX_BLOCKING_THREADS: usize = 64;
-/// Stack of a thread in bytes. The deepest measured stack, of a TLS handshake, is far smaller.
+/// Stack size of a thread in bytes. The deepest stack that was measured, in a TLS handshake, is far
+/// smaller.
 const STACK_BYTES: usize = 1 << 20;
 
 /// Runs the daemon until SIGTERM, SIGINT or an error.
@@ -56,14 +59,16 @@ pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Comm
         .build()
         .context("cannot start threads")?;
     runtime.block_on(serve(args, environment, config, level))?;
-    // The shutdown has already waited for `limits.shutdown_grace`.
+    // The shutdown has already waited for `limits.shutdown_grace`, so it waits for no further
+    // thread.
     runtime.shutdown_background();
     Ok(())
 }
 
 /// Limits the number of malloc arenas to 2, or to a quarter of the cores, at most 4. After a burst
 /// of bundle planning on all threads of two cores, 755 MB stayed resident with the default number
-/// of arenas, and 354 MB with two arenas. A number that the environment sets for glibc stays.
+/// of arenas, and 354 MB with two arenas. If an environment variable sets a number for glibc,
+/// pierhead keeps that number.
 fn limit_arenas(environment: &Environment) {
     if environment.sets_malloc {
         return;
@@ -75,8 +80,8 @@ fn limit_arenas(environment: &Environment) {
     }
 }
 
-/// Raises the soft limit of open files to the hard limit. The usual soft limit of 1024 exists for programs that use
-/// select(2), and is lower than `limits.connections`.
+/// Raises the soft limit of open files to the hard limit. The usual soft limit of 1024 exists for
+/// programs that use select(2), but pierhead needs more files than that for `limits.connections`.
 fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(
@@ -90,8 +95,8 @@ fn raise_open_files() {
     }
 }
 
-/// Logs the profile, and binds the process to `limits.cores`. The function runs before any other
-/// thread starts, since threads inherit the CPU set.
+/// Logs the profile, and binds the process to `limits.cores`. This must happen before any other
+/// thread starts, since threads inherit the set of CPUs.
 fn apply_profile_and_cores(config: &Config, machine: &Machine) {
     if let Some(profile) = config.profile {
         let memory = config.limits.memory.unwrap_or(0);
@@ -116,7 +121,7 @@ async fn serve(
     config: Config,
     level: Level,
 ) -> anyhow::Result<()> {
-    // Installs the handlers first, so that a signal during a slow start is not lost.
+    // Installs the signal handlers first, so that a signal during a slow start is not lost.
     let mut signals = Signals::new()?;
     let started = start::start(args, environment, config, level);
     match signals.unless_shutdown(started).await {

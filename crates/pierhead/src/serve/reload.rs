@@ -1,4 +1,4 @@
-//! SIGHUP: reads the configuration again, and applies every change that needs no restart.
+//! Handles SIGHUP: reads the configuration again, and applies every change that needs no restart.
 
 use pierhead_cache::Cache;
 use pierhead_proxy::Proxy;
@@ -27,7 +27,7 @@ pub(super) struct DaemonState {
 }
 
 impl DaemonState {
-    /// Applies the new configuration. A configuration with any problem changes nothing.
+    /// Applies the new configuration. If the new configuration has any problem, nothing changes.
     pub(super) async fn reload(&mut self, args: &ServeArgs) {
         match self.try_reload(args).await {
             Ok(changed) => tracing::info!("configuration reloaded: {changed}"),
@@ -36,16 +36,17 @@ impl DaemonState {
     }
 
     async fn try_reload(&mut self, args: &ServeArgs) -> anyhow::Result<String> {
-        // Reads the files on a blocking thread, since their disk may hang.
+        // Reads the files on a blocking thread, since the disk may hang.
         let prepare = {
             let (args, old, environment) =
                 (args.clone(), self.config.clone(), self.environment.clone());
             let (client, cache) = (self.client.clone(), self.cache.clone());
             move || prepare(&args, &old, &environment, &client, &cache)
         };
-        // All steps that can fail come first and change nothing.
+        // All steps that can fail come first. These steps change nothing.
         let (new, remote, capacity) = tokio::task::spawn_blocking(prepare).await??;
-        // Requests use the old upstream client until the proxy swaps client and access rules together.
+        // Until the proxy swaps client and access rules together, requests use the old upstream
+        // client.
         self.client.apply(remote);
         let (proxy, settings) = (self.proxy.clone(), crate_configs::proxy(&new));
         tokio::task::spawn_blocking(move || proxy.reload(settings)).await?;
@@ -63,8 +64,8 @@ impl DaemonState {
     }
 }
 
-/// Reads the new configuration. Returns the configuration with the prepared settings of the
-/// registry client and the new capacity of the cache. Blocks.
+/// Reads the new configuration. Returns the new configuration, the settings of the registry client
+/// and the capacity of the cache. Blocks the thread.
 fn prepare(
     args: &ServeArgs,
     old: &Config,
@@ -77,8 +78,8 @@ fn prepare(
     }
     let (file, overrides) = (args.config.as_deref(), args.overrides());
     let (data, machine) = (&environment.default_data, &environment.machine);
-    // `after_restart` is the configuration that a restart would have. `new` is the configuration
-    // that is possible without a restart.
+    // `after_restart` is the configuration that a restart would have. `new` becomes the
+    // configuration that is possible without a restart.
     let after_restart = config::load(file, &overrides, data, machine)?;
     let mut new = config::load_for_reload(old, file, &overrides, data, machine)?;
     keep_restart_keys(old, &after_restart, &mut new)?;
@@ -88,7 +89,8 @@ fn prepare(
     Ok((new, remote, capacity))
 }
 
-/// Text of the changes for the log. `blobs` is the number of cached blobs that a new eviction policy starts with.
+/// Describes the changes for the log. `blobs` is the number of cached blobs with which a new
+/// eviction policy starts.
 fn describe(changes: &[(String, String)], evicted: u64, blobs: u64) -> String {
     if changes.is_empty() {
         return "no key changed that takes effect without a restart; secrets and other named files were read again".to_owned();
@@ -101,10 +103,10 @@ fn describe(changes: &[(String, String)], evicted: u64, blobs: u64) -> String {
     changes.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// Gives `new` the old values of keys that need a restart, and validates the result. The validation
-/// of the file is not enough: `listen` or `tls.client_ca` of the file may differ from the values of
-/// the open listeners. `after_restart` is the configuration that a restart would read from the same
-/// file.
+/// Gives `new` the old values of keys that need a restart, and validates the result. It is not
+/// enough that the file alone is valid: `listen` or `tls.client_ca` of the file may differ from the
+/// values of the open listeners. `after_restart` is the configuration that a restart would read
+/// from the same file.
 fn keep_restart_keys(old: &Config, after_restart: &Config, new: &mut Config) -> anyhow::Result<()> {
     let waiting = config::keep_until_restart(old, after_restart, new);
     for key in &waiting {
@@ -118,7 +120,8 @@ fn keep_restart_keys(old: &Config, after_restart: &Config, new: &mut Config) -> 
         .map(|(_, message)| message)
         .next();
     match contradiction.or_else(|| config::open_proxy(new)) {
-        // The new file is valid by itself, so it contradicts a key that keeps its old value.
+        // The new file alone is valid. So the problem is that the file contradicts a key that keeps
+        // its old value until the restart.
         Some(message) if !waiting.is_empty() => Err(anyhow::anyhow!(
             "this change needs a restart: until then {} keeps its old value, and with that: {message}",
             waiting.join(", ")
@@ -161,7 +164,8 @@ mod tests {
         config
     }
 
-    /// Calls the function with a file that means the same after a restart.
+    /// Calls the function of the same name with an unchanged `after_restart`, that is, with the new
+    /// configuration.
     fn keep_restart_keys(old: &Config, new: &mut Config) -> anyhow::Result<()> {
         super::keep_restart_keys(old, &new.clone(), new)
     }

@@ -17,28 +17,28 @@ use super::service_manager::{ServiceManager, State};
 use super::signals::{Signal, Signals};
 use crate::cli::serve::ServeArgs;
 
-/// Time limit of each of the last writes of a shutdown, whatever `limits.shutdown_grace` is.
+/// Time limit of each of the last writes of a shutdown, also if `limits.shutdown_grace` is shorter.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// All components of the running daemon.
 pub(super) struct Service {
     pub(super) state: DaemonState,
     pub(super) listeners: ClientListeners,
-    /// Address changes of `network.interface`.
+    /// Changes of the addresses of `network.interface`.
     pub(super) address_changes: mpsc::Receiver<AddressChange>,
     pub(super) background_tasks: BackgroundTasks,
     pub(super) request_log: Option<RequestLogWriter>,
     pub(super) bundle_server: Option<BundleServer>,
-    /// True stops all listeners from accepting connections.
+    /// The value `true` stops all listeners from accepting connections.
     pub(super) is_stopping: watch::Sender<bool>,
     pub(super) service_manager: Arc<ServiceManager>,
-    /// Sends the keep-alives of the watchdog until the shutdown is complete.
+    /// The task that sends keep-alives to the watchdog until the shutdown is complete.
     pub(super) keepalives: JoinHandle<()>,
 }
 
 impl Service {
-    /// Serves until a shutdown signal or a fatal error. In both cases, writes pending data before
-    /// the return.
+    /// Serves until a shutdown signal or a fatal error. Before it returns, writes pending data in
+    /// both cases.
     pub(super) async fn run(
         mut self,
         args: &ServeArgs,
@@ -74,8 +74,8 @@ impl Service {
     }
 
     async fn shut_down(mut self, args: &ServeArgs, signals: &mut Signals) -> anyhow::Result<()> {
-        // Stops the listeners before it reports the state "stopping" to the service manager, so
-        // that the report is true.
+        // Stops the listeners first, so that the reported state "stopping" is true when the service
+        // manager receives it.
         let _ = self.is_stopping.send(true);
         self.service_manager.notify(State::Stopping);
         let cache = self.state.cache;
@@ -84,8 +84,8 @@ impl Service {
             "shutting down: responses in progress have {} to finish; a second signal aborts them",
             humantime::format_duration(shutdown_grace)
         );
-        // The write-back of the fast tier gets the rest of `limits.shutdown_grace` after the last
-        // response.
+        // After the last response, the write-back of the fast tier gets the rest of
+        // `limits.shutdown_grace`.
         let deadline = Instant::now() + shutdown_grace.max(CLOSE_TIMEOUT);
         let finished = async {
             self.listeners.wait_until_closed().await;
@@ -99,9 +99,9 @@ impl Service {
                 tracing::warn!("bundle jobs did not end in time; they resume at the next start");
             }
         }
-        // Writes the catalog of the cache even after a second signal, since few bytes are pending.
-        // The time limit is for a disk that hangs: pierhead then loses only the order of the last
-        // accesses.
+        // Even after a second signal, writes the catalog of the cache, which takes only a few
+        // bytes. If the disk hangs until the time limit, pierhead loses only the order of the last
+        // accesses to blobs.
         if tokio::time::timeout(CLOSE_TIMEOUT, cache.close())
             .await
             .is_err()
@@ -127,7 +127,7 @@ impl Service {
     }
 }
 
-/// Writes back to the disk the blobs that only a volatile fast tier has, until the deadline.
+/// Writes back to the disk, until the deadline, the blobs that only a volatile fast tier has.
 async fn write_back_tier(cache: &Cache, deadline: Instant) {
     let left = cache.save_tier(move || Instant::now() >= deadline).await;
     if left.blobs > 0 {

@@ -1,7 +1,7 @@
 //! Reports the state of the daemon to systemd: one datagram per state change, as in sd_notify(3).
 //!
-//! The crate `sd-notify` 0.5 would replace about 40 lines of this module. But this crate reads the
-//! environment at each call, and its socket blocks when systemd does not read.
+//! The crate `sd-notify` 0.5 could replace about 40 lines of this module. But `sd-notify` reads the
+//! environment at each call, and its socket blocks while systemd does not read.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -14,16 +14,16 @@ use std::time::Duration;
 
 use crate::environment::NotifySettings;
 
-/// A state that pierhead reports.
+/// A state of the daemon that pierhead reports to systemd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// The start may take up to this duration from now on.
+    /// pierhead is starting, and the start may take up to this duration from now on.
     Starting(Duration),
-    /// pierhead serves clients.
+    /// pierhead serves clients now.
     Ready,
-    /// pierhead shuts down.
+    /// pierhead is shutting down.
     Stopping,
-    /// A keep-alive for the watchdog.
+    /// A keep-alive message for the watchdog of systemd.
     Alive,
 }
 
@@ -42,14 +42,15 @@ impl State {
     }
 }
 
-/// The connection to the service manager. Without a service manager, its functions do nothing.
+/// The connection to the service manager. Without a service manager, the functions of this type do
+/// nothing.
 pub(crate) struct ServiceManager {
     socket: Option<UnixDatagram>,
     watchdog: Option<Duration>,
 }
 
 impl ServiceManager {
-    /// Connects to the socket that the service manager named. Logs a failure and continues:
+    /// Connects to the socket that the service manager has named. Logs a failure and continues:
     /// pierhead serves clients without systemd, too.
     pub(crate) fn connect(settings: &NotifySettings) -> Self {
         let socket = settings.socket.as_deref().and_then(|name| {
@@ -65,7 +66,8 @@ impl ServiceManager {
         }
     }
 
-    /// Sends the state. Never blocks: if the service manager does not read, the message is lost.
+    /// Sends the state to the service manager. Never blocks: if the service manager does not read,
+    /// the message is lost.
     pub(crate) fn notify(&self, state: State) {
         if let Some(socket) = &self.socket
             && let Err(error) = socket.send(state.text().as_bytes())
@@ -74,9 +76,9 @@ impl ServiceManager {
         }
     }
 
-    /// Sends keep-alives at twice the rate that the watchdog needs. The threads that serve clients
-    /// send the keep-alives, so systemd restarts pierhead when these threads hang. Returns
-    /// immediately without a watchdog.
+    /// Sends keep-alives at twice the rate that the watchdog needs. The keep-alives are sent by the
+    /// threads that serve clients, so that systemd restarts pierhead when these threads hang.
+    /// Without a watchdog, the function returns immediately.
     pub(crate) async fn send_keepalives(self: Arc<Self>) {
         let (Some(_), Some(timeout)) = (&self.socket, self.watchdog) else {
             return;

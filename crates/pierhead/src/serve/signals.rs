@@ -1,4 +1,4 @@
-//! Signals of the daemon: SIGTERM and SIGINT shut the daemon down, SIGHUP reloads the
+//! Handles signals to the daemon: SIGTERM and SIGINT shut the daemon down, SIGHUP reloads the
 //! configuration.
 
 use std::io;
@@ -6,8 +6,8 @@ use std::io;
 use rustix::process::Signal as Number;
 use tokio::signal::unix::{self, SignalKind, signal};
 
-/// The signal handlers of the daemon. While this value exists, no signal is lost, and no handled
-/// signal kills the process.
+/// The signal handlers of the daemon. While this value exists, no signal to the daemon is lost, and
+/// no handled signal kills the process.
 pub(super) struct Signals {
     interrupt: unix::Signal,
     terminate: unix::Signal,
@@ -33,8 +33,8 @@ impl Signals {
         }
     }
 
-    /// Returns the result of `work`, or `None` if a shutdown signal comes first. So a shutdown does
-    /// not wait for a `work` that hangs.
+    /// Returns the result of `work`, or `None` if a shutdown signal arrives first. So a shutdown
+    /// does not wait for `work`, even if `work` hangs.
     pub(super) async fn unless_shutdown<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             done = work => Some(done),
@@ -42,7 +42,7 @@ impl Signals {
         }
     }
 
-    /// Waits for the next signal.
+    /// Waits for the next signal to the daemon.
     pub(super) async fn next(&mut self) -> Signal {
         tokio::select! {
             _ = self.interrupt.recv() => Signal::Shutdown,
@@ -52,7 +52,7 @@ impl Signals {
     }
 }
 
-/// The request that a signal stands for.
+/// What a signal requests: a shutdown or a reload.
 pub(super) enum Signal {
     Shutdown,
     Reload,

@@ -27,7 +27,7 @@ use crate::environment::Environment;
 use crate::logging::Level;
 use crate::{crate_configs, tier};
 
-/// Starts the daemon. Returns when the daemon serves clients.
+/// Starts the daemon. Returns as soon as the daemon serves clients.
 pub(super) async fn start(
     args: &ServeArgs,
     environment: Environment,
@@ -39,8 +39,8 @@ pub(super) async fn start(
     if let Some(warning) = interface_watch::management_link_warning(&config).await {
         tracing::warn!("{warning}");
     }
-    // `listen_addresses` may wait for the interface, so it runs before this process locks the data
-    // folder.
+    // `listen_addresses` may wait for the network interface, so it runs before this process locks
+    // the data folder.
     let addresses = interface_watch::listen_addresses(&config, &service_manager).await?;
     let client = registry_client(&environment, &config).await?;
     let request_queue = Arc::<RequestQueue>::default();
@@ -176,8 +176,8 @@ pub(super) async fn start(
     })
 }
 
-/// Creates the registry client. Reads the files of the configuration on a blocking thread: their
-/// disk may hang, and signals must still arrive.
+/// Creates the registry client. Reads the files that the configuration names on a blocking thread,
+/// so that the daemon handles signals even if the disk hangs.
 async fn registry_client(environment: &Environment, config: &Config) -> anyhow::Result<Client> {
     let (environment, config) = (environment.clone(), config.clone());
     let create = move || {

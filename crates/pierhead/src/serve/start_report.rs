@@ -10,7 +10,8 @@ use pierhead_oci::units::human_bytes;
 
 use crate::config::{Config, files};
 
-/// Logs version, addresses, data folder and policies, and how a client uses the first listener.
+/// Logs version, addresses, data folder and policies, and example commands for clients of the first
+/// listener.
 pub(super) fn log_start(
     config: &Config,
     cache: &Cache,
@@ -44,8 +45,8 @@ pub(super) fn log_start(
     }
 }
 
-/// Returns commands for clients of this listener. `name` is `None` without TLS, else the host name in its certificate, since
-/// clients accept no other name.
+/// Returns commands for clients of this listener. `name` is `None` without TLS. With TLS, it is the
+/// host name in the certificate, since clients accept no other name.
 fn usage(listener: SocketAddr, name: Option<Option<String>>) -> Option<String> {
     let address = match name {
         None => Address::of_listener(listener, false),
@@ -60,7 +61,7 @@ fn usage(listener: SocketAddr, name: Option<Option<String>>) -> Option<String> {
     ))
 }
 
-/// Writes the ready file atomically: a script may read the file as soon as the file exists.
+/// Writes the ready file atomically: a script may read this file as soon as it exists.
 pub(super) fn write_ready_file(
     path: &Path,
     listen: &[SocketAddr],

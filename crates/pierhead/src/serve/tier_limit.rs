@@ -1,4 +1,4 @@
-//! The limit of the bytes on the fast tier: the value that the operator set, and a lower value
+//! The limit for the bytes on the fast tier: the value that the operator has set, or a lower value
 //! under memory pressure.
 
 use std::sync::Arc;
@@ -12,9 +12,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::time::MissedTickBehavior;
 
-/// Reads the memory pressure every [`PressureMonitor::INTERVAL`] until the task is cancelled.
-/// Background work pauses first, then the
-/// `limit` shrinks.
+/// Reads the memory pressure every [`PressureMonitor::INTERVAL`] until the task is cancelled. Under
+/// pressure, background work pauses first. If the pressure continues, the `limit` shrinks.
 pub(super) async fn follow_pressure(
     monitor: Arc<tokio::sync::Mutex<PressureMonitor>>,
     limit: Option<TierLimit>,
@@ -37,15 +36,16 @@ pub(super) async fn follow_pressure(
 #[derive(Clone)]
 pub(crate) struct TierLimit {
     cache: Cache,
-    /// Capacity of the medium in bytes.
+    /// Capacity in bytes of the medium.
     max: u64,
     limit: Arc<Mutex<PressureLimit>>,
-    /// Serializes changes, since a change waits for evictions.
+    /// Serializes changes of the limit, since a change waits for evictions.
     changing: Arc<tokio::sync::Mutex<()>>,
     metrics: TierLimitMetrics,
 }
 
-/// Metrics: the memory pressure of the last interval, and the limit without pressure.
+/// The metrics of the limit: the memory pressure of the last interval, and the limit without
+/// pressure.
 #[derive(Clone, Default)]
 struct TierLimitMetrics {
     some: Gauge<f64, AtomicU64>,
@@ -54,7 +54,7 @@ struct TierLimitMetrics {
 }
 
 impl TierLimit {
-    /// Reads the limit of the fast tier of `cache`; `None` without a fast tier.
+    /// Returns the limit of the fast tier of `cache`, or `None` without a fast tier.
     pub(crate) fn of(cache: &Cache) -> Option<Self> {
         let fast = cache.tier()?.fast;
         let limit = PressureLimit::new(fast.limit);
@@ -69,7 +69,7 @@ impl TierLimit {
         })
     }
 
-    /// The limit that the operator or the configuration set.
+    /// Returns the ceiling: the limit that the operator or the configuration has set.
     pub(crate) fn ceiling(&self) -> u64 {
         self.limit.lock().ceiling()
     }
@@ -80,7 +80,7 @@ impl TierLimit {
         self.change(|limit| limit.set_ceiling(ceiling)).await;
     }
 
-    /// Adjusts the limit to one reading of the memory pressure.
+    /// Adjusts the limit to one measurement of the memory pressure.
     pub(crate) async fn update(&self, stall: Stall) {
         self.metrics.some.set(stall.some);
         self.metrics.full.set(stall.full);
@@ -99,13 +99,14 @@ impl TierLimit {
         if before != after {
             tracing::info!(before, after, "the limit of the fast tier changed");
         }
-        // Below the ceiling, also without a change: this frees the memory of blobs that were in use at the last change.
+        // Below the ceiling, sets the limit again even if it has not changed: this frees the memory
+        // of blobs that were in use at the last change.
         if before != after || after < ceiling {
             self.cache.set_tier_limit(after).await;
         }
     }
 
-    /// Registers the metrics. The caller gives the prefix.
+    /// Registers the metrics of the limit. The caller gives the prefix of their names.
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register("memory_some", "Share of the last two seconds in which at least one task waited for memory; 0 unless the limit of the fast tier depends on it", self.metrics.some.clone());
         registry.register(
@@ -143,7 +144,8 @@ mod tests {
 
     use super::*;
 
-    /// A cache with a fast tier of 1600 bytes, and the folders of both.
+    /// Creates a cache with a fast tier of 1600 bytes. Returns also the folders of the cache and of
+    /// the tier.
     fn cache_with_tier() -> (Cache, TierLimit, [tempfile::TempDir; 2]) {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let mut config = pierhead_cache::Config::new(folders[0].path(), 1 << 30);

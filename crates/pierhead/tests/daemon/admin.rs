@@ -1,4 +1,5 @@
-//! Tests of the admin listener: health, metrics, invalid requests, cross-site requests.
+//! Tests of the admin listener: health probes, a hanging disk, metrics, invalid requests,
+//! cross-site requests, and the limit of connections.
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 use std::time::Duration;
@@ -35,12 +36,12 @@ async fn health_and_metrics_are_served() {
     ] {
         assert!(text.contains(name), "{name} in {text}");
     }
-    // HEAD has the response of GET without its body.
+    // A HEAD request gets the response of GET without the body.
     let head = daemon.ask(Request::head("/livez")).await;
     assert_eq!((head.status, head.body.len()), (200, 0));
 }
 
-/// A pipe without a writer simulates a hanging disk: opening it blocks.
+/// Simulates a hanging disk by a pipe without a writer: opening such a pipe blocks.
 #[tokio::test]
 async fn a_hanging_disk_makes_readyz_fail_until_it_recovers() {
     let daemon = Daemon::start("", &[]).await;
@@ -58,7 +59,7 @@ async fn a_hanging_disk_makes_readyz_fail_until_it_recovers() {
         assert!(why.contains("did not end"), "{why}");
     }
     assert_eq!(daemon.get("/livez").await.status, 200);
-    // Opens both ends, which does not block, and releases the waiting reader.
+    // Opens both ends of the pipe. This does not block, and releases the reader that waits.
     let pipe = std::fs::File::options().read(true).write(true).open(&file);
     std::fs::rename(&away, &file).expect("renamed");
     drop(pipe.expect("the pipe"));
@@ -187,7 +188,8 @@ async fn idle_connections_do_not_block_a_probe() {
     let daemon = Daemon::start("", &[]).await;
     let connect = || TcpStream::connect(daemon.admin);
     let mut silent = Vec::new();
-    // Twice the maximum. All tests of this process share its open files.
+    // Opens about twice the maximum number of connections, but not more, since all tests of this
+    // process share its open files.
     for nth in 0..150 {
         let mut stream = connect().await.expect("a connection");
         if nth % 2 == 0 {
@@ -200,9 +202,9 @@ async fn idle_connections_do_not_block_a_probe() {
         let answer = tokio::time::timeout(Duration::from_secs(10), asked).await;
         assert_eq!(answer.expect("at once").status, 200);
     }
-    // All idle connections are closed.
+    // The server has closed all idle connections.
     for mut stream in silent {
-        // The connection is reset, or ends with or without a response.
+        // Accepts any end: the connection is reset, or closes with or without a response.
         let _ = soon("its end", stream.read_to_end(&mut Vec::new())).await;
     }
 }

@@ -132,7 +132,8 @@ async fn a_warm_reports_progress_and_failures() {
     assert_eq!(progress["done"], progress["blobs"], "{progress}");
     assert_eq!(progress["bytes_done"], progress["bytes"], "{progress}");
 
-    // One of three images does not exist: the other two are cached, and the exit code is 1.
+    // One of the three images does not exist. `warm` caches the two other images, and exits with
+    // code 1.
     registry.push("team/app", "2", &Image::random(8, &[1000]));
     registry.inject(Fault::Status(404).on("*/team/gone/*"));
     let (code, out, err) = daemon
@@ -239,7 +240,8 @@ async fn a_verification_removes_a_corrupt_blob() {
     );
     let done = events.last().expect("events");
     assert_eq!((&done["good"], &done["bad"]), (&4.into(), &1.into()));
-    // The blob is removed, and fetched again at the next request.
+    // `verify` has removed the corrupt blob, and pierhead fetches the blob again at the next
+    // request.
     assert!(
         !daemon
             .cached(&["ls", "--blobs"])
@@ -291,15 +293,17 @@ async fn doctor_checks_the_configuration_in_effect() {
             of.next().is_none(),
         )
     };
-    // This upstream is only in a flag of the daemon.
+    // The upstream flag.lab exists only in a flag of the daemon.
     assert_eq!(level("upstream flag.lab"), ("ok".into(), true), "{report}");
-    // Only the file has the password: the configuration in effect masks it.
+    // The password of hub.lab is only in the configuration file: the configuration that the daemon
+    // prints masks it.
     assert_eq!(level("upstream hub.lab"), ("ok".into(), true), "{report}");
     assert_eq!(level("configuration").0, "ok", "{report}");
     assert!(!report.to_string().contains("hunter2"));
 }
 
-/// Starts a fake admin listener that serves these bodies by path and 404 otherwise.
+/// Starts a fake admin listener that serves these bodies by path, and status 404 for any other
+/// path.
 async fn fake_admin(bodies: Vec<(&'static str, String)>) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await;
     let listener = listener.expect("a port");
@@ -354,7 +358,8 @@ async fn doctor_sends_credentials_only_to_addresses_of_the_file() {
         let response = daemon.get(path).await;
         String::from_utf8(response.body.to_vec()).expect("UTF-8")
     };
-    // While pierhead is stopped, a process on its port names the file and another address.
+    // pierhead is stopped. A foreign process on its admin port names the configuration file of
+    // pierhead, but another address of the upstream.
     let shown = text("/v1/config").await;
     let moved = shown.replace(&hub.url(), &thief.url());
     assert_ne!(moved, shown);
@@ -410,7 +415,7 @@ async fn a_prune_below_the_fixed_size_deletes_nothing() {
     daemon.cached(&["warm", IMAGE]).await;
     let used = async || daemon.get("/v1/stat").await.json()["used"].clone();
     let before = used().await;
-    // A file of another program.
+    // Writes a file of another program into the data folder.
     std::fs::write(daemon.data().join("backup"), vec![1; 4 << 20]).expect("written");
     daemon.cached(&["prune", "--to", "2MiB"]).await;
     assert_eq!(used().await, before, "there is room for all that counts");
@@ -444,7 +449,7 @@ async fn an_unpinned_image_is_removed() {
     daemon.cached(&["unpin", IMAGE]).await;
     let tag_bytes = async || daemon.get("/v1/stat").await.json()["disk"]["tags"].as_u64();
     let before = tag_bytes().await;
-    // A refusal does not stop the removal of the other images.
+    // Although pierhead refuses to remove one image, it removes the other images.
     let (code, out, err) = daemon
         .cache(&["rm", "lab:5000/team/none:1", IMAGE, "lab:5000/team/none:2"])
         .await;
@@ -472,7 +477,7 @@ async fn an_unpinned_image_is_removed() {
     );
 }
 
-/// Bytes of packs, plans and indexes.
+/// Returns the bytes of packs, plans and indexes.
 async fn bundle_bytes(daemon: &Daemon) -> u64 {
     let stat = &objects(&daemon.cached(&["stat", "--json"]).await)[0];
     let kind = |name: &str| stat["bundle"][name].as_u64().expect("bytes");
@@ -512,7 +517,8 @@ async fn a_removed_image_loses_its_bundles() {
             }
         };
         crate::harness::soon("a bundle", asking).await;
-        // A pack that is rebuilt would change the bytes that the test counts.
+        // Waits until no job rebuilds a pack, since this would change the bytes that the test
+        // counts.
         let packing = async {
             while daemon.get("/v1/stat").await.json()["bundle"]["jobs"] != 0 {
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -525,7 +531,7 @@ async fn a_removed_image_loses_its_bundles() {
     daemon.cached(&["rm", "lab:5000/team/app:1"]).await;
     assert_eq!(bundle_bytes(&daemon).await, 0, "after rm");
     ready().await;
-    // The target is large enough for all blobs and no pack.
+    // The target leaves room for all blobs, but for no pack.
     let before = daemon.get("/v1/stat").await.json();
     let bytes = |of: &str, kind: &str| before[of][kind].as_u64().expect("bytes");
     let counted = bytes("disk", "total") - bytes("disk", "other");

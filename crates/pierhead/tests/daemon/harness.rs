@@ -1,4 +1,5 @@
-//! Test harness: runs the daemon as a process on free ports, and sends requests and signals to it.
+//! Test harness of the daemon tests: runs the daemon as a process on free ports, and sends requests
+//! and signals to it.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,7 +14,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
-/// Time limit of each event. A longer wait means that pierhead hangs.
+/// Time limit of each event that a test waits for. A longer wait means that pierhead hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits for an event, with a time limit.
@@ -24,7 +25,7 @@ pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
     }
 }
 
-/// A running daemon. Dropping it kills the process.
+/// A running daemon. Dropping this value kills the process.
 pub(crate) struct Daemon {
     child: Child,
     folder: TempDir,
@@ -53,14 +54,14 @@ fn serving(folder: &Path, arguments: &[&str]) -> Command {
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
-    // Removes the proxy settings of the host, which would change the test.
+    // Removes the environment variables for HTTP proxies, which would change the test.
     for name in ["https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"] {
         command.env_remove(name);
     }
     command
 }
 
-/// Collects the lines of the log.
+/// Collects the lines of the daemon's log.
 fn follow(child: &mut Child) -> watch::Receiver<String> {
     let (sender, receiver) = watch::channel(String::new());
     let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
@@ -90,7 +91,7 @@ impl Daemon {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("pierhead.toml");
         std::fs::write(&file, config).expect("the file is written");
-        // Sets the mode independently of the umask.
+        // Sets the mode of the file independently of the umask.
         let everybody = std::fs::Permissions::from_mode(0o644);
         std::fs::set_permissions(file, everybody).expect("a new mode");
         let mut command = serving(folder.path(), arguments);
@@ -98,7 +99,8 @@ impl Daemon {
         let mut child = command.spawn().expect("it starts");
         let mut log = follow(&mut child);
         let ready = folder.path().join("ready");
-        // The log line follows the ready file. If the process exits instead, the log ends.
+        // The daemon writes this log line after the ready file. If the process exits instead, the
+        // log ends.
         let started = soon("the start", log.wait_for(|log| log.contains("is ready")))
             .await
             .is_ok();
@@ -107,7 +109,7 @@ impl Daemon {
             serde_json::from_slice(&std::fs::read(ready).expect("the file exists")).expect("JSON");
         let address = |value: &serde_json::Value| value.as_str().and_then(|text| text.parse().ok());
         let listen = address(&told["listen"][0]).expect("an address");
-        // Without an admin listener, an address that refuses connections.
+        // If the daemon has no admin listener, uses an address that refuses connections.
         let admin = address(&told["admin"]).unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
         Self {
             child,
@@ -118,7 +120,7 @@ impl Daemon {
         }
     }
 
-    /// Runs a second daemon with the same data folder, which must fail.
+    /// Starts a second daemon with the same data folder. The second daemon must fail.
     pub(crate) async fn second(&self, arguments: &[&str]) -> Output {
         refuse(self.folder.path(), arguments).await
     }
@@ -140,7 +142,7 @@ impl Daemon {
         self.folder.path().join("ready")
     }
 
-    /// Writes the configuration file. The daemon reads it at the next SIGHUP.
+    /// Writes the configuration file. The daemon reads the file at the next SIGHUP.
     pub(crate) fn configure(&self, config: &str) {
         std::fs::write(self.folder.path().join("pierhead.toml"), config)
             .expect("the file is written");
@@ -150,19 +152,19 @@ impl Daemon {
         send_signal(&self.child, signal);
     }
 
-    /// Waits until the process exits.
+    /// Waits until the process of the daemon exits.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
         soon("the end", self.child.wait())
             .await
             .expect("it is our child")
     }
 
-    /// The log so far.
+    /// Returns the text of the log so far.
     pub(crate) fn log(&self) -> String {
         self.log.borrow().clone()
     }
 
-    /// Waits until the log contains the text.
+    /// Waits until the log contains this text.
     pub(crate) async fn logs(&self, text: &str) {
         let mut log = self.log.clone();
         let is_logged = soon(text, log.wait_for(|log| log.contains(text)))
@@ -171,17 +173,17 @@ impl Daemon {
         assert!(is_logged, "{text:?} was never logged: {}", *log.borrow());
     }
 
-    /// Sends a request to the admin listener.
+    /// Sends a request to the admin listener of the daemon.
     pub(crate) async fn ask(&self, request: Request) -> Response {
         request.send(self.admin).await.expect("a response")
     }
 
-    /// Sends GET to the admin listener.
+    /// Sends a GET request to the admin listener of the daemon.
     pub(crate) async fn get(&self, path: &str) -> Response {
         self.ask(Request::get(path)).await
     }
 
-    /// Runs `pierhead cache …`. Returns exit code, standard output and standard error.
+    /// Runs `pierhead cache …`. Returns the exit code, standard output and standard error.
     pub(crate) async fn cache(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
         command
@@ -199,7 +201,7 @@ impl Daemon {
         )
     }
 
-    /// Runs `pierhead cache …`, which must succeed. Returns standard output.
+    /// Runs `pierhead cache …`. The command must succeed. Returns standard output.
     #[track_caller]
     pub(crate) fn cached(&self, arguments: &[&str]) -> impl Future<Output = String> {
         let caller = std::panic::Location::caller();
@@ -211,14 +213,14 @@ impl Daemon {
     }
 }
 
-/// Sends a signal.
+/// Sends a signal to the process.
 pub(crate) fn send_signal(child: &Child, signal: Signal) {
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     let pid = pid.and_then(Pid::from_raw).expect("pierhead runs");
     rustix::process::kill_process(pid, signal).expect("the file exists");
 }
 
-/// Starts a daemon that must hang before it is ready.
+/// Starts a daemon that hangs before it is ready.
 pub(crate) fn start_only(folder: &Path, more: impl FnOnce(&mut Command)) -> Child {
     std::fs::write(folder.join("pierhead.toml"), "").expect("the file is written");
     let mut command = serving(folder, &[]);
@@ -226,7 +228,7 @@ pub(crate) fn start_only(folder: &Path, more: impl FnOnce(&mut Command)) -> Chil
     command.spawn().expect("it starts")
 }
 
-/// Runs `serve` in a folder, which must fail.
+/// Runs `pierhead serve` in a folder. The start must fail.
 pub(crate) async fn refuse(folder: &Path, arguments: &[&str]) -> Output {
     let config = folder.join("pierhead.toml");
     if !config.exists() {
@@ -237,11 +239,11 @@ pub(crate) async fn refuse(folder: &Path, arguments: &[&str]) -> Output {
         .expect("pierhead runs")
 }
 
-/// A password file of an upstream.
+/// Creates a file with the password of an upstream.
 pub(crate) fn password_file() -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(&file, "hunter2\n").expect("a password");
-    // All users can read it, which is a warning of pierhead.
+    // All users can read this file, so pierhead logs a warning.
     let all = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     std::fs::set_permissions(&file, all).expect("its mode");
     file

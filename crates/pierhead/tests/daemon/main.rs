@@ -1,4 +1,5 @@
-//! Tests with a running daemon: start, admin API, cache commands, upstreams, signals.
+//! Tests with a running daemon: start, admin API, `pierhead cache` and `pierhead doctor`, HTTP
+//! routes, metrics, upstreams and signals.
 
 mod admin;
 mod commands;

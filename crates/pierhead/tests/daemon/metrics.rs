@@ -10,7 +10,7 @@ use pierhead_testkit::registry::FakeRegistry;
 
 use crate::harness::{Daemon, soon};
 
-/// One sample of the metrics text.
+/// One sample in the text of the metrics.
 struct Sample<'a> {
     name: &'a str,
     labels: Vec<(&'a str, &'a str)>,
@@ -43,7 +43,7 @@ fn is_snake_case(name: &str) -> bool {
     starts && name.chars().all(is_allowed) && !name.contains("__") && !name.ends_with('_')
 }
 
-/// Violations of the naming rules by a metric family of this type.
+/// Returns the violations of the naming rules by a metric family of this type.
 fn faults_of_name(name: &str, kind: &str) -> Vec<&'static str> {
     let mut faults = Vec::new();
     let parts: Vec<&str> = name.split('_').collect();
@@ -76,7 +76,8 @@ fn faults_of_name(name: &str, kind: &str) -> Vec<&'static str> {
     ] {
         must_not(parts.contains(&unit), "has a unit that is not a base unit");
     }
-    // A metric family name ends with its unit. The encoder adds type suffixes such as `_total`.
+    // A metric family name ends with its unit. The suffixes that the encoder adds for the type,
+    // such as `_total`, do not count.
     for suffix in ["_total", "_count", "_sum", "_bucket", "_info", "_created"] {
         must_not(name.ends_with(suffix), "ends with the suffix of a type");
     }
@@ -94,14 +95,15 @@ fn faults_of_name(name: &str, kind: &str) -> Vec<&'static str> {
     faults
 }
 
-/// Violations of the rules by one sample.
+/// Returns the violations of the rules for labels by one sample.
 fn faults_of_labels(sample: &Sample<'_>) -> Vec<String> {
     let mut faults = Vec::new();
     for (label, value) in &sample.labels {
         if !is_snake_case(label) {
             faults.push(format!("{label} is not snake_case"));
         }
-        // Addresses are those of the configuration, and the last bucket is `+Inf`.
+        // The label `address` has the spelling of the configuration, and the label `le` of the last
+        // bucket is `+Inf`.
         if !["address", "le"].contains(label) && value.chars().any(char::is_uppercase) {
             faults.push(format!("{label}={value:?} is not lower case"));
         }
@@ -109,7 +111,7 @@ fn faults_of_labels(sample: &Sample<'_>) -> Vec<String> {
         if *label == "status" && !is_class {
             faults.push(format!("{label}={value:?} is no class"));
         }
-        // The label `status` has the class of a response.
+        // A label with the class of a response status must have the name `status`.
         if *label == "class" && value.starts_with(|first: char| first.is_ascii_digit()) {
             faults.push(format!("{label}={value:?} is spelled in a second way"));
         }
@@ -117,7 +119,7 @@ fn faults_of_labels(sample: &Sample<'_>) -> Vec<String> {
     faults
 }
 
-/// Converts to the older text format, which `promtool check metrics` reads.
+/// Converts OpenMetrics text to the older Prometheus format, which `promtool check metrics` reads.
 fn as_text_format(text: &str) -> String {
     let kinds: HashMap<&str, &str> = text
         .lines()
@@ -147,7 +149,7 @@ fn as_text_format(text: &str) -> String {
     converted
 }
 
-/// The errors of `promtool`; `None` if it is not installed.
+/// Returns the errors that `promtool` reports, or `None` if `promtool` is not installed.
 fn promtool(text: &str) -> Option<String> {
     let mut file = tempfile::tempfile().expect("a file");
     file.write_all(as_text_format(text).as_bytes())
@@ -167,8 +169,8 @@ fn promtool(text: &str) -> Option<String> {
     (!checked.status.success() || !found.is_empty()).then_some(found)
 }
 
-/// Asserts that docs/reference/metrics.md has each metric of `text`, and no others except those of other kernels.
-/// `cargo xtask docs --write` writes the page.
+/// Asserts that docs/reference/metrics.md lists each metric of `text`, and no other metrics except
+/// metrics that need another kernel. `cargo xtask docs --write` writes the page.
 fn is_on_the_page(text: &str) {
     const MARKER: &str =
         "<!-- Generated from the code by `cargo xtask docs --write`. Edit the code instead. -->";
@@ -257,7 +259,7 @@ async fn every_metric_follows_the_naming_rules() {
     let registry = FakeRegistry::start().await;
     let image = Image::random(1, &[70_000]);
     registry.push("app", "1", &image);
-    // A tier in memory has additional metrics.
+    // With a fast tier in memory, the daemon has additional metrics.
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
     let config = format!(
         "default_upstream = \"reg.example\"\n\
@@ -329,7 +331,7 @@ async fn every_metric_follows_the_naming_rules() {
         let is_there = names.iter().any(|name| name.starts_with(&prefix));
         assert!(is_there, "nothing of {prefix} was looked at: {names:?}");
     }
-    // The names that the client libraries of Prometheus use.
+    // The metrics of the process have the names that the client libraries of Prometheus use.
     for name in [
         "process_cpu_seconds_total",
         "process_max_fds",
@@ -358,7 +360,8 @@ async fn every_metric_follows_the_naming_rules() {
         started(&text),
         started(&String::from_utf8_lossy(&again.body))
     );
-    // Two misses if the second request arrives before the blob is committed.
+    // The first request is a miss. The second request is a miss, too, if it arrives before the blob
+    // is committed.
     let line = "pierhead_proxy_requests_total{endpoint=\"blob\",cache=\"miss\",status=\"2xx\"} ";
     let misses = text.lines().find_map(|it| it.strip_prefix(line));
     assert!(

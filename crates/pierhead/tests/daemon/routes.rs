@@ -1,4 +1,5 @@
-//! Compares the routes in docs/reference/http-api.md with a running daemon.
+//! Tests that a running daemon has exactly the routes, methods and statuses of
+//! docs/reference/http-api.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,14 +8,15 @@ use pierhead_testkit::http::Request;
 use crate::harness::Daemon;
 
 const METHODS: &[&str] = &["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH"];
-/// An upstream without a listener, so each request to it fails immediately.
+/// An upstream at an address without a listener, so that each request to the upstream fails
+/// immediately.
 const NO_UPSTREAM: &str = "docker.io=http://127.0.0.1:1";
 
-/// The methods and statuses of each path on the page.
+/// The methods and statuses of each path on the documentation page.
 struct Routes(BTreeMap<String, (BTreeSet<String>, BTreeSet<u16>)>);
 
 impl Routes {
-    /// Parses the section of the page with this heading.
+    /// Parses the section of the documentation page that has this heading.
     fn of(heading: &str) -> Self {
         let page = concat!(
             env!("CARGO_MANIFEST_DIR"),
@@ -35,7 +37,7 @@ impl Routes {
             .map(cells)
             .collect();
         let common = rows.iter().filter_map(|row| row[0].parse::<u16>().ok());
-        // Statuses of single paths are valid for these paths only.
+        // Statuses below 400 are valid only for the paths that list them.
         let common: BTreeSet<_> = common.filter(|code| *code >= 400).collect();
         let mut routes = Self(BTreeMap::new());
         for row in rows.iter().filter(|row| row[1].starts_with('/')) {

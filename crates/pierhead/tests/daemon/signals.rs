@@ -29,7 +29,7 @@ async fn a_reload_applies_the_configuration_and_keeps_connections() {
     daemon.logs("configuration reloaded").await;
     assert_eq!(capacity(&daemon).await, 2 << 30);
 
-    // A configuration with an error changes nothing, not even the keys before the error.
+    // After a reload with an error in the file, no key changes, not even the keys before the error.
     daemon.configure("cache.size = \"3GiB\"\ntags.tttl = \"1s\"");
     daemon.signal(Signal::HUP);
     daemon
@@ -37,7 +37,7 @@ async fn a_reload_applies_the_configuration_and_keeps_connections() {
         .await;
     assert_eq!(capacity(&daemon).await, 2 << 30);
 
-    // The log names keys that need a restart; the other keys change.
+    // The log names the keys that need a restart; all other changed keys take effect.
     daemon.configure("cache.size = \"4GiB\"\ncache.min_free = \"1MiB\"");
     daemon.signal(Signal::HUP);
     daemon.logs("pierhead.toml:2) changed in").await;
@@ -88,7 +88,8 @@ async fn a_reload_applies_new_upstreams() {
     assert_eq!(manifest().await, Image::random(2, &[10]).root.to_string());
 }
 
-/// A reload from a new pipe would hang. A pipe that the start has read is empty, which would mean all defaults.
+/// Tests reloads of a configuration that comes from a pipe. A read from a new pipe would hang. A
+/// pipe that the start has read is empty, and an empty text would set all defaults.
 #[tokio::test]
 async fn a_reload_reads_regular_files_only() {
     let mut daemon = Daemon::start("", &[]).await;
@@ -107,7 +108,8 @@ async fn a_reload_reads_regular_files_only() {
     assert_eq!(daemon.ended().await.code(), Some(0), "{}", daemon.log());
 }
 
-/// Defaults that follow from a changed profile wait for the restart, like the profile.
+/// Tests that defaults of a changed profile take effect only after a restart, like the profile
+/// itself.
 #[tokio::test]
 async fn a_reload_does_not_apply_a_changed_profile_in_part() {
     let nothing = "configuration reloaded: no key changed";
@@ -118,7 +120,7 @@ async fn a_reload_does_not_apply_a_changed_profile_in_part() {
         daemon.logs(nothing).await;
         let log = daemon.log();
         assert!(log.contains("the change needs a restart"), "{log}");
-        // The log line has the line of the key, if the file has the key.
+        // The log message has the line number of the key, if the file sets the key.
         let message = match after {
             "" => " profile changed in",
             _ => "pierhead.toml:1) changed in",
@@ -127,7 +129,7 @@ async fn a_reload_does_not_apply_a_changed_profile_in_part() {
     }
 }
 
-/// Simulates a file on a hanging disk by a pipe. Dropping the result ends the hang.
+/// Simulates a file on a hanging disk by a pipe. The hang ends when the returned file is dropped.
 async fn hanging(pipe: std::path::PathBuf) -> std::fs::File {
     let open = move || std::fs::OpenOptions::new().write(true).open(pipe);
     let opened = tokio::task::spawn_blocking(open);
@@ -235,7 +237,7 @@ async fn a_second_signal_aborts_responses() {
     daemon.logs("shutting down").await;
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.ended().await.code(), Some(1), "{}", daemon.log());
-    // An aborted response must never look complete.
+    // The client must see that the response was aborted.
     assert!(
         soon("the cut", answer.whole())
             .await

@@ -1,4 +1,5 @@
-//! Tests of the start: log lines, exit codes of failures, ports, limits and TLS.
+//! Tests of the start of the daemon: log lines, the ready file, exit codes of failures, ports in
+//! use, limits of the process, secrets and TLS.
 
 use pierhead_testkit::http::{Connection, Request};
 use pierhead_testkit::registry::FakeRegistry;
@@ -42,7 +43,7 @@ async fn a_second_daemon_with_the_same_data_folder_fails() {
         "{message}"
     );
     assert!(message.contains("--data"), "{message}");
-    // The first daemon still works.
+    // The failed second daemon has not disturbed the first daemon.
     assert_eq!(daemon.get("/readyz").await.status, 200);
 }
 
@@ -82,7 +83,7 @@ async fn a_port_in_use_is_an_error_with_its_address() {
 
 #[tokio::test]
 async fn pierhead_starts_without_an_admin_listener_if_its_default_port_is_in_use() {
-    // The port is in use by this test, or by another process of the host.
+    // Occupies the port, unless another process of the host already uses it.
     let _taken = std::net::TcpListener::bind("127.0.0.1:5001");
     let daemon = Daemon::start("", &["--admin", "127.0.0.1:5001"]).await;
     assert!(
@@ -96,7 +97,7 @@ async fn pierhead_starts_without_an_admin_listener_if_its_default_port_is_in_use
 
 #[tokio::test]
 async fn the_soft_limit_of_open_files_is_raised() {
-    // The test lowers its own soft limit, which the daemon inherits.
+    // The test lowers the soft limit of open files of its own process, which the daemon inherits.
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let low = rustix::process::Rlimit {
         current: Some(512),
@@ -117,7 +118,7 @@ async fn the_soft_limit_of_open_files_is_raised() {
 
 #[tokio::test]
 async fn ipv4_and_ipv6_listeners_can_have_the_same_port() {
-    // A free port. Without IPv6 on the host, there is nothing to test.
+    // Finds a free port. On a host without IPv6, the test ends here.
     let free = std::net::TcpListener::bind("[::1]:0").and_then(|it| it.local_addr());
     let Ok(port) = free.map(|address| address.port()) else {
         return;
@@ -186,7 +187,8 @@ async fn secrets_are_in_no_log_and_no_metric() {
     daemon.logs("configuration reloaded").await;
     daemon.signal(Signal::TERM);
     daemon.ended().await;
-    // The password, and user and password as in basic authentication.
+    // The log must not contain the password, nor user and password in the Base64 form of basic
+    // authentication.
     for secret in ["hunter2", "c29tZW9uZTpodW50ZXIy"] {
         assert!(!daemon.log().contains(secret), "{secret} is in the log");
         assert!(
@@ -218,8 +220,9 @@ async fn https_with_and_without_certificates_of_clients() {
     };
     assert_eq!(ping().await.expect("a response").status, 200);
 
-    // With a CA for clients, a client without a certificate gets no response. So upstream credentials are valid on a
-    // non-loopback address.
+    // With a CA for clients, a client without a certificate gets no response. Therefore, the daemon
+    // may use upstream credentials although it listens on an address that is not a loopback
+    // address.
     let client_ca = format!("client_ca = {:?}\n", path("crt"));
     let secret = password_file();
     let credentials = format!(

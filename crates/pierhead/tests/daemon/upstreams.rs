@@ -77,7 +77,8 @@ async fn a_failing_address_is_logged_once_and_clients_get_the_other() {
     assert!(blob.body == two.image.blobs[1].bytes);
     two.daemon.logs("upstream unhealthy").await;
     assert!(two.has_metric(&state(2)).await);
-    // The log names each failing address with the image, until its circuit opens.
+    // The log names each failing address with the image, until the circuit breaker of the address
+    // opens.
     two.daemon
         .logs("another address responded upstream=reg.example image=reg.example/app:1")
         .await;
@@ -101,8 +102,9 @@ async fn a_failing_address_is_logged_once_and_clients_get_the_other() {
     assert!(!two.mirror.requests().is_empty());
 }
 
-/// Bytes that do not match their digest abort at most one response. If no byte has left, and for the next request, pierhead
-/// fetches from the other address.
+/// Tests an address that sends corrupt blobs (bytes that do not match their digest). At most one
+/// response is aborted. If the client has not received a byte yet, and at the next request,
+/// pierhead fetches the blob from the other address.
 #[tokio::test]
 async fn a_mirror_with_corrupt_blobs_aborts_at_most_one_pull() {
     let two = Two::start().await;
@@ -129,7 +131,7 @@ async fn a_reload_applies_new_access_rules() {
     assert_eq!(denied.status, 403);
     let line = "pull refused registry=reg.example repository=app client=127.0.0.1";
     two.daemon.logs(line).await;
-    // One log line per pull: a client that gets no manifest requests no blobs.
+    // A refused pull causes one log line: a client that gets no manifest requests no blobs.
     let blob = format!("blobs/{}", two.image.blobs[0].digest);
     assert_eq!(two.get(&blob).await.status, 403);
     assert_eq!(two.count_in_log("pull refused"), 1);

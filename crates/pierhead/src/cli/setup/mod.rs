@@ -1,4 +1,4 @@
-//! Flags of `pierhead setup`.
+//! Defines the command `pierhead setup`: flags, help texts and examples.
 
 mod run;
 
@@ -26,66 +26,72 @@ Exit codes: 0 done, nothing to change, or --dry-run; 1 failed, and no file was c
 edited after the setup stay, and are named), or no process holds the setup (--held); 2 invalid usage; 65 the file
 of --address-file has no valid address; 66 that file is unreadable.";
 
-/// Flags of `setup`.
+/// The flags of `pierhead setup`.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SetupArgs {
-    /// Client to configure
+    /// Container client to configure
     pub(crate) client: ClientArg,
 
-    /// Undo the setup: restore the configuration files of the client as they were before
+    /// Undo the setup: restore the client's configuration files from before the setup
     #[arg(long)]
     pub(crate) undo: bool,
 
-    /// Print the changes and write nothing
+    /// Print the changes, but write nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Address of pierhead for this client [default: the address of the pierhead on this host, else
-    /// http://127.0.0.1:5000]
+    /// Address at which this client reaches pierhead [default: the address of the pierhead on this
+    /// host, else http://127.0.0.1:5000]
     #[arg(long, value_name = "URL", conflicts_with = "undo")]
     pub(crate) address: Option<Address>,
 
-    /// File whose first line is the address of pierhead, for an address that differs by host
-    /// [default: none; see --address]
+    /// File whose first line is the address of pierhead, for example a file with a different
+    /// address on each host [default: none; see --address]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["undo", "address"])]
     pub(crate) address_file: Option<PathBuf>,
 
-    /// Keep running, and undo the setup at SIGTERM or SIGINT; for a container that sets up its host
+    /// Keep running after the setup, and undo the setup at SIGTERM or SIGINT (for a container that
+    /// configures the clients of its host)
     #[arg(long, requires = "yes", conflicts_with_all = ["undo", "dry_run"])]
     pub(crate) hold: bool,
 
-    /// Exit with 0 if a `setup --hold` process in this network namespace has finished its setup
+    /// Exit with code 0 if a `pierhead setup --hold` process in this network namespace has finished
+    /// its setup
     #[arg(long, conflicts_with_all = ["undo", "dry_run", "hold", "address", "address_file"])]
     pub(crate) held: bool,
 
-    /// PEM file of the CA that signed pierhead's certificate [default: none, for a public CA]
+    /// PEM file of the CA that signed pierhead's certificate [default: none; needed unless the CA
+    /// is a public one]
     #[arg(long, value_name = "FILE", conflicts_with = "undo")]
     pub(crate) ca: Option<PathBuf>,
 
-    /// Registry to pull through pierhead; repeatable [default: containerd: all registries; podman
-    /// and CRI-O: the best-known registries; docker: docker.io, the only registry for which docker
-    /// supports mirrors]
+    /// Registry that the client pulls through pierhead; repeatable [default: containerd: all
+    /// registries; podman and CRI-O: the best-known registries; docker: docker.io, the only
+    /// registry for which docker supports mirrors]
     #[arg(long = "registry", value_name = "NAME", conflicts_with = "undo")]
     pub(crate) registries: Vec<Registry>,
 
-    /// Configure the rootless client of this user, in ~/.config instead of /etc
+    /// Configure the rootless client of the current user, in ~/.config instead of /etc
     #[arg(long)]
     pub(crate) user: bool,
 
-    /// Folder that setup uses as /, such as the root of an image that is being built [default: /]
+    /// Folder that setup treats as the root folder /, such as the root of an image that is being
+    /// built [default: /]
     #[arg(long, value_name = "DIR", conflicts_with = "user")]
     pub(crate) root: Option<PathBuf>,
 
-    /// Main configuration file of docker or containerd [default: its standard path]
+    /// Main configuration file of docker or containerd [default: the standard path of the client]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Reload or restart the client if needed [default: print the command that does so]
+    /// Reload or restart the client if the new configuration needs this [default: only print the
+    /// command]
     #[arg(long, conflicts_with_all = ["dry_run", "root"])]
     pub(crate) restart: bool,
 
-    /// Write without asking for confirmation; needed without a terminal
+    /// Write the changes without asking for confirmation; required if standard input is not a
+    /// terminal
     #[arg(long, short)]
     pub(crate) yes: bool,
 
@@ -94,16 +100,16 @@ pub(crate) struct SetupArgs {
     pub(crate) admin: http::uri::Authority,
 }
 
-/// A program that pulls images.
+/// A container client: a program that pulls images.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum ClientArg {
-    /// dockerd: daemon.json
+    /// dockerd, configured in daemon.json
     Docker,
-    /// containerd 1.x and 2.x: config.toml (or a drop-in) and hosts.toml
+    /// containerd 1.x and 2.x, configured in config.toml (or a drop-in file) and hosts.toml
     Containerd,
-    /// podman, buildah and skopeo: registries.conf.d
+    /// podman, buildah and skopeo, configured in registries.conf.d
     Podman,
-    /// CRI-O: registries.conf.d, as podman
+    /// CRI-O, configured in registries.conf.d like podman
     Crio,
 }
 

@@ -25,7 +25,7 @@ const ADMIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 const ADDRESS_FILE: &str = "--address-file";
 
-/// Runs `pierhead setup`.
+/// Runs the command `pierhead setup`.
 pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), CommandError> {
     let root = config_root(args, environment)?;
     let client = args.client.into();
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), Com
     done.map_err(|error| with_fix(error).into())
 }
 
-/// Adds the fix for a missing permission to an error.
+/// Adds to an error the fix for a missing permission, if a missing permission is the cause.
 fn with_fix(error: anyhow::Error) -> anyhow::Error {
     let is_denied = error.chain().any(|cause| {
         let cause = cause.downcast_ref::<Error>();
@@ -78,15 +78,17 @@ fn config_root(args: &SetupArgs, environment: &Environment) -> Result<ConfigRoot
     }
 }
 
-/// Sets up the client, waits for SIGTERM or SIGINT, and undoes the setup.
+/// Runs `pierhead setup --hold`: sets up the client, waits for SIGTERM or SIGINT, and undoes the
+/// setup.
 fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()
         .context("cannot wait for signals")?;
     runtime.block_on(async {
-        // Installs the handlers before the first write, so that a signal in the middle undoes the setup as well. Also, a
-        // signal without a handler does not end the first process of a container.
+        // Installs the signal handlers before the first write, so that a signal during the setup
+        // undoes the setup, too. A signal without a handler would not even end the process if it is
+        // the first process of a container.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let begin = || {
@@ -105,8 +107,8 @@ fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
             }
             Err(error) => Err(error),
         };
-        // Undoes the setup after an error, too: an earlier run that was killed may have left
-        // changes.
+        // Also undoes the setup after an error: an earlier run of `pierhead setup` that was killed
+        // may have left changes.
         let undone = undo(args, root);
         match (held, undone) {
             (Err(error), Err(of_undo)) => Err(error.context(format!(
@@ -117,7 +119,7 @@ fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     })
 }
 
-/// Reads the address of pierhead in the first line of the file of `--address-file`.
+/// Reads the address of pierhead from the first line of the file that `--address-file` names.
 fn address_in(file: &Path) -> anyhow::Result<Address> {
     let line = files::first_line(file).map_err(|error| error.into_exit_error(ADDRESS_FILE))?;
     let address = line.reveal().trim().parse().map_err(|error| {
@@ -213,7 +215,8 @@ fn undo(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     Ok(undo.check_edited(outcome)?)
 }
 
-/// Locks the setup. A dry run takes no lock, since taking the lock would create a folder.
+/// Takes the lock of the setup. A dry run takes no lock, since the lock needs a folder that a dry
+/// run must not create.
 fn lock<'a>(args: &SetupArgs, root: &'a ConfigRoot) -> anyhow::Result<Option<Lock<'a>>> {
     let lock = (!args.dry_run).then(|| Lock::take(root));
     Ok(lock.transpose()?)
@@ -255,7 +258,8 @@ fn is_confirmed(args: &SetupArgs, changes: &[Change]) -> anyhow::Result<bool> {
     Ok(yes)
 }
 
-/// With `--restart`, reloads or restarts the client; otherwise prints the command that does so.
+/// With `--restart`, reloads or restarts the client. Without `--restart`, prints the command for
+/// the reload or restart.
 fn reload(args: &SetupArgs, root: &ConfigRoot, changes: &[Change]) -> anyhow::Result<()> {
     let Some(reload) = Reload::after(args.client.into(), root, changes) else {
         return Ok(());
@@ -278,7 +282,7 @@ fn reload(args: &SetupArgs, root: &ConfigRoot, changes: &[Change]) -> anyhow::Re
     Ok(())
 }
 
-/// The address of the pierhead on this host; `None` if no pierhead runs here.
+/// Asks the daemon on this host for its address. Returns `None` if no pierhead runs here.
 fn address_of_daemon(args: &SetupArgs) -> Option<Address> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

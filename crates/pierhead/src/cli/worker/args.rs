@@ -1,4 +1,5 @@
-//! The flags of `pierhead pull`, `trace`, `inspect` and `diff`.
+//! Defines the commands `pierhead pull`, `trace`, `inspect` and `diff`: flags, help texts and
+//! examples.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -30,39 +31,43 @@ Forms (--as):
 Exit codes: 0 done, 1 failed (the store keeps received contents), 2 invalid usage, 66 the image does not exist,
 130 stopped by Ctrl-C.";
 
-/// TLS and credentials for the server.
+/// TLS and credentials for the connection to pierhead.
 #[derive(Args, Clone)]
 pub(crate) struct LoginArgs {
-    /// PEM file of the CA that signed pierhead's certificate [default: none, for a public CA]
+    /// PEM file of the CA that signed pierhead's certificate [default: none; needed unless the CA
+    /// is a public one]
     #[arg(long, value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
 
-    /// PEM file of a client certificate for this server; not sent to redirect targets [default: none]
+    /// PEM file of the client certificate for pierhead, which redirect targets do not get [default:
+    /// none]
     #[arg(long, value_name = "FILE", requires = "key")]
     pub(crate) cert: Option<PathBuf>,
 
-    /// PEM file of the private key of --cert
+    /// PEM file of the private key of the certificate in --cert
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub(crate) key: Option<PathBuf>,
 
-    /// User name for the server [default: the credentials of --docker-config for this server]
+    /// User name for pierhead [default: the user name for pierhead in the file of --docker-config]
     #[arg(long, value_name = "NAME", requires = "password_file")]
     pub(crate) user: Option<String>,
 
-    /// File with the password of --user in its first line; `-` means standard input
+    /// File with the password of --user in its first line; "-" reads standard input
     #[arg(long, value_name = "FILE", requires = "user")]
     pub(crate) password_file: Option<PathBuf>,
 
-    /// Docker's config.json with credentials [default: config.json in $DOCKER_CONFIG or ~/.docker, if it exists]
+    /// Docker's config.json with credentials [default: config.json in $DOCKER_CONFIG or ~/.docker,
+    /// if this file exists]
     #[arg(long, value_name = "FILE", conflicts_with = "user")]
     pub(crate) docker_config: Option<PathBuf>,
 }
 
-/// Flags of `pull`.
+/// The flags of `pierhead pull`.
 #[derive(Args)]
 #[command(after_help = PULL_EXAMPLES)]
 pub(crate) struct PullArgs {
-    /// Reference of an image, such as redis:7, ghcr.io/org/app:1.2 or quay.io/org/app@sha256:…
+    /// Reference of the image to pull, such as redis:7, ghcr.io/org/app:1.2 or
+    /// quay.io/org/app@sha256:…
     #[arg(value_name = "IMAGE", value_parser = parse_reference)]
     pub(crate) image: Reference,
 
@@ -70,36 +75,39 @@ pub(crate) struct PullArgs {
     #[arg(long, value_name = "URL", value_parser = Url::parse)]
     pub(crate) via: Url,
 
-    /// Folder of the store; created if it does not exist
+    /// Folder of the image store on this host; `pierhead pull` creates a missing folder
     #[arg(long, value_name = "DIR")]
     pub(crate) into: PathBuf,
 
-    /// Another store whose images are base images; read only; repeatable [default: none]
+    /// Folder of another image store, from which `pierhead pull` reads files that the image shares
+    /// with it; repeatable [default: none]
     #[arg(long, value_name = "DIR")]
     pub(crate) have_from: Vec<PathBuf>,
 
-    /// Also write the image in this form [default: only the store]
+    /// Form in which `pierhead pull` writes the image, in addition to the store [default: none]
     #[arg(long = "as", value_name = "FORM")]
     pub(crate) form: Option<Form>,
 
-    /// Target of --as: a folder, or for docker-archive a file (- for standard output) [default: rootfs,
-    /// oci-layout or image.tar in the store]
+    /// Path of the output of --as: a folder, or for docker-archive a file ("-" writes to standard
+    /// output) [default: rootfs, oci-layout or image.tar in the store]
     #[arg(long, value_name = "PATH", requires = "form")]
     pub(crate) output: Option<PathBuf>,
 
-    /// How files of --as rootfs share bytes with the store
+    /// How the files that --as rootfs writes share disk space with the store
     #[arg(long, value_name = "HOW", default_value = "reflink", requires = "form")]
     pub(crate) link: Link,
 
-    /// Platform of a multi-platform image, such as linux/arm64 [default: the platform of this host]
+    /// Platform to pull of a multi-platform image, such as linux/arm64 [default: the platform of
+    /// this host]
     #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
     pub(crate) platform: Option<Platform>,
 
-    /// Number of parallel connections [default: 1, and more for a large image over a long round-trip time]
+    /// Number of parallel connections to pierhead [default: 1, or more for a large image if the
+    /// round-trip time is long]
     #[arg(long, value_name = "N", value_parser = parse_connections)]
     pub(crate) connections: Option<NonZeroUsize>,
 
-    /// Pull layers, even if the server has a bundle
+    /// Pull whole layers, even if the server offers a delta bundle
     #[arg(long)]
     pub(crate) layers: bool,
 
@@ -111,23 +119,24 @@ pub(crate) struct PullArgs {
     pub(crate) login: LoginArgs,
 }
 
-/// Form in which `pull` writes an image.
+/// A form in which `pierhead pull` writes an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Form {
-    /// The root file system
+    /// The root file system, as a folder
     Rootfs,
-    /// An OCI image layout
+    /// A folder in the format OCI image layout
     OciLayout,
-    /// A tar archive for `docker load`
+    /// A tar archive that `docker load` reads
     DockerArchive,
 }
 
-/// How a rootfs shares bytes with the store.
+/// How a root file system shares disk space with the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Link {
-    /// Reflinks on btrfs and XFS, else copies
+    /// Reflinks on btrfs and XFS, and copies on other file systems
     Reflink,
-    /// Hard links, for read-only trees: a write to the tree would change the store
+    /// Hard links, for a root file system that nobody writes to: a write would also change the
+    /// store
     Hard,
 }
 
@@ -150,7 +159,7 @@ An order is a text file with one path per line, relative to the root.
 
 Exit codes: 0 recorded and sent; 1 failed; 2 invalid usage; 66 the image does not exist; else the exit code of CMD.";
 
-/// Flags of `trace`.
+/// The flags of `pierhead trace`.
 #[derive(Args)]
 #[command(after_help = TRACE_EXAMPLES)]
 pub(crate) struct TraceArgs {
@@ -162,36 +171,38 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "URL", value_parser = Url::parse, required_unless_present = "output")]
     pub(crate) via: Option<Url>,
 
-    /// Root folder of the container [default: with --pid, the root folder of that process]
+    /// Root folder of the container [default: the root folder of the process of --pid]
     #[arg(long, value_name = "DIR", required_unless_present_any = ["pid", "send"])]
     pub(crate) root: Option<PathBuf>,
 
-    /// ID of a running process: record the files that this process opens
+    /// ID of a running process whose opened files pierhead records
     #[arg(long, value_name = "PID", conflicts_with_all = ["command", "send"], required_unless_present_any = ["command", "send"])]
     pub(crate) pid: Option<u32>,
 
-    /// Maximum time of the recording, in seconds [default: until the command or process ends]
+    /// Maximum time of the recording, in seconds [default: none; the recording ends with the
+    /// command or process]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) seconds: Option<u64>,
 
-    /// File to which the order of the opened files is written; `-` means standard output [default:
-    /// none]
+    /// File to which pierhead writes the recorded order of opened files; "-" writes to standard
+    /// output [default: none]
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 
-    /// File with an order of opened files that `--output` wrote before: send it to pierhead, and
-    /// record nothing [default: none]
+    /// File that an earlier `pierhead trace --output` wrote: send the order of opened files in it
+    /// to pierhead, and record nothing [default: none]
     #[arg(long, value_name = "FILE", requires = "via", conflicts_with_all = ["root", "output", "command"])]
     pub(crate) send: Option<PathBuf>,
 
-    /// Platform of a multi-platform image, such as linux/arm64 [default: the platform of this host]
+    /// Platform to use of a multi-platform image, such as linux/arm64 [default: the platform of
+    /// this host]
     #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
     pub(crate) platform: Option<Platform>,
 
     #[command(flatten)]
     pub(crate) login: LoginArgs,
 
-    /// Command that starts the container
+    /// Command that starts the container, with its arguments
     #[arg(last = true, value_name = "CMD", num_args = 1..)]
     pub(crate) command: Vec<std::ffi::OsString>,
 }
@@ -206,11 +217,11 @@ bundles send first.
 
 Exit codes: 0 done, 1 failed, 2 invalid usage, 66 the image does not exist.";
 
-/// Flags of `inspect`.
+/// The flags of `pierhead inspect`.
 #[derive(Args)]
 #[command(after_help = INSPECT_EXAMPLES)]
 pub(crate) struct InspectArgs {
-    /// Reference of an image, such as redis:7
+    /// Reference of the image to inspect, such as redis:7
     #[arg(value_name = "IMAGE", value_parser = parse_reference)]
     pub(crate) image: Reference,
 
@@ -225,11 +236,12 @@ pub(crate) struct SourceArgs {
     #[arg(long, value_name = "URL", value_parser = Url::parse)]
     pub(crate) via: Option<Url>,
 
-    /// Folder of the store of `pierhead pull` that has the image
+    /// Folder of an image store (`pierhead pull --into`) that contains the image
     #[arg(long, value_name = "DIR", required_unless_present = "via")]
     pub(crate) from: Option<PathBuf>,
 
-    /// Platform of a multi-platform image, such as linux/arm64 [default: the platform of this host]
+    /// Platform to use of a multi-platform image, such as linux/arm64 [default: the platform of
+    /// this host]
     #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
     pub(crate) platform: Option<Platform>,
 
@@ -250,15 +262,15 @@ diff shows the bytes that an update transfers by each method: whole layers, whol
 
 Exit codes: 0 done, 1 failed, 2 invalid usage, 66 the image does not exist.";
 
-/// Flags of `diff`.
+/// The flags of `pierhead diff`.
 #[derive(Args)]
 #[command(after_help = DIFF_EXAMPLES)]
 pub(crate) struct DiffArgs {
-    /// Reference of the image that a host has
+    /// Reference of the old image, which the host already has
     #[arg(value_name = "OLD", value_parser = parse_reference)]
     pub(crate) old: Reference,
 
-    /// Reference of the image that the host updates to
+    /// Reference of the new image, to which the host updates
     #[arg(value_name = "NEW", value_parser = parse_reference)]
     pub(crate) new: Reference,
 

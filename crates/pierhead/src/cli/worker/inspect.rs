@@ -1,5 +1,5 @@
-//! `pierhead inspect` and `pierhead diff`: turn flags into options of the crate `pierhead-worker`,
-//! and print its report.
+//! Runs `pierhead inspect` and `pierhead diff`: turns flags into options of the crate
+//! `pierhead-worker`, and prints the report that this crate returns.
 
 use std::io::{self, Write as _};
 
@@ -15,7 +15,7 @@ use super::server::{platform, server};
 use crate::environment::Environment;
 use crate::exit_code::CommandError;
 
-/// Runs `pierhead inspect`.
+/// Runs the command `pierhead inspect`.
 pub(crate) fn inspect(args: &InspectArgs, environment: &Environment) -> Result<(), CommandError> {
     let source = source(&args.source, environment)?;
     let progress = TerminalProgress::notes_only();
@@ -24,7 +24,7 @@ pub(crate) fn inspect(args: &InspectArgs, environment: &Environment) -> Result<(
     Ok(())
 }
 
-/// Runs `pierhead diff`.
+/// Runs the command `pierhead diff`.
 pub(crate) fn diff(args: &DiffArgs, environment: &Environment) -> Result<(), CommandError> {
     let source = source(&args.source, environment)?;
     let progress = TerminalProgress::notes_only();
@@ -105,7 +105,8 @@ fn print_image(report: &InspectReport, json: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// The lines that `pierhead inspect` prints above the list of files in start order.
+/// Returns the lines that `pierhead inspect` prints above the list of files in start order (the
+/// order in which container starts open them).
 fn start_order_lines(order: &StartOrder) -> String {
     let source = match &order.source {
         OrderSource::Trace { image, clients } => {

@@ -1,4 +1,4 @@
-//! Handles Ctrl-C and SIGTERM of worker commands on a thread of its own.
+//! Handles Ctrl-C and SIGTERM in `pierhead pull`, `inspect` and `diff`, on a separate thread.
 
 use std::thread;
 
@@ -24,7 +24,7 @@ pub(super) fn at_interrupt(on_interrupt: impl FnOnce() + Send + 'static) {
             std::process::exit(130)
         })
     };
-    // Without the thread, a signal ends the process at once. Such an end is safe at any time.
+    // If the thread cannot start, a signal ends the process at once, which is safe at any time.
     let _ = thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || -> Option<()> { watch() });

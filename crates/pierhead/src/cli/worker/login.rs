@@ -1,4 +1,5 @@
-//! Credentials of worker commands: from the command line, else from Docker's config.json.
+//! Finds the credentials with which `pierhead pull`, `trace`, `inspect` and `diff` log in to
+//! pierhead: from the command line, else from Docker's config.json.
 
 use std::io::{self, BufRead as _};
 use std::net::IpAddr;
@@ -34,7 +35,7 @@ pub(super) fn login(
     let Some(path) = named.or(default_config) else {
         return Ok(None);
     };
-    // The default file may be missing, or have no credentials for this server.
+    // The default config.json need not exist, and need not have credentials for this server.
     if named.is_none() && (!path.exists() || !is_safe(url)) {
         return Ok(None);
     }
@@ -59,7 +60,7 @@ pub(super) fn login(
     }
 }
 
-/// Reads the first line of a file, or of standard input for `-`.
+/// Reads the password in the first line of a file, or of standard input for `-`.
 fn password(file: &Path) -> Result<Zeroizing<String>, String> {
     if file != Path::new("-") {
         return Ok(files::first_line(file)?.reveal());
@@ -76,7 +77,7 @@ fn password(file: &Path) -> Result<Zeroizing<String>, String> {
     }
 }
 
-/// Whether a password is safe on this connection: the connection uses TLS, or stays on this host.
+/// Whether a password may be sent to this URL: the connection uses TLS, or stays on this host.
 fn is_safe(url: &Url) -> bool {
     let address = url.host.parse::<IpAddr>();
     let local = address.map_or(url.host == "localhost", |it| {
@@ -93,7 +94,7 @@ mod tests {
     fn credentials_are_found_and_never_sent_without_tls() {
         let folder = tempfile::tempdir().expect("a folder");
         let config = folder.path().join("config.json");
-        // hub:p:w
+        // `aHViOnA6dw==` is `hub:p:w` in Base64.
         let text = r#"{"auths":{"127.0.0.1:5000":{"auth":"aHViOnA6dw=="},"far.example":{"auth":"aHViOnA6dw=="}}}"#;
         std::fs::write(&config, text).expect("written");
         let args = LoginArgs {

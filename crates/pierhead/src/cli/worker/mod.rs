@@ -1,4 +1,5 @@
-//! `pierhead pull`, `trace`, `inspect` and `diff`: the commands of a host that runs containers.
+//! `pierhead pull`, `trace`, `inspect` and `diff`: the commands that run on a worker, a host that
+//! runs containers.
 //!
 //! The crate `pierhead-worker` does the work. These modules turn flags into options of that crate,
 //! and print its reports.

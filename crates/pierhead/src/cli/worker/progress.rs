@@ -7,14 +7,15 @@ use pierhead_worker::Unit;
 use crate::progress::{self, Progress};
 use crate::verbosity;
 
-/// Progress on standard error: a bar, and notes above it.
+/// Progress output on standard error: a progress bar, and notes above the bar.
 pub(super) struct TerminalProgress {
     bar: Progress,
     shows_notes: bool,
 }
 
 impl TerminalProgress {
-    /// Draws a bar on a terminal. `--quiet` and `is_json` hide bar and notes.
+    /// Creates the output, with a progress bar if standard error is a terminal. `--quiet` and
+    /// `is_json` hide the bar and the notes.
     pub(super) fn new(is_json: bool) -> Self {
         Self {
             bar: Progress::new(is_json),
@@ -22,7 +23,7 @@ impl TerminalProgress {
         }
     }
 
-    /// Draws no bar. Prints notes unless `--quiet` is set.
+    /// Creates an output without a progress bar. Notes are printed unless `--quiet` is set.
     pub(super) fn notes_only() -> Self {
         Self {
             bar: Progress::new(true),
@@ -30,7 +31,7 @@ impl TerminalProgress {
         }
     }
 
-    /// Removes the bar.
+    /// Removes the progress bar from the terminal.
     pub(super) fn finish(&self) {
         self.bar.finish();
     }

@@ -1,4 +1,5 @@
-//! `pierhead pull`: turns flags into options of the crate `pierhead-worker`, and prints its report.
+//! Runs `pierhead pull`: turns flags into options of the crate `pierhead-worker`, and prints the
+//! report that this crate returns.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -21,7 +22,7 @@ use crate::environment::Environment;
 use crate::exit_code::CommandError;
 use crate::verbosity;
 
-/// Runs `pierhead pull`.
+/// Runs the command `pierhead pull`.
 pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), CommandError> {
     let output = output(args)?;
     let server = server(&args.via, &args.login, environment)?;
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Comm
     Ok(())
 }
 
-/// Opens the store of `--into`. A folder that is not a store is a usage error.
+/// Opens the image store in the folder of `--into`. A folder that is not a store is a usage error.
 fn open_store(into: &Path, others: &[PathBuf]) -> Result<Store, CommandError> {
     Store::open(into, others).map_err(|error| match error {
         Error::Foreign(reason) => CommandError::Usage(format!("--into: {reason}")),
@@ -76,8 +77,8 @@ fn open_store(into: &Path, others: &[PathBuf]) -> Result<Store, CommandError> {
     })
 }
 
-/// Returns the usable stores of `--have-from`, and a warning for each unusable one. A folder that is not a store is a usage
-/// error.
+/// Returns the usable stores of `--have-from`, and a warning for each store that cannot be used. A
+/// folder that is not a store is a usage error.
 fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), CommandError> {
     let (mut usable, mut warnings) = (Vec::new(), Vec::new());
     for folder in &args.have_from {
@@ -98,8 +99,8 @@ fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), CommandEr
     Ok((usable, warnings))
 }
 
-/// Returns the target of the export (`--as`, `--output`). Checks the target before the pull, so
-/// that a wrong target fails early.
+/// Returns the path to which the image is written (`--as`, `--output`). Checks this path before the
+/// pull, so that a wrong path fails early.
 fn output(args: &PullArgs) -> Result<Option<PathBuf>, CommandError> {
     let Some(form) = args.form else {
         return Ok(None);
@@ -127,7 +128,8 @@ fn output(args: &PullArgs) -> Result<Option<PathBuf>, CommandError> {
     Ok(Some(output))
 }
 
-/// Prints the report, on standard error if standard output is the archive. `--quiet` without `--json` prints only warnings.
+/// Prints the report: on standard error if the image archive goes to standard output, else on
+/// standard output. With `--quiet` and without `--json`, prints only warnings.
 fn print(report: &PullReport, json: bool, is_piped: bool) -> io::Result<()> {
     if verbosity::is_quiet() && !json {
         for warning in &report.warnings {

@@ -1,4 +1,5 @@
-//! Turns the flags `--via`, `--ca`, `--user` and `--platform` of worker commands into a server and a platform.
+//! Turns the flags `--via`, `--ca`, `--user` and `--platform` of `pierhead pull`, `trace`,
+//! `inspect` and `diff` into a server and a platform.
 
 use pierhead_oci::Platform;
 use pierhead_worker::{Server, TlsConfigs, Url};
@@ -9,7 +10,7 @@ use crate::crate_configs;
 use crate::environment::Environment;
 use crate::exit_code::CommandError;
 
-/// Returns the server of `--via`, with TLS settings and credentials. Opens no connection.
+/// Returns the server that `--via` names, with TLS settings and credentials. Opens no connection.
 pub(super) fn server(
     via: &Url,
     args: &LoginArgs,
@@ -22,7 +23,7 @@ pub(super) fn server(
     Ok(Server::new(via.clone(), tls, login))
 }
 
-/// The platform of `--platform`, or the platform of this host.
+/// Returns the platform of `--platform`, or else the platform of this host.
 pub(super) fn platform(named: Option<&Platform>) -> Platform {
     named.cloned().unwrap_or_else(|| {
         let architecture = match std::env::consts::ARCH {

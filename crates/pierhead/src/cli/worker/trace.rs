@@ -1,5 +1,5 @@
-//! `pierhead trace`: records the order in which a container start opens files, sends it to the
-//! server, and prints the result. The crate `pierhead-worker` does the work.
+//! Runs `pierhead trace`: records the order in which a starting container opens files, sends this
+//! order to pierhead, and prints the result. The recording is code of the crate `pierhead-worker`.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -18,10 +18,10 @@ use super::server::{platform, server};
 use crate::environment::Environment;
 use crate::exit_code::CommandError;
 
-/// Runs `pierhead trace`.
+/// Runs the command `pierhead trace`.
 pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), CommandError> {
     let progress = TerminalProgress::notes_only();
-    // A wrong URL, CA or password fails before the command starts.
+    // Reports a wrong URL, CA or password before the command starts.
     let server = match &args.via {
         Some(via) => Some(server(via, &args.login, environment)?),
         None => None,
@@ -29,7 +29,8 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Com
     let (paths, status) = match &args.send {
         Some(file) => (trace::read_paths(file)?, None),
         None => {
-            // A missing image fails before the command starts, since the command may run for a long time.
+            // Reports an image that does not exist before the command starts, since the command may
+            // run for a long time.
             if let Some(server) = &server {
                 pierhead_worker::require_image(server, &args.image)?;
             }
@@ -88,8 +89,8 @@ fn interrupt_pipe() -> io::Result<OwnedFd> {
     let (reader, mut writer) = io::pipe()?;
     interrupt::at_interrupt(move || {
         let _ = writer.write_all(b"x");
-        // A pipe whose writing end is closed is readable, too. So the writing end stays open until
-        // the process ends.
+        // Closing the writing end would also make the pipe readable. So the writing end stays open
+        // until the process ends.
         std::mem::forget(writer);
     });
     Ok(reader.into())

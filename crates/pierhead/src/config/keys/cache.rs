@@ -1,4 +1,5 @@
-//! Rows of the key table for `[cache]`, `[eviction]`, `[request_log]`, `[bundle]`, `[tags]` and `[access]`.
+//! The keys (as rows of the key table) of the configuration tables `[cache]`, `[eviction]`,
+//! `[request_log]`, `[bundle]`, `[tags]` and `[access]`.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Rows of the key table for keys at the top level, and for `[log]`.
+//! The configuration keys (as rows of the key table) at the top level, and the keys of `[log]`.
 
 use tracing_subscriber::filter::Targets;
 
@@ -144,10 +144,11 @@ pub(super) static LOG_KEYS: &[Key<Config>] = &[
     },
 ];
 
-/// Checks the value of `log.level`.
+/// Checks the value of the key `log.level`.
 pub(crate) fn check_level(text: &str) -> Result<String, String> {
     match text.parse::<Targets>() {
-        // The filter accepts a single unknown word as the name of a module, so a misspelt level would disable the log.
+        // The log filter reads a single unknown word as the name of a module, so a misspelt level
+        // would turn the log off.
         Ok(_)
             if text.contains(['=', ','])
                 || text.parse::<tracing::level_filters::LevelFilter>().is_ok() =>

@@ -7,34 +7,37 @@ use std::time::Duration;
 use super::kind::Kind;
 use crate::config::value::Value;
 
-/// One key of a `T`, which is the whole configuration or one upstream.
+/// One configuration key. `T` is the struct that has the value: the whole configuration, or one
+/// upstream.
 pub(crate) struct Key<T> {
-    /// Name of the table of the key; empty at the top level.
+    /// Name of the TOML table that contains the key; empty at the top level.
     pub(crate) section: &'static str,
     pub(crate) name: &'static str,
     /// The meaning of the key, and when an operator changes its value.
     pub(crate) help: &'static str,
     pub(crate) kind: Kind,
-    /// A TOML literal, which `config show` prints behind `#` if the key is not set.
+    /// A TOML literal, which `pierhead config show` prints as a comment if the key is not set.
     pub(crate) example: &'static str,
     pub(crate) reload: Reload<T>,
     pub(crate) set: fn(&mut T, &Value<'_>) -> Result<(), String>,
-    /// Returns the value as a TOML literal; `None` if the key is not set.
+    /// Returns the value of the key as a TOML literal, or `None` if the key is not set.
     pub(crate) show: fn(&T) -> Option<String>,
 }
 
 /// The effect of a reload on a changed key.
 pub(crate) enum Reload<T> {
-    /// The change takes effect immediately.
+    /// A reload applies a change of this key immediately.
     Live,
-    /// The change needs a restart. The function copies the old value to the new configuration.
+    /// A change of this key needs a restart. The function copies the old value to the new
+    /// configuration.
     Restart(fn(new: &mut T, old: &T)),
-    /// Some changes need a restart; the help names them. The function undoes only these.
+    /// Only some changes of this key need a restart; the help of the key names them. The function
+    /// undoes only these changes.
     SomeRestart(fn(new: &mut T, old: &T)),
 }
 
 impl<T> Key<T> {
-    /// The path of the key, such as `cache.size`.
+    /// Returns the path of the key, such as `cache.size`.
     pub(crate) fn path(&self) -> String {
         match self.section {
             "" => self.name.to_owned(),
@@ -42,7 +45,7 @@ impl<T> Key<T> {
         }
     }
 
-    /// The help, with a note if a change needs a restart.
+    /// Returns the help of the key, with a note if a change of the key needs a restart.
     pub(crate) fn full_help(&self) -> String {
         let restart = match self.reload {
             Reload::Restart(_) => " A change needs a restart.",
@@ -76,7 +79,7 @@ pub(super) fn quote_rate(rate: Option<u64>) -> Option<String> {
     ))
 }
 
-/// A TOML list of strings; `None` if the list is empty.
+/// Formats strings as a TOML list. Returns `None` if there are none.
 pub(super) fn quote_list<T: Display>(items: &[T]) -> Option<String> {
     let items: Vec<_> = items.iter().map(|item| quote(&item.to_string())).collect();
     (!items.is_empty()).then(|| format!("[{}]", items.join(", ")))

@@ -1,5 +1,5 @@
-//! The kind of a key's value: TOML type and range. The parser, the reference page and the JSON
-//! schema use [`Kind`].
+//! The type [`Kind`]: TOML type and valid range of the value of a configuration key. The parser,
+//! the reference page and the JSON schema use [`Kind`].
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 
 use pierhead_oci::units::exact_bytes;
 
-/// Type and range of a value.
+/// TOML type and valid range of the value of a configuration key.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Boolean,
@@ -17,54 +17,54 @@ pub(crate) enum Kind {
         min: usize,
         max: usize,
     },
-    /// Bytes of at least `min`, and at most `max`.
+    /// A number of bytes, at least `min` and at most `max`.
     Bytes {
         min: u64,
         max: Option<u64>,
     },
-    /// Bytes of at least `min`, a share of the file system, or one of `words`.
+    /// A number of bytes of at least `min`, a share of the file system, or one of `words`.
     Size {
         min: u64,
         words: &'static [&'static str],
     },
-    /// As [`Kind::Bytes`], or `"off"`.
+    /// A number of bytes as for [`Kind::Bytes`], or `"off"`.
     BytesOrOff {
         min: u64,
         max: u64,
     },
-    /// Bytes per second, or `"off"`.
+    /// A rate in bytes per second, or `"off"`.
     Rate,
     Duration {
         min: Duration,
         max: Duration,
     },
-    /// One of these names. `noun` is the kind of these names, for error messages.
+    /// One of the names in the list. `noun` says what they name, for error messages.
     Choice {
         noun: &'static str,
         names: fn() -> Vec<&'static str>,
     },
-    /// A list of some of these names.
+    /// A list of some of the names, each at most once.
     Choices {
         noun: &'static str,
         names: fn() -> Vec<&'static str>,
     },
-    /// Text, as the help of the key describes.
+    /// Any text that the help of the key describes.
     Text,
-    /// A path. A relative one starts at the folder of the configuration file.
+    /// A path. A relative path starts at the folder of the configuration file.
     Path,
-    /// A path, or `"off"`.
+    /// A path of a file, or `"off"`.
     PathOrOff,
-    /// `IP:PORT`, or `"off"`.
+    /// One socket address `IP:PORT`, or `"off"`.
     AddressOrOff,
-    /// One `IP:PORT`, or a list of them.
+    /// One socket address `IP:PORT`, or a list of such addresses.
     Addresses,
-    /// One URL, or a list of them.
+    /// One URL, or a list of URLs.
     Urls,
-    /// A list of `HOST[:PORT]`.
+    /// A list of hosts, each as `HOST[:PORT]`.
     Hosts,
-    /// A list of patterns of registries and repositories.
+    /// A list of patterns, which match registries and repositories.
     Patterns,
-    /// A list of names.
+    /// A list of names, such as names of users.
     Names,
 }
 
@@ -73,7 +73,7 @@ fn duration(duration: Duration) -> String {
 }
 
 impl Kind {
-    /// Type and range as text.
+    /// Describes the type and range in words.
     pub(crate) fn phrase(self) -> String {
         let quoted = |names: &[&str]| {
             let names: Vec<_> = names.iter().map(|name| format!("\"{name}\"")).collect();
@@ -124,8 +124,8 @@ impl Kind {
         }
     }
 
-    /// The JSON schema of the value, for the generated schema file. The schema checks types;
-    /// `pierhead config check` checks ranges.
+    /// Returns the JSON schema of the value, for the generated schema file. The schema checks types
+    /// only; `pierhead config check` also checks ranges.
     #[cfg(test)]
     pub(crate) fn schema(self) -> Json {
         let text = || json!({"type": "string", "minLength": 1});

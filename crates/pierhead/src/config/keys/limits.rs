@@ -1,4 +1,4 @@
-//! Rows of the key table for `[limits]`.
+//! The configuration keys of `[limits]`, as rows of the key table.
 
 use std::time::Duration;
 

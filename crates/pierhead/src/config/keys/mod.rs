@@ -1,5 +1,6 @@
-//! The key table: name, help, type, range and reload of every key. The parser, `config show`, the
-//! reload, the reference page and the JSON schema derive from this table.
+//! The key table: name, help, type, range and reload behaviour of every configuration key. The
+//! parser, `pierhead config show`, the reload, the reference page and the JSON schema all use this
+//! table.
 
 mod cache;
 mod general;
@@ -19,7 +20,7 @@ pub(crate) use kind::Kind;
 pub(crate) use network::MANAGEMENT;
 pub(crate) use upstream::{IDENTITY_TOKEN_USER, UPSTREAM_KEYS};
 
-/// The help of each table.
+/// The help text of each TOML table.
 pub(crate) const SECTIONS: &[(&str, &str)] = &[
     (
         "network",
@@ -61,9 +62,9 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ("log", "The log on standard error."),
 ];
 
-/// Name of the table of upstreams, which has one table per upstream.
+/// Name of the TOML table of upstreams, which contains one table per upstream.
 pub(crate) const UPSTREAMS: &str = "upstreams";
-/// The help of the table of upstreams.
+/// The help text of the TOML table of upstreams.
 pub(crate) const UPSTREAMS_HELP: &str = "One table per registry that needs an address, credentials or a CA. pierhead connects to every other public registry at \
      https://NAME.";
 

@@ -1,16 +1,16 @@
-//! Rows of the key table for `[network]`.
+//! The configuration keys of `[network]`, as rows of the key table.
 
 use super::key::{Key, Reload, quote};
 use super::kind::Kind;
 use crate::config::Config;
 
-/// Prefix of the name of the management link between a host and its DPU, on both sides: `tmfifo_net0`, or `tmfifo_net1` for
-/// a second card.
+/// Prefix of the name of the management link between a host and its DPU, on both ends of the link:
+/// `tmfifo_net0`, or `tmfifo_net1` for a second DPU in the host.
 pub(crate) const MANAGEMENT: &str = "tmfifo_net";
 /// Maximum length of the name of an interface in bytes: the kernel's `IFNAMSIZ` without the zero byte.
 const MAX_NAME_BYTES: usize = 15;
 
-/// The keys of `[network]`.
+/// The configuration keys of `[network]`.
 pub(super) static KEYS: &[Key<Config>] = &[Key {
     section: "network",
     name: "interface",
@@ -26,10 +26,10 @@ pub(super) static KEYS: &[Key<Config>] = &[Key {
     show: |config| config.network.interface.as_deref().map(quote),
 }];
 
-/// Parses the name of an interface.
+/// Parses the name of a network interface.
 fn parse_interface(name: &str) -> Result<String, String> {
-    // The kernel's rules. Alternative names of interfaces are not valid, since sockets do not
-    // accept them.
+    // The kernel's rules for the names of interfaces. Alternative names of interfaces are not
+    // valid, since sockets do not accept them.
     let is_name = (1..=MAX_NAME_BYTES).contains(&name.len())
         && !matches!(name, "." | "..")
         && !name

@@ -1,4 +1,4 @@
-//! Rows of the key table for `[tls]` and `[auth]`.
+//! The configuration keys of `[tls]` and `[auth]`, as rows of the key table.
 
 use super::key::{HOUR, Key, Reload, SECOND, quote, quote_duration, quote_list, quote_path};
 use super::kind::Kind;
@@ -59,7 +59,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
             names: || AuthMode::ALL.iter().map(|mode| mode.name()).collect(),
         },
         example: "\"none\"",
-        // The listeners decide at start whether a certificate is optional.
+        // A reload cannot make client certificates required or optional, since the listeners decide
+        // this at their start.
         reload: Reload::SomeRestart(|new, old| {
             let is_optional = |config: &Config| config.auth.mode == AuthMode::MtlsOrHtpasswd;
             if is_optional(new) != is_optional(old) {

@@ -1,4 +1,4 @@
-//! Rows of the key table for `[tier]`.
+//! The configuration keys of `[tier]`, as rows of the key table.
 
 use pierhead_oci::units::exact_bytes;
 

@@ -1,13 +1,14 @@
-//! Rows of the key table for `[upstreams."NAME"]`.
+//! The configuration keys of one upstream registry (`[upstreams."NAME"]`), as rows of the key
+//! table.
 
 use super::key::{Key, Reload, quote, quote_list, quote_path};
 use super::kind::Kind;
 use crate::config::Upstream;
 
-/// Docker's convention: with this user, the password is an OAuth2 refresh token.
+/// A user name by Docker's convention: with this name, the password is an OAuth2 refresh token.
 pub(crate) const IDENTITY_TOKEN_USER: &str = "<token>";
 
-/// The keys of one upstream.
+/// The configuration keys of one upstream registry.
 pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",

@@ -1,5 +1,5 @@
-//! Applies a profile and a memory budget to the configuration: the values of both become the
-//! defaults of keys.
+//! Applies a profile (a preset for a kind of machine) and a memory budget to the configuration:
+//! both change the defaults of other keys.
 
 use pierhead_bundle_server::{RECENT_MEMORY, WORKER_MEMORY};
 use pierhead_host::cgroup::Version;
@@ -16,14 +16,14 @@ use super::size::Size;
 
 const MIB: u64 = 1 << 20;
 
-/// A key that asks for more than the machine has. The message has the fix.
+/// The error of a key that asks for more than the machine has. Its message includes the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct UnfitKey {
     pub(super) key: &'static str,
     pub(super) message: String,
 }
 
-/// The profile of this name.
+/// Returns the profile of this name.
 ///
 /// # Errors
 /// A message for the operator that lists the profiles.
@@ -38,7 +38,8 @@ pub(crate) fn profile_named(name: &str) -> Result<&'static Profile, String> {
     })
 }
 
-/// Applies the defaults of a profile and of a memory budget to `config`. Without either, changes nothing.
+/// Applies the defaults of a profile and of a memory budget to `config`. Without a profile and
+/// without a budget, changes nothing.
 ///
 /// # Errors
 /// The profile or the budget does not fit the host.
@@ -76,7 +77,8 @@ pub(super) fn apply_profile(
     Ok(origins)
 }
 
-/// The source of a default budget; `None` if the operator set it.
+/// Describes where a default memory budget comes from. Returns `None` if the operator set the
+/// budget.
 fn shown_source(source: BudgetSource) -> Option<String> {
     match source {
         BudgetSource::Operator => None,
@@ -130,7 +132,7 @@ fn apply_shares(config: &mut Config, shares: MemoryShares, origins: &mut Origins
     origins.extend(keys.map(|key| (key, "computed from limits.memory".to_owned())));
 }
 
-/// The values of a profile that do not follow from the memory.
+/// Applies the values of a profile that do not depend on the memory of the machine.
 fn apply_table(config: &mut Config, profile: &Profile, origins: &mut Origins) {
     let mut from = |key, of: &str| origins.push((key, of.to_owned()));
     if profile.cores > 0 {

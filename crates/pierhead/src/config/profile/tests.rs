@@ -50,7 +50,8 @@ fn the_memory_is_the_cgroup_limit_or_a_share_of_the_host() {
         Some(700 * MIB)
     );
     assert_eq!(budget("bluefield2", &card(Some(3 << 30))), Some(1 << 30));
-    // A small DPU: a share of its memory, and at least the minimum of the profile.
+    // On a small DPU, the budget is a share of the DPU's memory, but at least the minimum of the
+    // profile.
     assert_eq!(
         budget("bluefield2", &machine(4 << 30, None, 8)),
         Some(512 * MIB)
@@ -59,7 +60,7 @@ fn the_memory_is_the_cgroup_limit_or_a_share_of_the_host() {
         budget("server", &machine(10_000 * MIB, None, 8)),
         Some(2500 * MIB)
     );
-    // Without data of the kernel, the minimum of the profile.
+    // If the kernel reports no memory size, the budget is the minimum of the profile.
     assert_eq!(budget("small", &Machine::default()), Some(128 * MIB));
 }
 
@@ -187,7 +188,8 @@ fn the_size_of_a_tier_in_memory_is_subtracted_from_the_budget() {
         tier,
     };
     let without = apply(tiered("bluefield2", 0), &card(Some(1 << 30))).unwrap();
-    // A pod whose limit includes the tier has the same defaults as a pod without a tier.
+    // Asserts that a pod whose memory limit includes the tier has the same defaults as a pod
+    // without a tier.
     let beside = apply(tiered("bluefield2", 1 << 30), &card(Some(2 << 30))).unwrap();
     assert_eq!(beside.limits.memory, Some(2 << 30));
     assert_eq!(
@@ -196,7 +198,7 @@ fn the_size_of_a_tier_in_memory_is_subtracted_from_the_budget() {
     );
     let tight = apply(tiered("bluefield2", 512 * MIB), &card(Some(1 << 30))).unwrap();
     assert!(tight.limits.response_memory < without.limits.response_memory);
-    // The same with limits.memory, with and without a profile.
+    // With `limits.memory`, the result is the same, with and without a profile.
     for profile in [None, Some("bluefield2")] {
         let request = |tier| MemoryRequest {
             memory: Some(1 << 30),
@@ -207,7 +209,7 @@ fn the_size_of_a_tier_in_memory_is_subtracted_from_the_budget() {
         assert!(of(less) <= of(all), "{profile:?}");
         assert_eq!(apply(less, &card(None)).unwrap().limits.memory, None);
     }
-    // The error names the tier, whatever limits the memory.
+    // The error names the tier, whether a request or a limit restricts the memory.
     for (request, limit) in [
         (tiered("bluefield2", 1 << 30), Some(1 << 30)),
         (tiered("none", 1 << 30), Some(1 << 30)),
@@ -227,7 +229,7 @@ fn the_size_of_a_tier_in_memory_is_subtracted_from_the_budget() {
     let output = apply(tiered("bluefield2", 1 << 30), &card(Some(1 << 30)));
     let output = output.err().unwrap().message;
     assert!(output.contains("write 512.0 MiB or less"), "{output}");
-    // Without data of the host, there is no error.
+    // If the kernel reports no data of the host, an oversized tier is no error.
     assert!(apply(tiered("none", 1 << 40), &Machine::default()).is_ok());
 }
 

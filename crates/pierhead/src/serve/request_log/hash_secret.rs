@@ -1,5 +1,5 @@
-//! The secret with which the request log hashes digests. Each data folder has a secret of its own,
-//! in the file `trace-secret`.
+//! The secret with which the request log hashes digests. Each data folder has its own secret, in
+//! the file `trace-secret`, so that log lines do not reveal digests.
 
 use std::fs::{File, Permissions};
 use std::io::{self, ErrorKind, Read as _};
@@ -10,12 +10,13 @@ use pierhead_remote::open_file_with;
 use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
-/// Length of the secret in bytes.
+/// Length in bytes of the hash secret.
 pub(super) const LEN: usize = 32;
 
 pub(super) type HashSecret = Zeroizing<[u8; LEN]>;
 
-/// Reads the secret of the data folder, which this process has locked. Creates a missing or truncated secret. Blocks.
+/// Reads the secret of the data folder, which this process has locked. If the secret is missing or
+/// truncated, creates a new one. Blocks the thread.
 ///
 /// # Errors
 /// The file cannot be read or written, or is no regular file.
@@ -36,7 +37,7 @@ pub(super) fn load(data: &Path) -> io::Result<HashSecret> {
     create(&path)
 }
 
-/// Returns `None` if the file is too short.
+/// Reads the secret in the file. Returns `None` if the file is too short.
 fn read(path: &Path) -> io::Result<Option<HashSecret>> {
     let mut file = open_file_with(File::options().read(true), OFlags::NOFOLLOW, path)?;
     let mut secret = HashSecret::default();

@@ -1,4 +1,5 @@
-//! The file of the request log: locked, append-only, and rotated at its maximum size.
+//! The file of the request log. pierhead locks the file, only appends to it, and rotates it at its
+//! maximum size.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek as _, SeekFrom, Write as _};
@@ -13,24 +14,23 @@ const FIX: &str = "move it away, or set request_log.file to another file";
 
 pub(super) struct LogFile {
     path: PathBuf,
-    /// The rotated file, `PATH.1`.
+    /// Path of the rotated file: `PATH.1`.
     rotated: PathBuf,
-    /// Maximum size of one file in bytes.
+    /// Maximum size in bytes of one of the two files.
     max_bytes: u64,
     locked: Option<LockedFile>,
 }
 
-/// An open file of the request log. The process holds the lock on the file until it closes the
-/// file.
+/// An open file of the request log. The process holds a lock on this file until it closes the file.
 struct LockedFile {
     file: File,
-    /// Length of the file after the last write of this process.
+    /// Length in bytes of the file after the last write of this process.
     len: u64,
 }
 
 impl LogFile {
-    /// A request log in the files `path` and `path.1`, of at most `max_bytes` each. Opens no file
-    /// yet.
+    /// Creates a request log in the files `path` and `path.1`, of at most `max_bytes` each, without
+    /// opening a file.
     pub(super) fn new(path: &Path, max_bytes: u64) -> Self {
         let mut rotated = path.as_os_str().to_owned();
         rotated.push(".1");
@@ -46,10 +46,10 @@ impl LogFile {
         &self.path
     }
 
-    /// Opens and locks the file.
+    /// Opens and locks the file of the request log.
     ///
     /// # Errors
-    /// The cause, with its fix.
+    /// The error has the cause and its fix.
     pub(super) fn open(&mut self) -> io::Result<()> {
         if fs::symlink_metadata(&self.rotated).is_ok_and(|it| it.is_dir()) {
             let rotated = self.rotated.display();
@@ -59,26 +59,27 @@ impl LogFile {
         Ok(())
     }
 
-    /// Appends whole lines. After an error, a reader sees none of these lines.
+    /// Appends whole lines. If the write fails, a reader sees none of these lines.
     #[expect(
         clippy::disallowed_methods,
         reason = "rotates a log, which a power cut may lose"
     )]
     pub(super) fn append(&mut self, text: &str) -> io::Result<()> {
         let len = text.len() as u64;
-        // Drops an unusable file, and thereby its lock, before it opens the path again.
+        // Drops the file if it is unusable, and thereby its lock, before the path is opened again.
         let usable = match self.locked.take() {
             Some(locked) if locked.is_at(&self.path)? => Some(locked),
             _ => None,
         };
         let mut locked = match usable {
             Some(locked) => locked,
-            // Another process renamed or truncated the file, or the last write was incomplete.
+            // The file is opened again: another process renamed or truncated it, or the last write
+            // was incomplete.
             None => LockedFile::open(&self.path)?,
         };
         if locked.len.saturating_add(len) > self.max_bytes {
             match fs::rename(&self.path, &self.rotated) {
-                // Another process has just renamed the file.
+                // Another process has just renamed the log file, so no file has this path.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 renamed => renamed?,
             }
@@ -122,7 +123,7 @@ impl LockedFile {
         let len = if head == request_log::HEADER.as_bytes() {
             whole_lines(&mut file, found)?
         } else if request_log::HEADER.as_bytes().starts_with(&head) {
-            // A new file, or a crash truncated its header.
+            // The file is new, or a crash truncated its header.
             0
         } else {
             return Err(io::Error::other(format!(
@@ -139,7 +140,7 @@ impl LockedFile {
             locked.file.write_all(request_log::HEADER.as_bytes())?;
             locked.len = request_log::HEADER.len() as u64;
         }
-        // The previous owner of the lock may have rotated the file in the meantime.
+        // Another process that held the lock before may have rotated the file in the meantime.
         if locked.is_at(path)? {
             Ok(locked)
         } else {
@@ -149,7 +150,7 @@ impl LockedFile {
         }
     }
 
-    /// Whether `path` is still this file, with the length after the last write.
+    /// Whether `path` still names this open file, with the length after the last write.
     fn is_at(&self, path: &Path) -> io::Result<bool> {
         let found = match fs::metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
@@ -161,7 +162,7 @@ impl LockedFile {
     }
 }
 
-/// Number of bytes up to the end of the last whole line, in a file of `len` bytes.
+/// Returns the number of bytes up to the end of the last whole line, in a file of `len` bytes.
 fn whole_lines(file: &mut File, len: u64) -> io::Result<u64> {
     const STEP_BYTES: u64 = 4096;
     let (mut end, mut part) = (len, Vec::new());

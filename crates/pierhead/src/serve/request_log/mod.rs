@@ -1,7 +1,7 @@
 //! The request log of `request_log.file`: one line per request, the input of `pierhead-replay`.
 //!
-//! Requests enter a bounded queue, and a separate thread writes them. pierhead counts and drops
-//! requests that do not fit into the queue.
+//! Requests enter a bounded queue, and a separate thread writes them. pierhead drops the requests
+//! that do not fit into the queue, and counts them.
 
 mod hash_secret;
 mod log_file;
@@ -25,14 +25,16 @@ use prometheus_client::registry::Registry;
 use hash_secret::HashSecret;
 use log_file::LogFile;
 
-/// Maximum number of requests that wait for the writer: about 1.6 MB, and 160 000 requests per second.
+/// Maximum number of requests that wait for the writer: about 1.6 MB of memory, for up to 160 000
+/// requests per second.
 const MAX_QUEUED: usize = 16_384;
 /// Interval at which the writer empties the queue.
 const WRITE_INTERVAL: Duration = Duration::from_millis(100);
-/// Maximum number of lines of one write to the request log: about 14 KB.
+/// Maximum number of lines of one write to the request log: about 14 KB of text.
 const MAX_WRITE_LINES: usize = 256;
 
-/// The thread that writes the request log, until [`RequestLogWriter::stop`].
+/// A handle of the thread that writes the request log, until [`RequestLogWriter::stop`] ends this
+/// thread.
 pub(crate) struct RequestLogWriter {
     queue: Arc<RequestQueue>,
     stop: Sender<()>,
@@ -50,8 +52,9 @@ pub(crate) struct RequestQueue {
 }
 
 impl RequestLogWriter {
-    /// Appends to the request log in `file`. At half of `max_size` bytes, `file` becomes `file.1` and a new file begins. The
-    /// hash secret is in the data folder, which this process has locked; a missing secret is created. Blocks.
+    /// Starts the thread that appends to the request log in `file`. At half of `max_size` bytes,
+    /// `file` becomes `file.1` and a new file begins. The hash secret is in the data folder, which
+    /// this process has locked; a missing secret is created. Blocks.
     ///
     /// # Errors
     /// The file cannot be written, is not a request log, or another process writes to it.
@@ -87,7 +90,7 @@ impl RequestLogWriter {
         })
     }
 
-    /// Registers the counters; the caller gives the prefix.
+    /// Registers the counters of the request log. The caller gives the prefix of their names.
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register(
             "recorded",
@@ -101,7 +104,7 @@ impl RequestLogWriter {
         );
     }
 
-    /// Writes the queued requests and ends the thread. Blocks.
+    /// Writes the queued requests and ends the thread. Blocks until the thread has ended.
     pub(crate) fn stop(self) {
         drop(self.stop);
         let _ = self.writer.join();
@@ -109,7 +112,7 @@ impl RequestLogWriter {
 }
 
 impl RequestQueue {
-    /// The function that the cache calls for each request.
+    /// Returns the function that the cache calls for each request.
     pub(crate) fn recorder(self: &Arc<Self>) -> Recorder {
         let queue = self.clone();
         Arc::new(move |access, outcome| queue.push(*access, outcome))
@@ -137,8 +140,8 @@ impl RequestQueue {
         }
     }
 
-    /// Writes a batch. `failed` says whether the last write failed, so that consecutive failures
-    /// are logged once. An empty batch does not change `failed`.
+    /// Writes a batch of queued requests to the file. `failed` says whether the last write failed,
+    /// so that consecutive failures are logged once. An empty batch does not change `failed`.
     fn flush(
         &self,
         batch: &[QueuedRequest],
@@ -171,8 +174,8 @@ impl RequestQueue {
 }
 
 fn line(secret: &HashSecret, access: &Access<Digest>, outcome: Outcome) -> Record {
-    // The first 64 bits of SHA-256 over the secret, of fixed length, and the digest. Without the secret, no reader can map
-    // a key to a digest or forge a key.
+    // The key is the first 64 bits of the SHA-256 hash over the secret, whose length is fixed, and
+    // the digest. Without the secret, no reader can map a key to a digest or forge a key.
     let mut hasher = Hasher::new(Algorithm::Sha256);
     hasher.update(secret.as_slice());
     hasher.update(access.key.as_bytes());

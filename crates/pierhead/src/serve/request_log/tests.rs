@@ -1,4 +1,5 @@
-//! Unit tests of the request log: restart, rotation, damaged files and the hash secret.
+//! Unit tests of the request log: restarts, rotation, damaged files, and the secret that hashes
+//! digests.
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 use std::fs::{self, OpenOptions};
@@ -69,7 +70,7 @@ fn a_restart_continues_the_log_and_the_keys_depend_on_the_secret() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("requests.log");
     assert_eq!(write_requests(&file, folder.path(), 1 << 20, 0..3), (3, 0));
-    // A crash left an incomplete line.
+    // A crash has left an incomplete line at the end of the file.
     let mut text = fs::read(&file).unwrap();
     text.extend(b"12 00ab");
     fs::write(&file, text).unwrap();
@@ -134,7 +135,7 @@ fn everything_after_the_last_whole_line_is_truncated() {
         fs::remove_file(&file).ok();
         write_requests(&file, folder.path(), 1 << 20, 0..3);
         let mut text = fs::read(&file).unwrap();
-        // A power cut left zeros.
+        // A power cut has left zero bytes at the end of the file.
         text.resize(text.len() + zeros, 0);
         fs::write(&file, text).unwrap();
         write_requests(&file, folder.path(), 1 << 20, 3..5);
@@ -181,7 +182,7 @@ fn a_truncated_secret_is_replaced_and_only_its_owner_can_read_it() {
     let elsewhere = folder.path().join("elsewhere");
     fs::write(&elsewhere, "mine").unwrap();
     symlink(&elsewhere, folder.path().join("trace-secret.partial")).unwrap();
-    // Truncated, and readable by all users.
+    // A secret that is truncated, and that all users can read.
     fs::write(&path, "short").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
     write_requests(&file, folder.path(), 1 << 20, 0..1);
@@ -210,12 +211,13 @@ fn a_renamed_or_emptied_log_continues_in_a_valid_file() {
     assert_eq!(flush(&mut log, 20..50), (30, 0));
     assert_eq!(flush(&mut log, 50..60), (10, 0));
     assert_eq!((lines(&away).len(), lines(&file)[0].second), (20, 20));
-    // A new file at the same path is appended to, and not rotated.
+    // Another program has renamed the log and created an empty file at the same path. The log
+    // continues in the new file, and is not rotated.
     fs::rename(&file, &away).unwrap();
     fs::write(&file, pierhead_eviction::request_log::HEADER).unwrap();
     assert_eq!(flush(&mut log, 60..80), (20, 0));
     assert_eq!(lines(&file).len(), 20);
-    // As `: > requests.log` does.
+    // Truncates the log file, as the shell command `: > requests.log` does.
     fs::write(&file, "").unwrap();
     assert_eq!(flush(&mut log, 80..83), (3, 0));
     assert_eq!(lines(&file).len(), 3);
