@@ -3,9 +3,9 @@
 //!
 //! `cargo run --release -p pierhead-worker --example image_toc -- LAYOUT NAME... [--into FOLDER]`
 //!
-//! Each TOC after the first is also compressed against the previous one. With `--into`, the
-//! contents of the first image go to `FOLDER/store`, one file each, and its tree to
-//! `FOLDER/rootfs`.
+//! Each TOC after the first is also compressed with the TOC before it as the dictionary. With
+//! `--into`, the example writes each file content of the first image to its own file in
+//! `FOLDER/store`, and the tree of this image to `FOLDER/rootfs`.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -23,7 +23,7 @@ use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
 use pierhead_toc::{Blob, FileBlob, FileDigest, Source, Time};
 use pierhead_worker::export::rootfs::{ContentSource, Options, ReuseMode, StoreFiles, rootfs};
 
-/// A folder with one file for each content.
+/// A folder with one file for each file content of an image.
 struct Store<'a>(&'a Path);
 
 impl Store<'_> {

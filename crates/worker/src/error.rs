@@ -1,4 +1,5 @@
-//! The error type of this crate: what failed, whose fault it is, and whether a retry can help.
+//! The error type of the crate `pierhead-worker`. An error tells what failed, whose fault the
+//! failure is, and whether a retry can help.
 
 use std::fmt::Display;
 use std::io;
@@ -18,12 +19,12 @@ pub enum Error {
     /// that cannot be used.
     #[error("{0}")]
     Usage(String),
-    /// A connection failed. A retry resumes where the transfer stopped.
+    /// A connection to a server failed. A retry resumes where the transfer stopped.
     #[error("{doing}: {source}")]
     Connection {
-        /// The operation, with the name of the peer.
+        /// The failed operation, with the name of the server.
         doing: String,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A response violates HTTP or the protocol of pierhead's endpoints.
@@ -51,9 +52,9 @@ pub enum Error {
         message: String,
         /// `Retry-After` of the response.
         retry_after: Option<Duration>,
-        /// The progress of the server's preparation of the bundle, if the response states it.
+        /// How far the server has prepared the bundle, if the response states this progress.
         detail: Option<Progress>,
-        /// The first code of the registry error body.
+        /// The first error code in the body, which is an error document of the Distribution API.
         code: Option<ErrorCode>,
     },
     /// The server has no such image: neither as a bundle nor as layers.
@@ -76,12 +77,12 @@ pub enum Error {
     /// certificate.
     #[error("{message}")]
     Untrusted {
-        /// Which side has to act.
+        /// Whose fault the certificate error is, and so who has to act.
         whose: CertificateFault,
-        /// The server, the reason and the fix.
+        /// The message with the server, the reason and the fix.
         message: String,
     },
-    /// The server offers no bundle of this image.
+    /// The server offers no bundle of the requested image.
     #[error("{0}")]
     NoBundle(String),
     /// The image, its manifest or its config is invalid.
@@ -98,34 +99,36 @@ pub enum Error {
     /// The SHA-256 of some bytes differs from the promised digest.
     #[error("{what} has the digest {found}, not {expected}")]
     Digest {
-        /// Name of the object whose bytes were hashed, for the message.
+        /// Name of the object whose bytes were hashed, for the error message.
         what: String,
         /// The promised digest.
         expected: String,
         /// The computed digest.
         found: String,
     },
-    /// The store lacks a file, a content or an image.
+    /// The store lacks a file, a file content or an image.
     #[error("{0} is not here")]
     Missing(String),
-    /// A folder is no store of this version of pierhead. The text tells the user what to do.
+    /// A folder is not an image store of this version of pierhead. The text tells the user what to
+    /// do.
     #[error("{0}")]
     Foreign(String),
-    /// Another process fetches into this folder. The caller should wait for that process.
+    /// Another process fetches an image into this folder. The caller should wait for the end of
+    /// that process.
     #[error("another process fetches into {}", .0.display())]
     Busy(PathBuf),
-    /// Another thread of the same command failed, so this one ended.
+    /// Another thread of the same command failed, so the thread with this error ended.
     #[error("stopped")]
     Stopped,
-    /// Another program changes the store while this one uses it.
+    /// Another program changes the store while this process uses the store.
     #[error("{0}")]
     Store(String),
     /// Reading or writing a local file failed.
     #[error("{doing}: {source}")]
     File {
-        /// The operation, with the path.
+        /// The failed operation, with the path of the file.
         doing: String,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// This machine cannot record a container start, or no file was opened during the recording.
@@ -136,7 +139,7 @@ pub enum Error {
 /// Whose fault an [`Error`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The caller has to change the options.
+    /// The caller is at fault and has to change the options.
     Caller,
     /// The network failed: a retry may help.
     Network,
@@ -144,7 +147,7 @@ pub enum Fault {
     Server,
     /// The image is invalid: every retry gives the same result.
     Image,
-    /// The operator of this machine has to act: its disk, its files, its kernel.
+    /// The disk, a file or the kernel of this machine is at fault, so its operator has to act.
     Machine,
 }
 
@@ -170,7 +173,8 @@ impl Error {
         }
     }
 
-    /// Whether the same request may succeed later: the connection broke, or the server is busy.
+    /// Whether the same request may succeed later: because the connection broke, or because the
+    /// server was busy.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Connection { .. } => true,
@@ -179,19 +183,19 @@ impl Error {
         }
     }
 
-    /// Returns a function that makes a [`Self::Connection`] of an I/O error, for `map_err`.
+    /// Returns a function that turns an I/O error into a [`Self::Connection`], for `map_err`.
     pub(crate) fn connection(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let doing = doing.into();
         move |source| Self::Connection { doing, source }
     }
 
-    /// Returns a function that makes a [`Self::File`] of an I/O error, for `map_err`.
+    /// Returns a function that turns an I/O error into a [`Self::File`], for `map_err`.
     pub(crate) fn file(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let doing = doing.into();
         move |source| Self::File { doing, source }
     }
 
-    /// Makes the error of a local file. `doing` follows the word "cannot".
+    /// Makes the error of a local file. `doing` is the part of the message after the word "cannot".
     pub(crate) fn io(doing: impl Display, source: io::Error) -> Self {
         Self::file(format!("cannot {doing}"))(source)
     }
@@ -213,8 +217,8 @@ impl Error {
     }
 }
 
-/// Converts each variant to the variant of the same meaning, so that callers of this crate match
-/// one enum.
+/// Converts each variant of the error to the variant of [`Error`] with the same meaning, so that
+/// callers of this crate match one enum.
 impl From<pierhead_toc::Error> for Error {
     fn from(error: pierhead_toc::Error) -> Self {
         use pierhead_toc::Error as Toc;
@@ -237,8 +241,8 @@ impl From<pierhead_toc::Error> for Error {
     }
 }
 
-/// Converts each variant to the variant of the same meaning, so that callers of this crate match
-/// one enum.
+/// Converts each variant of the error to the variant of [`Error`] with the same meaning, so that
+/// callers of this crate match one enum.
 impl From<pierhead_bundle::Error> for Error {
     fn from(error: pierhead_bundle::Error) -> Self {
         use pierhead_bundle::Error as Bundle;
@@ -336,7 +340,7 @@ mod tests {
         let error = Error::file("cannot write x")(io::Error::other("the disk is full"));
         let source = error.source().expect("a cause").to_string();
         assert_eq!(source, "the disk is full");
-        // The conversion does not change the text of an error of the store.
+        // When the error of the store is converted, its text does not change.
         let inner = pierhead_toc::Error::Missing("content".into());
         let text = inner.to_string();
         assert_eq!(Error::from(inner).to_string(), text);

@@ -1,8 +1,8 @@
 //! Reads and writes the names of the images of a store, in the file `DIR/pulled.json`. The image of
 //! the latest pull is last.
 //!
-//! If the file is lost, a pull cannot rank base images, and an image is found by its name only
-//! after the next pull of this image.
+//! If the file is lost, a pull cannot rank base images, and pierhead finds an image by its name
+//! only after the next pull of the image.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 
 const FILE_NAME: &str = "pulled.json";
-/// Maximum number of bytes of the file that are read.
+/// Maximum number of bytes that pierhead reads of `pulled.json`.
 const MAX_SIZE: u64 = 4 << 20;
-/// Maximum number of names. When there are more, the oldest names are removed.
+/// Maximum number of names. When a store has more names, pierhead removes the oldest names.
 const MAX_NAMES: usize = 4096;
-/// Maximum number of base images in a request. The server merges the tables of contents of all of
-/// them.
+/// Maximum number of base images in a request. For each request, the server merges the tables of
+/// contents of all base images.
 const MAX_BASE_IMAGES: usize = 16;
 
 /// One name of one image.
@@ -45,12 +45,12 @@ impl NamedImage {
     }
 }
 
-/// The names of images, the latest pull last.
+/// The names of images, in the order of their pulls, the latest last.
 #[derive(Debug, Default)]
 pub(crate) struct ImageNames(Vec<NamedImage>);
 
 impl ImageNames {
-    /// Reads the names of several stores. Names of the first store count as the latest.
+    /// Reads the names of several stores. The names of the first store count as the latest pulls.
     pub(crate) fn read<'a>(folders: impl DoubleEndedIterator<Item = &'a Path>) -> Self {
         let mut all = Vec::new();
         for folder in folders.rev() {
@@ -64,14 +64,14 @@ impl ImageNames {
         Self(all)
     }
 
-    /// The digest of the manifest that the latest pull of a reference resolved to.
+    /// Returns the digest of the manifest to which the latest pull of a reference resolved.
     pub(crate) fn find(&self, image: &Reference, platform: &Platform) -> Option<Digest> {
         let mut names = self.0.iter().rev();
         let found = names.find(|name| NamedImage::new(image, platform, name.digest) == **name);
         found.map(|name| name.digest)
     }
 
-    /// The latest name of an image, for messages.
+    /// Returns the latest name of an image, for messages to the user.
     pub(crate) fn of(&self, digest: &Digest) -> Option<String> {
         let name = self.0.iter().rev().find(|name| name.digest == *digest)?;
         let separator = if name.target.contains(':') { '@' } else { ':' };
@@ -81,10 +81,11 @@ impl ImageNames {
         ))
     }
 
-    /// Sort key of a base image by its likely similarity to the wanted image `image`.
+    /// Returns the sort key of a base image: its likely similarity to the wanted image `image`.
     ///
-    /// Images of the same repository come first, then images of a repository with the same last
-    /// part, then others. Within each of these three groups, the latest pull comes first.
+    /// Images of the same repository come first, then images of repositories whose name has the
+    /// same last part, then all other images. Within each of these three groups, the latest pull
+    /// comes first.
     pub(crate) fn rank(&self, image: &Reference, digest: &Digest) -> (u8, usize) {
         let names = self
             .0
@@ -121,7 +122,7 @@ impl ImageNames {
         let new = NamedImage::new(image, platform, *digest);
         let max = usize::try_from(MAX_SIZE).unwrap_or(usize::MAX);
         store.update_document(FILE_NAME, max, |old| {
-            // A damaged file is replaced.
+            // If the file is damaged, it is replaced.
             let mut names: Vec<NamedImage> = serde_json::from_slice(&old).unwrap_or_default();
             names.retain(|name| *name != new);
             names.push(new);
@@ -133,8 +134,8 @@ impl ImageNames {
     }
 }
 
-/// The base images for a request, the most similar first: the list of all base images, and the list
-/// of the base images whose layers can be rebuilt.
+/// Returns the base images for a request, the most similar first. The first list has all base
+/// images, the second only the base images whose layers can be rebuilt.
 ///
 /// # Errors
 /// Errors of the file system.
@@ -229,7 +230,7 @@ mod tests {
             ImageNames::add(&store, &image, &platform, &digest).expect("written");
             assert_eq!(read().find(&image, &platform), Some(digest));
         }
-        // A repeated pull adds no second entry.
+        // A second pull of the same image adds no second entry.
         ImageNames::add(&store, &image, &platform, &digest).expect("written");
         assert_eq!(read().0.len(), 1);
     }

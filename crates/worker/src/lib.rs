@@ -1,9 +1,10 @@
-//! Client side of delta bundles: pull, store, apply, export, trace and inspect images on a worker.
+//! Client side of delta bundles: pulls an image as a bundle, applies the bundle to a store, and
+//! exports, traces and inspects images.
 //!
 //! A worker is a machine that runs images. A worker requests the file contents that it lacks from
-//! one pierhead server, and keeps them in a content-addressed store. From this store, a worker
-//! exports images in the form that a container runtime takes. The crate reads no environment, no
-//! command line and no configuration file: callers pass values.
+//! one pierhead server, and keeps all file contents in a content-addressed store. From this store,
+//! a worker exports images in a form that a container runtime accepts. The crate reads no
+//! environment, no command line and no configuration file: callers pass all settings as values.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The interface by which a running command reports its progress.
+//! The interface by which a running command of a worker reports its progress.
 
 /// The unit in which a progress bar counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum Unit {
 
 /// Receives the progress of a command. Any thread of the command may call any method.
 pub trait Progress: Sync {
-    /// Starts a part of the work that has `total` units. The bar begins at 0.
+    /// Starts a part of the work that has `total` units. The progress bar begins at 0.
     fn begin(&self, subject: &str, unit: Unit, total: u64);
 
     /// Sets the number of finished units of the current part.
@@ -20,11 +20,11 @@ pub trait Progress: Sync {
     /// Adds finished units to the current part.
     fn advance(&self, units: u64);
 
-    /// Shows one line of information. `--quiet` suppresses it.
+    /// Shows one line of information. The flag `--quiet` suppresses the line.
     fn note(&self, line: &str);
 
-    /// Whether a user sees the progress bar. If not, the command reports a long wait by
-    /// [`Self::note`] once a minute.
+    /// Whether a user sees the progress bar. If the user sees no bar, the command reports a long
+    /// wait by [`Self::note`] once a minute.
     fn is_drawn(&self) -> bool;
 }
 

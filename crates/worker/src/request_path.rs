@@ -1,32 +1,32 @@
 //! Builds the paths of a worker's requests to a pierhead server or to a registry.
 //!
 //! The query parameter `ns` names the registry of the image, as in containerd's requests to a
-//! mirror. pierhead selects the upstream by this parameter. Other registries ignore it and serve
-//! their own image of the same name.
+//! mirror. pierhead selects the upstream by this parameter. Other registries ignore the parameter,
+//! and serve their own image of the same name.
 
 use pierhead_oci::{Digest, Endpoint, Name, Reference, Target};
 
-/// The path of a manifest.
+/// Returns the path of a manifest.
 pub(crate) fn manifest(image: &Reference, target: Target) -> String {
     path(image, |name| Endpoint::Manifest { name, target })
 }
 
-/// The path of a blob.
+/// Returns the path of a blob.
 pub(crate) fn blob(image: &Reference, digest: Digest) -> String {
     path(image, |name| Endpoint::Blob { name, digest })
 }
 
-/// The path of the bundle of an image.
+/// Returns the path of the bundle of an image.
 pub(crate) fn bundle(image: &Reference) -> String {
     path(image, |name| Endpoint::Bundle { name })
 }
 
-/// The path to which a worker sends the trace of a container start.
+/// Returns the path to which a worker sends the trace of a container start.
 pub(crate) fn trace(image: &Reference) -> String {
     path(image, |name| Endpoint::Trace { name })
 }
 
-/// The path of one file content of an image.
+/// Returns the path of one file content of an image.
 pub(crate) fn file(image: &Reference, content: Digest, manifest: Digest) -> String {
     path(image, |name| Endpoint::File {
         name,

@@ -1,5 +1,5 @@
-//! Tests of exports as OCI layout and Docker archive: the rebuilt layers have the bytes of the
-//! original tars.
+//! Tests of exports as OCI layout and as Docker archive: documents, names, rebuilt layers (which
+//! have the bytes of the original tars), and exports that were killed.
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
@@ -37,8 +37,8 @@ fn tar(seed: u64) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
-/// An image of these layers, and a source of its contents. Without `is_uncompressed`, the manifest
-/// names other digests, as for compressed layers.
+/// Returns an image of these layers, and a source of its file contents. If `is_uncompressed` is
+/// false, the manifest names other digests than those of the tars, as for compressed layers.
 fn image(tars: &[Vec<u8>], is_uncompressed: bool) -> (Image, MemorySource) {
     let folder = tempfile::tempdir().unwrap();
     let mut source = MemorySource::default();
@@ -192,8 +192,8 @@ fn a_layout_with_a_wrong_layer_gets_no_index() {
     ));
 }
 
-/// Tests an export over the states that a kill can leave, in the order of the writes: a temporary
-/// marker file, a marker file, a temporary blob.
+/// Tests an export into a folder that a killed export has left. The states, in the order of the
+/// writes, are: a temporary marker file, a marker file, a temporary blob.
 #[test]
 fn an_export_runs_again_after_a_kill_at_any_write() {
     let (image, source) = image(&[tar(1)], false);

@@ -1,5 +1,6 @@
-//! Tests of exports into folders: random images are indexed, merged and exported, and the files on
-//! the disk are compared.
+//! Tests of exports of images into folders. Random images are indexed, merged and exported, and the
+//! files on the disk are compared with the expected tree. Also tests hard links into a store,
+//! existing files in the target, and errors.
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 #[path = "trees/disk.rs"]
@@ -24,7 +25,8 @@ fn toc(image: &TreeImage) -> ImageToc {
     ImageToc::build(&layers.iter().collect::<Vec<_>>()).expect("built")
 }
 
-/// Indexes the layers of an image. The indexes remain usable after their folder is deleted.
+/// Indexes the layers of an image. The returned indexes remain usable after their folder is
+/// deleted.
 fn layers(image: &TreeImage) -> Vec<LayerIndex> {
     let folder = tempfile::tempdir().expect("a folder");
     (0..)
@@ -128,7 +130,7 @@ fn export(
     rootfs(toc, ContentSource { source, files }, into, options, &|_| {})
 }
 
-/// A store with one file for each content.
+/// A store with one file for each file content.
 struct Store(tempfile::TempDir);
 
 impl Store {
@@ -165,7 +167,7 @@ fn linked_and_copied_files_have_the_attributes_of_their_own_tree() {
     };
     let image = Image::tree(21, &options);
     let (toc, store) = (toc(&image), Store::of(&image));
-    // Another version of the image: most of its files have other attributes, and the remaining
+    // The second version of the image: most of its files have changed attributes, and the remaining
     // files occur twice.
     let mut changed = entries(&toc);
     for (nth, entry) in (0_u32..).zip(&mut changed) {
@@ -213,7 +215,7 @@ fn linked_and_copied_files_have_the_attributes_of_their_own_tree() {
         shared.push(summary.shared);
         folders.push(folder);
     }
-    // Compare each tree after all trees were written.
+    // Compares each tree only after all trees were written.
     for (folder, (reuse, _, tree)) in folders.iter().zip(trees) {
         let linked = reuse == ReuseMode::HardLink;
         disk::compare_but_links(folder.path(), tree, &image.contents, is_root(), linked);
@@ -230,7 +232,7 @@ fn linked_and_copied_files_have_the_attributes_of_their_own_tree() {
         let kept = std::fs::read(store.0.path().join(content.hex())).expect("kept");
         assert!(kept == *bytes, "{content}");
     }
-    // Without the trees, no one relies on the attributes of the store's files.
+    // After the trees are deleted, no tree relies on the attributes of the store's files.
     drop(folders);
     let folder = tempfile::tempdir().expect("a folder");
     let files = Some(&store as &dyn StoreFiles);
@@ -380,7 +382,7 @@ fn a_file_that_left_the_store_keeps_the_attributes_of_its_tree() {
     assert_eq!(new.mtime(), 7);
 }
 
-/// The TOC of an image of one layer.
+/// Returns the TOC of an image of one layer.
 fn of(entries: &[Entry]) -> ImageToc {
     ImageToc::merge([LayerEntries {
         diff_id: digest_of(b""),
@@ -426,8 +428,8 @@ fn a_folder_with_files_is_refused_without_the_option_over() {
     std::fs::write(outside.path().join("f"), b"old").expect("written");
     let folder = tempfile::tempdir().expect("a folder");
     let at = |path: &str| folder.path().join(path);
-    // The target already has, at paths of the image's entries: a file, a folder with a link in it,
-    // and a link to a folder outside.
+    // At paths that are also in the image, the target already has a file, a folder that contains a
+    // link, and a link to a folder outside of the target.
     std::fs::write(at("a"), b"old").expect("written");
     std::fs::create_dir_all(at("b/deep")).expect("made");
     std::os::unix::fs::symlink(outside.path(), at("b/deep/link")).expect("linked");
@@ -511,7 +513,7 @@ fn the_error_of_a_too_large_entry_names_its_size_and_the_fix() {
     for part in ["export a into", "4096 bytes", "4095", "--as oci-layout"] {
         assert!(error.contains(part), "{part} is not in: {error}");
     }
-    // tmpfs and XFS support an extended attribute of this size.
+    // The file systems tmpfs and XFS support an extended attribute of this size.
     let large = Entry {
         xattrs: vec![(b"user.large".to_vec(), vec![7; 60_000])],
         ..entry("a", Kind::Directory)
@@ -594,7 +596,7 @@ fn a_file_whose_owner_cannot_be_set_is_not_setuid() {
     assert!(!summary.complete());
 }
 
-/// A pace that returns an error after this number of pauses.
+/// A `Pace` that returns an error after this number of pauses.
 struct StopsAfter(u32);
 
 impl Pace for StopsAfter {

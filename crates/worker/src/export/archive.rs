@@ -2,8 +2,8 @@
 //! `manifest.json`, as `docker save` writes it.
 //!
 //! The same image always gives the same bytes. The archive is a stream, so the size of a layer
-//! precedes the layer. The export therefore rebuilds each layer twice: first with zeros in place of
-//! the files, to measure it, then with the files.
+//! precedes the layer. The export therefore rebuilds each layer twice: the first time with zeros in
+//! place of the files, to measure the layer, and the second time with the files.
 
 use std::io::{self, Write};
 
@@ -17,10 +17,11 @@ use crate::Error;
 use crate::store::Image;
 use pierhead_toc::{FileDigest, Source};
 
-/// Bytes of a tar block.
+/// Size of a tar block in bytes.
 const BLOCK: u64 = 512;
 
-/// Writes the archive. `progress` is called with the bytes of layers written since the last call.
+/// Writes the image as a tar archive. `progress` is called with the bytes of layers written since
+/// the last call.
 ///
 /// # Errors
 /// Errors of [`super::layout::layout`]. After an error, the archive is incomplete and has no end
@@ -76,8 +77,8 @@ pub fn archive(
     tar.out.flush().map_err(failed)
 }
 
-/// The number of bytes of a rebuilt layer. The number depends only on the skeleton and on the sizes
-/// of the files.
+/// Returns the number of bytes of a rebuilt layer, which depends only on the skeleton and on the
+/// sizes of the files.
 fn measure(
     image: &Image,
     layer: &pierhead_toc::image_toc::TocLayer,

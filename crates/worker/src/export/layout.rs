@@ -1,10 +1,11 @@
-//! Writes an image as an OCI layout. Rebuilds its layers, and verifies the diff ID of each.
+//! Writes an image as an OCI layout. Rebuilds the layers of the image, and verifies the diff ID of
+//! each layer.
 //!
 //! The original manifest names compressed blobs, which only the program that compressed them could
 //! reproduce. The layout therefore has the original config under a new manifest, whose layers are
-//! uncompressed tars. The digests of these tars are the diff IDs. The original manifest is one more
-//! blob, which an annotation names. An image with uncompressed layers keeps its manifest and its
-//! digest.
+//! uncompressed tars. The digests of these tars are the diff IDs. The layout also contains the
+//! original manifest as a blob, which an annotation of the new manifest names. If the original
+//! layers are uncompressed, the layout keeps the original manifest and so the digest of the image.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,41 +32,41 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const MARKER: (&str, &[u8]) = ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#);
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// The names of an image in an export. Without names, programs find the image by its digest only.
+/// The names of an image in an export. An image without names can be found by its digest only.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ImageLabels<'a> {
-    /// The full name: `docker.io/library/redis:7`.
+    /// The full name of the image, such as `docker.io/library/redis:7`.
     pub full: Option<&'a str>,
-    /// The name inside a layout: `7`.
+    /// The name inside a layout, such as `7`.
     pub short: Option<&'a str>,
 }
 
 /// A layer that was rebuilt and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RebuiltLayer {
-    /// SHA-256 of the tar.
+    /// SHA-256 of the layer's tar.
     pub diff_id: FileDigest,
-    /// Bytes of the tar.
+    /// Number of bytes of the layer's tar.
     pub size: u64,
 }
 
-/// The small files of a layout.
+/// The small JSON files of an OCI layout.
 pub(super) struct Documents {
-    /// Path and bytes.
+    /// The files, each with its path and its bytes.
     pub(super) files: Vec<(String, Vec<u8>)>,
     /// Digest of the manifest in `index.json`.
     pub(super) digest: Digest,
 }
 
-/// Writes a layout into a folder that is missing, empty or already a layout. Replaces the index of
-/// an existing layout.
+/// Writes a layout into a folder that is missing, empty or already a layout. If the folder already
+/// is a layout, replaces its index.
 ///
 /// Calls `progress` with the bytes written since the last call. Returns the digest of the manifest
 /// in `index.json`.
 ///
 /// # Errors
-/// `Missing` if the image was pulled without its layers, or a content is missing. `Digest` if a
-/// rebuilt layer differs. Errors of the file system.
+/// `Missing` if the image was pulled without its layers, or if the store lacks a file content.
+/// `Digest` if a rebuilt layer does not match its diff ID. Errors of the file system.
 pub fn layout(
     image: &Image,
     source: &dyn Source,
@@ -79,7 +80,8 @@ pub fn layout(
     };
     let blobs = folder.join("blobs/sha256");
     let (marker, text) = MARKER;
-    // A killed export may leave only a temporary marker file. No other program uses that name.
+    // A killed export may leave only a temporary marker file. No other program creates files of
+    // this name.
     let is_marker = |name: &std::ffi::OsStr| {
         let name = name.to_string_lossy();
         name.starts_with(marker) && (name == marker || name.ends_with(pierhead_atomic_file::SUFFIX))
@@ -122,7 +124,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
         .map_err(|error| Error::io(format!("write {}", path.display()), error))
 }
 
-/// The layers of an image, if the store has all contents of them.
+/// Returns the layers of an image, if the store has all file contents of these layers.
 ///
 /// # Errors
 /// `Missing` if the image was pulled without its layers.
@@ -134,7 +136,7 @@ pub(super) fn layers_of(image: &Image) -> Result<Vec<TocLayer>, Error> {
     Ok(image.toc.layers().collect::<Result<_, _>>()?)
 }
 
-/// Writes the tar of one layer, and verifies its digest at the end.
+/// Writes the tar of one layer, and at the end verifies the digest of the tar.
 pub(super) fn write_layer(
     image: &Image,
     layer: &TocLayer,
@@ -160,7 +162,8 @@ pub(super) fn write_layer(
         at: 0,
         left: size,
     };
-    // A skeleton has a gap for each regular file that is not empty.
+    // The skeleton (the tar without file contents) has a gap for each regular file that is not
+    // empty.
     let files = layer.files.iter().map(|number| named(*number));
     let mut files = files.filter(|file| !matches!(file, Ok((_, 0))));
     let mut out = Counted {
@@ -188,11 +191,11 @@ pub(super) fn write_layer(
     })
 }
 
-/// Maximum number of padding bytes at the end of a tar, which a skeleton encodes in few bytes. Each
-/// other byte of a skeleton adds at most one block.
+/// Maximum number of padding bytes at the end of a tar, which a skeleton encodes in few bytes.
+/// Every other byte of a skeleton adds at most one tar block.
 const SLACK: u64 = 16 << 20;
 
-/// The files of a layout without the layers. `index.json` comes last.
+/// Returns all files of a layout except the layers. `index.json` is the last one.
 pub(super) fn documents(
     image: &Image,
     layers: &[RebuiltLayer],
@@ -245,7 +248,8 @@ pub(super) fn documents(
     Ok(Documents { files, digest })
 }
 
-/// Whether the layers of the original manifest are the written tars, that is, not compressed.
+/// Whether the layers that the original manifest lists are uncompressed, and so equal the written
+/// tars.
 fn is_original_manifest(image: &Image, layers: &[RebuiltLayer]) -> bool {
     let parsed = Manifest::parse(image.manifest.clone().into(), Some(&image.media_type));
     let Ok(Body::Image { layers: named, .. }) = parsed.map(|manifest| manifest.body) else {
@@ -282,7 +286,7 @@ pub(super) fn to_vec(value: &Value) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(value).map_err(|error| Error::io("write JSON", error.into()))
 }
 
-/// The layers without repetitions: an image may have the same layer twice.
+/// Removes repeated layers: an image may have the same layer twice.
 pub(super) fn distinct(layers: Vec<TocLayer>) -> Vec<TocLayer> {
     let mut seen = BTreeSet::new();
     layers
@@ -291,7 +295,7 @@ pub(super) fn distinct(layers: Vec<TocLayer>) -> Vec<TocLayer> {
         .collect()
 }
 
-/// Reads a content from its start.
+/// Reads a file content from its start to its end.
 struct Reader<'a> {
     source: &'a dyn Source,
     content: FileDigest,

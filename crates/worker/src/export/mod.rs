@@ -1,5 +1,5 @@
-//! Exports images as a root file system, OCI layout or Docker archive. The input is a TOC (table of
-//! contents of the image) and a source of file contents.
+//! Exports images as a root file system, OCI layout or Docker archive. The input of an export is a
+//! TOC (the table of contents of the image) and a source of file contents.
 
 mod archive;
 mod layout;

@@ -1,5 +1,5 @@
-//! The body of a response. The end of the body is known from its length, from chunks, or from the
-//! end of the connection.
+//! Reads the body of an HTTP response. The end of the body follows from its length, from its
+//! chunks, or from the end of the connection.
 
 use std::io::{self, BufRead as _, Read};
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use parking_lot::Mutex;
 
 use super::connection::Connection;
 
-/// Maximum number of bytes of a line with the size of a chunk, or of a trailer.
+/// Maximum number of bytes of a line that has the size of a chunk, or of a line of a trailer.
 const MAX_LINE: u64 = 4096;
-/// Maximum number of trailers after the last chunk. The client skips trailers.
+/// Maximum number of trailers after the last chunk. The client skips all trailers.
 const MAX_TRAILERS: usize = 100;
 
 /// How the end of a body is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Framing {
-    /// By length: the number of bytes that are left.
+    /// The body has a known length. The number is the bytes that are left.
     Length(u64),
-    /// By chunks: the number of bytes that are left of the current chunk. A line end follows the
-    /// last byte of a chunk.
+    /// The body has chunks. `left` is the number of bytes that are left of the current chunk. A
+    /// line end follows the last byte of each chunk.
     Chunk { left: u64, first: bool },
-    /// The whole body was read.
+    /// The whole body has been read.
     Complete,
-    /// The body ends with the connection.
+    /// The body ends when the server closes the connection.
     Close,
 }
 
@@ -61,26 +61,27 @@ impl Framing {
     }
 }
 
-/// The slot for the idle connection of a session.
+/// A slot that keeps the idle connection of a session.
 #[derive(Clone, Default)]
 pub(crate) struct IdleSlot(Arc<Mutex<Option<Connection>>>);
 
 impl IdleSlot {
-    /// Takes the idle connection.
+    /// Takes the idle connection out of the slot.
     pub(crate) fn take(&self) -> Option<Connection> {
         self.0.lock().take()
     }
 
-    /// Stores an idle connection.
+    /// Puts an idle connection into the slot.
     pub(crate) fn put(&self, connection: Connection) {
         *self.0.lock() = Some(connection);
     }
 }
 
-/// Reads the bytes of a body. A premature end is `UnexpectedEof`. At the end of the body, the
-/// connection returns to its slot. Dropping an unfinished body closes the connection.
+/// The body of a response. If the connection ends before the body, a read fails with
+/// `UnexpectedEof`. At the end of the body, the connection returns to its slot. Dropping an
+/// unfinished body closes the connection.
 pub(crate) struct Body {
-    /// `None` after the end of the body.
+    /// The connection; `None` after the end of the body.
     connection: Option<Connection>,
     slot: IdleSlot,
     framing: Framing,
@@ -110,7 +111,7 @@ impl Body {
     /// Reads the whole body.
     ///
     /// # Errors
-    /// Errors of the connection; a body of more than `limit` bytes.
+    /// Errors of the connection, and an error if the body has more than `limit` bytes.
     pub(crate) fn all(self, limit: usize) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let bound = u64::try_from(limit).unwrap_or(u64::MAX);
@@ -130,8 +131,8 @@ impl Body {
         }
     }
 
-    /// Reads the size of the next chunk. After the last chunk, skips the trailers, and the body is
-    /// complete.
+    /// Reads the size of the next chunk. After the last chunk, skips the trailers and marks the
+    /// body as complete.
     fn next_chunk(&mut self, first: bool) -> io::Result<u64> {
         if !first && !self.line()?.is_empty() {
             return Err(invalid("a chunk is longer than its stated size"));

@@ -1,4 +1,5 @@
-//! One HTTP connection: connects, sends a request and reads the head of the response.
+//! One HTTP connection of a worker: connects to a server, sends requests and reads the heads of
+//! responses.
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -22,21 +23,22 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time of one read or write without progress. A server may need most of this time to plan
 /// a bundle.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time that the client waits for bytes, in which at least [`MIN_BYTES_PER_WINDOW`] bytes must
-/// arrive. [`STALL_TIMEOUT`] alone would not stop a server that sends one byte per minute.
+/// At least [`MIN_BYTES_PER_WINDOW`] bytes must arrive in this total time of waiting for bytes.
+/// [`STALL_TIMEOUT`] alone would not stop a server that sends one byte per minute.
 const RATE_WINDOW: Duration = Duration::from_secs(120);
-/// Minimum number of bytes of a response in 120 s of waiting. A slower response fails.
+/// Minimum number of bytes of a response in 120 s of waiting. If fewer bytes arrive, the response
+/// fails.
 const MIN_BYTES_PER_WINDOW: u64 = 64 << 10;
-/// Maximum number of interim responses (status 1xx) before the final one.
+/// Maximum number of interim responses (status 1xx) before the final response.
 const MAX_INTERIM: usize = 16;
-/// Maximum number of bytes of a head. The head of a registry has less than 2 KiB.
+/// Maximum number of bytes of the head of a response. The heads of registries have less than 2 KiB.
 const MAX_HEAD: u64 = 64 << 10;
 /// Maximum number of header fields of a response.
 const MAX_HEADERS: usize = 100;
-/// Bytes of the read buffer. Larger reads bypass it.
+/// Number of bytes of the read buffer. Larger reads bypass this buffer.
 const READ_BUFFER: usize = 64 << 10;
 
-/// The advice for an error of the server's certificate.
+/// Returns the advice for an error of the server's certificate.
 fn advice(whose: CertificateFault) -> &'static str {
     match whose {
         CertificateFault::Issuer => {
@@ -60,7 +62,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects. The TLS handshake follows with the first request.
+    /// Opens a TCP connection. The TLS handshake follows with the first request.
     pub(crate) fn open(server: &Server) -> Result<Self, Error> {
         let url = server.url();
         let doing = || format!("cannot connect to {url}");
@@ -105,7 +107,7 @@ impl Connection {
         })
     }
 
-    /// The time that the connect took: one round trip.
+    /// The time that the TCP connect took, which is one round trip.
     pub(super) fn round_trip(&self) -> Duration {
         self.round_trip
     }
@@ -118,12 +120,12 @@ impl Connection {
         is_buffer_empty && peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Sends a request and reads the head of the response. After the body, the connection returns
-    /// to `slot`.
+    /// Sends a request and reads the head of the response. After the body of the response, the
+    /// connection returns to `slot`.
     ///
     /// # Errors
     /// [`Error::Connection`], [`Error::Protocol`], [`Error::Untrusted`], [`Error::NoTls`]. A
-    /// response with an error status is no error here.
+    /// response with an error status is not an error of this function.
     pub(crate) fn send(
         mut self,
         server: &Server,
@@ -193,8 +195,8 @@ impl Connection {
         }
         head.push_str("\r\n");
         let stream = self.reader.get_mut();
-        // Head and body are one write and so one packet: a second packet would wait for the
-        // acknowledgement of the first.
+        // The head and the body of a request are sent by one write and so in one packet: a second
+        // packet would wait until the server acknowledges the first.
         if request.body.is_empty() {
             stream.write_all(head.as_bytes())?;
         } else {
@@ -224,7 +226,8 @@ impl Connection {
     }
 }
 
-/// Parses a head: status, headers, and whether the connection stays open.
+/// Parses the head of a response. Returns the status, the headers, and whether the connection stays
+/// open.
 fn parse(head: &[u8]) -> Result<(StatusCode, HeaderMap, bool), String> {
     let mut room = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut parsed = httparse::Response::new(&mut room);
@@ -300,7 +303,7 @@ impl Write for Stream {
     }
 }
 
-/// A socket that counts received bytes, TLS records included, and enforces the minimum rate.
+/// A socket that counts received bytes, including TLS records, and enforces the minimum rate.
 pub(super) struct CountedStream {
     stream: TcpStream,
     received: Arc<AtomicU64>,
@@ -315,8 +318,8 @@ pub(super) struct MinimumRate {
 }
 
 impl MinimumRate {
-    /// Adds the waiting time and the received bytes of one read. Returns `false` if the response is
-    /// too slow.
+    /// Adds the waiting time and the received bytes of one read of a response. Returns `false` if
+    /// the response is too slow.
     pub(super) fn is_met(&mut self, waited: Duration, bytes: u64) -> bool {
         self.waited = self.waited.saturating_add(waited);
         self.bytes = self.bytes.saturating_add(bytes);
@@ -328,7 +331,7 @@ impl MinimumRate {
 }
 
 impl CountedStream {
-    /// Peeks without waiting.
+    /// Peeks at received bytes without waiting.
     fn peek_now(&self, buf: &mut [u8]) -> io::Result<usize> {
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
         let (read, _) = rustix::net::recv(&self.stream, buf, flags)?;

@@ -1,4 +1,4 @@
-//! Requests, responses, and the conversion of an error response into an error.
+//! HTTP requests and responses of a worker, and the conversion of an error response into an error.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use super::body::Body;
 use super::server::Server;
 use crate::Error;
 
-/// Maximum number of bytes of the body of an error response that are read.
+/// Maximum number of bytes that a worker reads of the body of an error response.
 const MAX_ERROR_BODY: usize = 64 << 10;
 
 /// A request to a server.
 pub(crate) struct Request<'a> {
-    /// `GET` or `POST`.
+    /// The method, `GET` or `POST`.
     pub(super) method: &'static str,
-    /// Path and query.
+    /// The path, with the query.
     pub(super) path: &'a str,
     /// Headers of this request. The connection adds the standard headers.
     pub(super) headers: &'a [(&'static str, String)],
@@ -29,7 +29,7 @@ pub(crate) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// A request without a body.
+    /// Creates a request without a body.
     pub(crate) fn get(path: &'a str, headers: &'a [(&'static str, String)]) -> Self {
         Self {
             method: "GET",
@@ -40,7 +40,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// A request with a body.
+    /// Creates a request with a body.
     pub(crate) fn post(path: &'a str, media_type: &'static str, body: &'a [u8]) -> Self {
         Self {
             method: "POST",
@@ -52,7 +52,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A response whose head was received, and whose body was not.
+/// A response whose head was received, and whose body can be read.
 pub(crate) struct Response {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
@@ -60,13 +60,13 @@ pub(crate) struct Response {
 }
 
 impl Response {
-    /// The value of a header, if the response has it and the value is text.
+    /// Returns the value of a header, if the response has it and the value is text.
     pub(crate) fn header(&self, name: header::HeaderName) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// Converts an error response into an error with advice. Reads the body. `what` names the
-    /// requested object.
+    /// Converts an error response into an error with advice. Reads the body of the response. `what`
+    /// names the requested object.
     pub(crate) fn into_error(self, server: &Server, what: &str) -> Error {
         let status = self.status;
         let retry_after = self
@@ -110,7 +110,7 @@ impl Response {
     }
 }
 
-/// The progress of the server's preparation of a bundle, from the `detail` of an error body.
+/// Reads from the `detail` of an error document how far the server has prepared a bundle.
 fn bundle_progress(body: &[u8]) -> Option<Progress> {
     #[derive(Deserialize)]
     struct ErrorDetails {

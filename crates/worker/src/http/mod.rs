@@ -1,9 +1,9 @@
-//! HTTP/1.1 client of a worker: its connections block, carry one request at a time, and count every
-//! received byte.
+//! HTTP/1.1 client of a worker: its connections block the calling thread, carry one request at a
+//! time, and count every received byte.
 //!
 //! The client of crate `remote` is async and connects to many registries. This client connects to
-//! the one server that the user named. The client runs in threads that also decode and write, and
-//! needs little memory for each connection.
+//! the one server that the user named. This client runs in threads that also decode and write
+//! files, and needs little memory for each connection.
 
 mod body;
 mod connection;

@@ -8,10 +8,11 @@ use zeroize::Zeroizing;
 use super::tls::TlsConfigs;
 use super::url::Url;
 
-/// The value of an `Authorization` header.
+/// The value of an `Authorization` header, which is cleared from memory after use.
 pub type Authorization = Zeroizing<String>;
 
-/// A server: its address, its TLS settings and the credentials for it. Clones share the byte count.
+/// A server: its address, its TLS settings and the credentials for it. All clones share one counter
+/// of received bytes.
 #[derive(Clone)]
 pub struct Server {
     url: Url,
@@ -21,7 +22,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Describes a server. Does not connect.
+    /// Describes a server, without connecting.
     pub fn new(url: Url, tls: TlsConfigs, authorization: Option<Authorization>) -> Self {
         Self {
             url,
@@ -31,8 +32,8 @@ impl Server {
         }
     }
 
-    /// The target of a redirect of this server. The target gets neither credentials nor the client
-    /// certificate.
+    /// Returns the server to which this server redirects. That server gets neither credentials nor
+    /// the client certificate.
     pub(crate) fn redirected_to(&self, url: Url) -> Self {
         Self {
             url,
@@ -42,28 +43,27 @@ impl Server {
         }
     }
 
-    /// The URL of the server.
+    /// Returns the URL of the server.
     pub fn url(&self) -> &Url {
         &self.url
     }
 
-    /// Bytes that all connections have received. Number of these bytes, including TLS records and
-    /// HTTP heads.
+    /// Number of bytes that all connections have received, including TLS records and HTTP heads.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// The counter behind [`Self::received`].
+    /// Returns the counter behind [`Self::received`].
     pub(super) fn received_counter(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.received)
     }
 
-    /// The TLS settings of connections to the server.
+    /// Returns the TLS settings of connections to the server.
     pub(super) fn tls(&self) -> &Arc<rustls::ClientConfig> {
         self.tls.current()
     }
 
-    /// The value of the `Authorization` header.
+    /// Returns the value of the `Authorization` header.
     pub(super) fn authorization(&self) -> Option<&str> {
         self.authorization.as_deref().map(|value| value.as_str())
     }

@@ -1,4 +1,4 @@
-//! One reusable connection to a server (a session), which opens on demand; and the waits between
+//! A session: one reusable connection to a server, which opens on demand. Also the waits between
 //! retries of a request.
 
 use std::thread;
@@ -10,8 +10,8 @@ use super::message::{Request, Response};
 use super::server::Server;
 use crate::Error;
 
-/// Waits between attempts, one after each failure in a row. After received bytes, the count of
-/// failures starts again.
+/// The wait after the first failure in a row, after the second, and so on. When bytes arrive, the
+/// count of failures starts again.
 const RETRY_DELAYS: [Duration; 6] = [
     Duration::from_millis(100),
     Duration::from_millis(400),
@@ -36,16 +36,16 @@ impl Session {
         }
     }
 
-    /// The server.
+    /// Returns the server of the session.
     pub(crate) fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Connects, unless a connection is open. Returns the time that the connect took: one round
-    /// trip.
+    /// Connects, unless a connection is open. Returns the time that the connect took, which is one
+    /// round trip.
     ///
     /// # Errors
-    /// [`Error::Connection`].
+    /// [`Error::Connection`] if the connect fails.
     pub(crate) fn connect(&self) -> Result<Duration, Error> {
         let connection = self.open()?;
         let round_trip = connection.round_trip();
@@ -57,13 +57,13 @@ impl Session {
     /// idle connection.
     ///
     /// # Errors
-    /// Errors of [`Connection::send`].
+    /// The same errors as from [`Connection::send`].
     pub(crate) fn send(&self, request: &Request<'_>) -> Result<Response, Error> {
         self.open()?.send(&self.server, request, &self.slot)
     }
 
-    /// Takes the idle connection, or opens one. An idle connection with unread bytes (a TLS ticket)
-    /// is closed, which costs only a reconnect.
+    /// Takes the idle connection, or opens one. Closes an idle connection that has unread bytes
+    /// (such as a TLS ticket); the only cost is a new connect.
     fn open(&self) -> Result<Connection, Error> {
         match self.slot.take().filter(Connection::is_alive) {
             Some(connection) => Ok(connection),
@@ -87,8 +87,8 @@ impl Session {
     }
 }
 
-/// The waits between retries of one operation. After the last wait without progress, the operation
-/// fails.
+/// The waits between the retries of one operation. The operation fails after the last wait in a row
+/// without progress.
 pub(crate) struct RetryBackoff {
     failures: usize,
 }
@@ -98,7 +98,7 @@ impl RetryBackoff {
         Self { failures: 0 }
     }
 
-    /// Resets the count of failures, because bytes have arrived.
+    /// Resets the count of failures. The caller calls this when bytes have arrived.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }

@@ -10,7 +10,7 @@ use rustls::RootCertStore;
 
 use super::{Authorization, Server, TlsConfigs, Url};
 
-/// A request as the server received it.
+/// A request that the test server has received.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedRequest {
     /// The request line and the headers.
@@ -19,14 +19,14 @@ pub(crate) struct ReceivedRequest {
 }
 
 impl ReceivedRequest {
-    /// Method and path, without the query.
+    /// Returns the method and the path, without the query.
     pub(crate) fn target(&self) -> String {
         let line = self.head.lines().next().unwrap_or_default();
         let words = line.rsplit_once(' ').map_or(line, |(words, _)| words);
         words.split('?').next().unwrap_or_default().to_owned()
     }
 
-    /// The value of a header whose name is in lower case.
+    /// Returns the value of a header. The name must be in lower case.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut lines = self.head.lines().filter_map(|line| line.split_once(": "));
         lines
@@ -37,7 +37,7 @@ impl ReceivedRequest {
 
 type Handler = dyn Fn(&ReceivedRequest) -> Vec<u8> + Send + Sync;
 
-/// Accepts connections until the test process ends, one request on each.
+/// A server that accepts connections until the test process ends, and handles one request on each.
 pub(crate) struct TestServer {
     address: String,
     requests: Arc<Mutex<Vec<ReceivedRequest>>>,
@@ -61,7 +61,7 @@ impl TestServer {
         Self { address, requests }
     }
 
-    /// A client's view of the server, without credentials.
+    /// Returns the settings with which a client connects to the test server, without credentials.
     pub(crate) fn server(&self) -> Server {
         self.server_as(None)
     }
@@ -77,12 +77,12 @@ impl TestServer {
         format!("http://{}", self.address)
     }
 
-    /// All requests so far.
+    /// Returns all requests that the server has received so far.
     pub(crate) fn requests(&self) -> Vec<ReceivedRequest> {
         self.requests.lock().clone()
     }
 
-    /// The targets of all requests so far.
+    /// Returns the targets (method and path) of all requests so far.
     pub(crate) fn targets(&self) -> Vec<String> {
         self.requests()
             .iter()
@@ -95,7 +95,7 @@ fn answer(mut stream: TcpStream, handler: &Handler, log: &Mutex<Vec<ReceivedRequ
     let mut head = Vec::new();
     let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") {
-        // A client may connect and send nothing.
+        // Ends the connection of a client that sends nothing.
         if stream.read(&mut byte).unwrap_or(0) == 0 {
             return;
         }
@@ -111,11 +111,11 @@ fn answer(mut stream: TcpStream, handler: &Handler, log: &Mutex<Vec<ReceivedRequ
     request.body = vec![0; length];
     stream.read_exact(&mut request.body).expect("a body");
     log.lock().push(request.clone());
-    // The client may have closed the connection.
+    // Ignores an error, since the client may have closed the connection.
     let _ = stream.write_all(&handler(&request));
 }
 
-/// A response with its length, after which the server closes the connection.
+/// Formats a response with its length, after which the server closes the connection.
 pub(crate) fn response(status: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
     let mut bytes = format!(
         "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n",
@@ -128,7 +128,7 @@ pub(crate) fn response(status: &str, headers: &[(&str, &str)], body: &[u8]) -> V
     [bytes.as_bytes(), body].concat()
 }
 
-/// An error response in the form of the Distribution API.
+/// Formats an error response in the form of the Distribution API.
 pub(crate) fn refusal(status: &str, code: &str) -> Vec<u8> {
     let body = format!(r#"{{"errors":[{{"code":"{code}","message":"reason of the test"}}]}}"#);
     response(

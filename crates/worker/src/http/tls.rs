@@ -13,7 +13,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::Error;
 
-/// TLS settings for the server that the user named, and for the targets of its redirects.
+/// TLS settings for the server that the user named, and for the servers to which it redirects.
 #[derive(Clone)]
 pub struct TlsConfigs {
     pair: Arc<LazyLock<ConfigPair, BuildPair>>,
@@ -31,10 +31,10 @@ struct ConfigPair {
 }
 
 impl TlsConfigs {
-    /// Trusts the certificates of `roots` and of the PEM file `ca`. `identity` contains the PEM
-    /// files of the client certificate and its key.
+    /// Creates settings that trust the certificates of `roots` and of the PEM file `ca`. `identity`
+    /// contains the PEM files of the client certificate and its key.
     ///
-    /// This call reads the files. The first TLS connection calls `roots`, because parsing the
+    /// This call reads the PEM files. The first TLS connection calls `roots`, because parsing the
     /// certificates of a system takes more CPU time than a request over plain HTTP.
     ///
     /// # Errors
@@ -51,8 +51,8 @@ impl TlsConfigs {
         })
     }
 
-    /// The settings for the named server, or for targets of redirects if this value is
-    /// [`anonymous`](Self::anonymous).
+    /// Returns the settings for the server that the user named, or for targets of redirects if this
+    /// value is [`anonymous`](Self::anonymous).
     pub(super) fn current(&self) -> &Arc<ClientConfig> {
         match self.is_anonymous {
             false => &self.pair.named,
@@ -60,8 +60,8 @@ impl TlsConfigs {
         }
     }
 
-    /// A value with the same trusted certificates and without the client certificate, for targets
-    /// of redirects.
+    /// Returns settings with the same trusted certificates, but without the client certificate, for
+    /// targets of redirects.
     pub(super) fn anonymous(&self) -> Self {
         Self {
             pair: Arc::clone(&self.pair),
@@ -70,7 +70,7 @@ impl TlsConfigs {
     }
 }
 
-/// Reads and checks the files. The returned function cannot fail.
+/// Reads and checks the PEM files, so that the returned function cannot fail.
 fn prepare(
     roots: impl FnOnce() -> RootCertStore + Send + 'static,
     ca: Option<&Path>,
@@ -121,7 +121,7 @@ fn with_http1_alpn(mut config: ClientConfig) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Reads the certificates of a PEM file: at least one.
+/// Reads the certificates of a PEM file. A file without a certificate is an error.
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let shown = path.display();
     let found: Result<Vec<_>, _> = CertificateDer::pem_reader_iter(open(path)?).collect();

@@ -1,17 +1,17 @@
-//! The address of a server: a scheme, a host and a port.
+//! The type `Url`: the address of a server, with a scheme, a host and a port.
 
 use std::fmt;
 
 use http::uri::{Scheme, Uri};
 
-/// `http://HOST[:PORT]` or `https://HOST[:PORT]`, without a path.
+/// The URL of a server: `http://HOST[:PORT]` or `https://HOST[:PORT]`, without a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
-    /// Whether the scheme is https.
+    /// Whether the scheme is https, and not http.
     pub tls: bool,
     /// A host name or an IP address. An IPv6 address has no brackets.
     pub host: String,
-    /// The port; 80 or 443 if the URL names none.
+    /// The port. If the URL names no port, 80 for http or 443 for https.
     pub port: u16,
     /// Host and port in the spelling of the user: the value of the `Host` header.
     authority: String,
@@ -54,7 +54,7 @@ impl Url {
         Some((url, rest.to_owned()))
     }
 
-    /// Host and port, as the `Host` header and Docker's config.json name them.
+    /// Returns host and port in the form of the `Host` header and of Docker's config.json.
     pub fn authority(&self) -> &str {
         &self.authority
     }

@@ -1,4 +1,5 @@
-//! Compares the bytes that an update of an image transfers: as layers, as files and as a bundle.
+//! Compares the bytes that an update of an image transfers: as compressed layers, as single files
+//! and as a bundle.
 
 use std::collections::HashSet;
 use std::io::{self, Read as _};
@@ -16,19 +17,19 @@ use crate::{Error, Progress};
 
 const READ_SIZE: usize = 64 << 10;
 
-/// The cost of an update by each method. Its serialized form is the object of `pierhead diff
-/// --json`.
+/// The number of bytes that an update transfers by each method. Its serialized form is the output
+/// of `pierhead diff --json`.
 #[derive(Serialize)]
 pub struct DiffReport {
-    /// The old image.
+    /// Reference of the old image.
     pub old: String,
-    /// The new image.
+    /// Reference of the new image.
     pub new: String,
     /// Compressed layers that the old image lacks.
     pub layers: TransferSize,
     /// File contents that the old image lacks.
     pub files: TransferSize,
-    /// The bundle of the update, if there is a server that offers bundles.
+    /// The bundle of the update, if the images come from a server that offers bundles.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bundle: Option<BundleSize>,
 }
@@ -36,32 +37,32 @@ pub struct DiffReport {
 /// A number of items and the sum of their bytes.
 #[derive(Clone, Copy, Default, Serialize)]
 pub struct TransferSize {
-    /// The number of items.
+    /// Number of items, such as layers or files.
     pub count: u64,
     /// The sum of the bytes of these items.
     pub bytes: u64,
 }
 
-/// The bytes of a bundle by their coding.
+/// The bytes of a bundle by the coding of its frames.
 #[derive(Default, Serialize)]
 pub struct BundleSize {
     /// Bytes of the bundle, including its header.
     pub bytes: u64,
-    /// Bytes of the header.
+    /// Bytes of the header of the bundle.
     pub header: u64,
     /// Frames that need no old contents, and the bytes of their records.
     pub full: TransferSize,
     /// Frames that are patches against old contents, and the bytes of their records.
     pub patched: TransferSize,
-    /// Frames that copy parts of old contents. Their bytes are not transferred.
+    /// Frames that only copy parts of old contents. The bundle does not contain these bytes.
     pub chunked: TransferSize,
 }
 
-/// Compares two images. If there is a server, receives the bundle of the update, counts its bytes
-/// and discards it.
+/// Compares the transfer sizes of an update from one image to another. If there is a server,
+/// receives the bundle of the update, counts its bytes and discards it.
 ///
 /// # Errors
-/// Errors of the lookup: see [`Error`].
+/// Errors of the lookup: described at [`Error`].
 pub fn diff(
     source: &ImageSource,
     old: &Reference,
@@ -88,7 +89,7 @@ pub fn diff(
     })
 }
 
-/// Sizes of the contents of the new tree that the old tree lacks.
+/// Returns the sizes of the file contents in the new tree that the old tree lacks.
 fn new_contents<'a>(old: &ImageToc, new: &'a ImageToc) -> impl Iterator<Item = u64> + use<'a> {
     let old: HashSet<FileDigest> = tree_contents(old).map(|(content, _)| content).collect();
     tree_contents(new)
@@ -125,7 +126,7 @@ fn measure_bundle(
     };
     for frame in start.header.frames.cursor(&sizes)? {
         let frame = frame?;
-        // A frame that only copies old contents has no record.
+        // A frame that only copies old contents has no record in the bundle.
         if frame.coding == Coding::Copy {
             size.chunked.count += 1;
             size.chunked.bytes += frame.members.iter().map(|member| member.len).sum::<u64>();
@@ -165,7 +166,7 @@ fn measure_bundle(
     }
 }
 
-/// Sizes of the contents of the new and the old image.
+/// The sizes of the file contents of the new and the old image.
 struct ContentSizes<'a> {
     new: &'a ImageToc,
     old: &'a ImageToc,
@@ -189,8 +190,8 @@ mod tests {
     #[test]
     fn only_contents_that_the_old_tree_lacks_count_as_files() {
         let old = TestImage::of(&[("a", noise(1, 100)), ("b", noise(2, 200))]);
-        // The new image has old bytes under another name, the same new bytes in two files, and a
-        // changed file.
+        // The new image has a file with old bytes under another name, two files with the same new
+        // bytes, and a changed file.
         let new = TestImage::of(&[
             ("c", noise(1, 100)),
             ("d", noise(3, 300)),

@@ -1,5 +1,5 @@
-//! Describes an image by its layers and file contents, and compares the transfer sizes of an
-//! update.
+//! Describes an image by its layers and file contents, and compares how many bytes an update
+//! between two images transfers.
 
 mod diff;
 mod source;
@@ -18,20 +18,21 @@ pub(crate) use source::ImageDetails;
 pub use source::ImageSource;
 use source::tree_contents;
 
-/// Maximum number of files of the start order that the report lists.
+/// Maximum number of files of the start order (the files that container starts open, in order) that
+/// the report lists.
 const MAX_HOT_FILES: usize = 20;
 
-/// The layers and file contents of an image. Its serialized form is the object of `pierhead inspect
-/// --json`.
+/// The layers and file contents of an image. The serialized form is the output of
+/// `pierhead inspect --json`.
 #[derive(Serialize)]
 pub struct InspectReport {
-    /// The full reference.
+    /// Full reference of the image.
     pub image: String,
-    /// The digest of the manifest.
+    /// Digest of the image's manifest.
     pub digest: String,
     /// Number of entries of the merged tree.
     pub entries: u32,
-    /// Number of distinct file contents of the merged tree.
+    /// Sum of the bytes of all distinct file contents.
     pub contents: u32,
     /// Sum of the bytes of these contents.
     pub bytes: u64,
@@ -39,12 +40,12 @@ pub struct InspectReport {
     pub bytes_compressed: u64,
     /// The layers of the image, the lowest first.
     pub layers: Vec<LayerSummary>,
-    /// Contents that other images of the store share with this one.
+    /// File contents that other images of the store share with this image.
     pub shared: Vec<SharedContents>,
     /// The first files of the start order (the order in which a container start is expected to open
     /// files).
     pub hot: Vec<String>,
-    /// The start order, if there is a server that supports it.
+    /// The start order, if the image comes from a server that supports start orders.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_order: Option<StartOrder>,
 }
@@ -56,31 +57,31 @@ pub struct LayerSummary {
     pub digest: String,
     /// The digest of the uncompressed layer.
     pub diff_id: String,
-    /// The media type.
+    /// Media type of the layer.
     pub media_type: String,
     /// Bytes of the compressed layer.
     pub bytes_compressed: u64,
-    /// Number of distinct file contents.
+    /// Number of distinct file contents in the layer.
     pub files: usize,
-    /// Bytes of these contents.
+    /// Sum of the bytes of these distinct contents.
     pub bytes: u64,
 }
 
-/// The contents that two images have in common.
+/// The file contents that two images have in common.
 #[derive(Serialize)]
 pub struct SharedContents {
-    /// The other image.
+    /// Reference of the other image.
     pub image: String,
-    /// Number of common contents.
+    /// Number of common file contents.
     pub contents: u64,
-    /// Bytes of these contents.
+    /// Sum of the bytes of the common contents.
     pub bytes: u64,
 }
 
-/// Describes an image.
+/// Looks up an image and describes its layers and file contents.
 ///
 /// # Errors
-/// Errors of the lookup: see [`Error`].
+/// Errors of the lookup: described at [`Error`].
 pub fn inspect(
     source: &ImageSource,
     image: &Reference,
@@ -126,7 +127,8 @@ fn layers(details: &ImageDetails) -> Result<Vec<LayerSummary>, Error> {
     Ok(layers)
 }
 
-/// The contents that each other image of the store shares with this one, the most bytes first.
+/// Returns the file contents that each other image of the store shares with this image. The image
+/// that shares the most bytes comes first.
 fn shared_contents(
     source: &ImageSource,
     details: &ImageDetails,

@@ -1,4 +1,4 @@
-//! Looks up an image for `inspect` and `diff`, at a server or in a local store.
+//! Looks up an image for `pierhead inspect` and `pierhead diff`, at a server or in a local store.
 
 use crate::store::{Store, decode_toc};
 use http::{StatusCode, header};
@@ -11,10 +11,10 @@ use crate::image_names::ImageNames;
 use crate::pull::{BundleResponse, BundleStart, ReadinessWait, read_header, request_bundle};
 use crate::{Error, Progress, Server, request_path};
 
-/// Maximum number of bytes of a start order: [`MAX_TRACE`] paths.
+/// Maximum number of bytes of a start order: of [`MAX_TRACE`] paths.
 const MAX_START_ORDER: usize = MAX_TRACE * 4096;
 
-/// The TOC and the layers of an image.
+/// The TOC (table of contents) and the layers of an image.
 pub(crate) struct ImageDetails {
     pub(super) image: Reference,
     /// The digest of the manifest.
@@ -32,11 +32,11 @@ pub struct ImageSource {
 }
 
 impl ImageSource {
-    /// Looks up images at `server`, or in `store` if there is no server. If there are both, the
+    /// Looks up images at `server`, or in `store` if there is no server. If both are given, the
     /// store is used only to compare images.
     ///
     /// # Errors
-    /// [`Error::Usage`] if there is neither a server nor a store.
+    /// [`Error::Usage`] if neither a server nor a store is given.
     pub fn new(
         server: Option<&Server>,
         store: Option<Store>,
@@ -57,7 +57,7 @@ impl ImageSource {
         })
     }
 
-    /// Looks up an image.
+    /// Looks up an image at the server or in the store.
     pub(crate) fn look_up(
         &self,
         image: &Reference,
@@ -99,7 +99,7 @@ impl ImageSource {
         })
     }
 
-    /// Requests a bundle without base images, and reads its header only.
+    /// Requests a bundle without base images, and reads only the header of the bundle.
     fn look_up_at_server(
         &self,
         session: &Session,
@@ -116,7 +116,7 @@ impl ImageSource {
         })
     }
 
-    /// Requests a bundle and reads its header.
+    /// Requests a bundle and reads the header of the bundle.
     pub(super) fn start_bundle(
         &self,
         session: &Session,
@@ -138,7 +138,8 @@ impl ImageSource {
                     return read_header(session.server(), etag, body, &[]);
                 }
                 Ok(BundleResponse::Unavailable(reason)) => return Err(Error::NoBundle(reason)),
-                // Each poll reports the stage of the preparation, but only a new stage is shown.
+                // Each poll reports the stage of the preparation, but the user sees only a new
+                // stage.
                 Err(error) => wait.wait(error, &mut |stage, _| {
                     if last_stage != stage {
                         progress.note(&format!("{image} {stage}"));
@@ -149,8 +150,8 @@ impl ImageSource {
         }
     }
 
-    /// The start order of an image. `None` if there is no server, or if the server does not support
-    /// start orders.
+    /// Returns the start order of an image. Returns `None` if there is no server, or if the server
+    /// does not support start orders.
     pub(super) fn start_order(&self, details: &ImageDetails) -> Result<Option<StartOrder>, Error> {
         let Some(session) = &self.session else {
             return Ok(None);
@@ -204,7 +205,7 @@ fn manifest_layers(manifest: &[u8], media_type: &str) -> Result<Vec<Descriptor>,
     }
 }
 
-/// The contents of the merged tree, with their sizes.
+/// Returns the file contents of the merged tree, with their sizes.
 pub(super) fn tree_contents(toc: &ImageToc) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
     let count = usize::try_from(toc.visible()).unwrap_or(usize::MAX);
     toc.contents().iter().take(count)

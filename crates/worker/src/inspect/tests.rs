@@ -1,4 +1,4 @@
-//! Tests of `inspect` and `diff` with a test server and with a store.
+//! Tests of `pierhead inspect` and `pierhead diff` with a test server and with a store.
 
 use pierhead_bundle::api::{BundleQuery, MEDIA_TYPE, OrderSource};
 use pierhead_oci::Platform;
@@ -35,7 +35,7 @@ fn start_order(files: usize) -> StartOrder {
     }
 }
 
-/// Serves the bundle of an image, and its start order if there is one.
+/// Serves the bundle of an image, and the start order of the image if there is one.
 fn server(image: &TestImage, order: Option<StartOrder>) -> TestServer {
     let encoded = encode(image, None, false);
     TestServer::start(move |request| {
@@ -50,7 +50,7 @@ fn server(image: &TestImage, order: Option<StartOrder>) -> TestServer {
     })
 }
 
-/// Pulls images into one store, each under the tag of its position.
+/// Pulls images into one store, each image under a tag that is its position in `images`.
 fn store_of(images: &[&TestImage]) -> TempDir {
     let folder = TempDir::new().expect("a folder");
     for (tag, image) in images.iter().enumerate() {
@@ -85,7 +85,7 @@ fn a_server_describes_an_image_with_its_start_order() {
     let name = reference("registry.example/app:1");
     let report = inspect(&source, &name, &NoProgress).expect("a report");
     assert_eq!(report.digest, image.digest().to_string());
-    // The entries are three files and the root.
+    // The four entries are three files and the root folder.
     assert_eq!(
         (report.entries, report.contents, report.bytes),
         (4, 3, 7010)

@@ -1,6 +1,6 @@
-//! Extra connections of a pull. Each extra connection requests its share of the bundle while the
-//! first connection requests the header. The extra connection buffers its share until the header
-//! has arrived.
+//! Extra connections of a pull. A bundle can be divided into shares, one for each connection. Each
+//! extra connection requests its share of the bundle while the first connection requests the
+//! header, and buffers this share until the header has arrived.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -20,39 +20,40 @@ use crate::http::{Body, Session};
 /// Maximum number of bytes that all shares (the parallel parts of one bundle) together buffer until
 /// the header of the bundle has arrived.
 ///
-/// The header arrives three or four round trips after the first byte of a share. Bytes beyond the
-/// maximum wait in socket buffers and stop the sender. With a maximum of 4 MiB, a pull of 24 MB
-/// over a round trip of 150 ms took 0.3 s longer.
+/// The header arrives three or four round trips after the first byte of a share. Bytes beyond this
+/// maximum stay in socket buffers, and so the sender has to wait. With a maximum of 4 MiB, a pull
+/// of 24 MB over a round trip of 150 ms took 0.3 s longer.
 const MAX_BUFFERED: usize = 14 << 20;
 const READ_SIZE: usize = 32 << 10;
 
-/// An extra connection of a pull.
+/// An extra connection of a pull, in addition to the first connection.
 pub(super) struct ExtraConnection {
     pub(super) session: Session,
-    /// The share that arrives over the connection. `None` if no share was requested, or if the
-    /// server sent no share.
+    /// The share of the bundle that arrives over this connection. `None` if the connection
+    /// requested no share, or if the server sent no share.
     pub(super) share: Option<ShareStream>,
 }
 
-/// A share of a bundle that is being received.
+/// A share of a bundle (the part for one connection) that a connection is receiving.
 pub(super) struct ShareStream {
     pub(super) etag: String,
     pub(super) prelude: Prelude,
-    /// The received bytes, beginning with the prelude.
+    /// The received bytes, which begin with the prelude of the share.
     pub(super) buffered: Vec<u8>,
-    /// The rest of the response.
+    /// The rest of the response, not read yet.
     pub(super) body: Body,
 }
 
-/// Extra connections that connect or receive in threads of their own. Dropping the value ends them.
+/// Extra connections of a pull, each of which connects and receives in its own thread. Dropping
+/// this value ends the threads.
 #[derive(Default)]
 pub(super) struct ExtraConnections {
-    /// `None` if the system could not start the thread.
+    /// The threads; `None` for a thread that the system could not start.
     threads: Vec<Option<JoinHandle<Option<ExtraConnection>>>>,
     /// Set when the threads have to stop buffering: the header has arrived, or the shares are not
     /// needed.
     stop: Arc<AtomicBool>,
-    /// Pieces of the header, if the connections request pieces.
+    /// Pieces of the header, if each connection requests one piece.
     pieces: Option<Arc<HeaderPieces>>,
 }
 
@@ -91,7 +92,7 @@ impl ExtraConnections {
                 });
                 Some(ExtraConnection { session, share })
             });
-            // Without this connection, the pull is slower but complete.
+            // If the thread cannot start, the pull works with one connection fewer.
             thread.ok()
         };
         let threads: Vec<_> = (1..total).map(&mut start).collect();
@@ -106,18 +107,18 @@ impl ExtraConnections {
         }
     }
 
-    /// The pieces of the header that arrive over these connections.
+    /// Returns the pieces of the header that arrive over these connections.
     pub(super) fn pieces(&self) -> Option<&HeaderPieces> {
         self.pieces.as_deref()
     }
 
-    /// The number of extra connections.
+    /// Returns the number of extra connections.
     pub(super) fn len(&self) -> usize {
         self.threads.len()
     }
 
-    /// Stops the buffering and returns the threads. The caller joins a thread to get its
-    /// connection.
+    /// Stops the buffering of shares, and returns the threads. The caller joins a thread to get the
+    /// connection of this thread.
     pub(super) fn into_threads(mut self) -> Vec<Option<JoinHandle<Option<ExtraConnection>>>> {
         std::mem::take(&mut self.threads)
     }
@@ -129,16 +130,16 @@ impl Drop for ExtraConnections {
     }
 }
 
-/// The share of connection `number` among `total`. `None` if there is only one connection, or if
-/// the protocol does not allow so many shares.
+/// Returns the share of connection `number` among `total` connections. Returns `None` if there is
+/// only one connection, or if the protocol does not allow so many shares.
 pub(super) fn share(number: usize, total: usize) -> Option<api::Share> {
     let total = u16::try_from(total).ok();
     let total = total.filter(|total| (2..=api::MAX_SHARES).contains(total))?;
     Some(api::Share(u16::try_from(number).ok()?, total))
 }
 
-/// Requests a share and buffers up to `limit` bytes of it. `None` if the server does not support
-/// shares and sends the whole bundle.
+/// Requests a share of the bundle, and buffers up to `limit` bytes of it. Returns `None` if the
+/// server does not support shares and sends the whole bundle.
 fn receive_share(
     session: &Session,
     image: &Reference,
@@ -167,7 +168,7 @@ fn receive_share(
     let mut buffered = header::without_piece(&prelude).to_vec();
     let mut buffer = vec![0; READ_SIZE];
     while buffered.len() < limit && !stop.load(Ordering::Relaxed) {
-        // After a read error, the worker requests the missing frames again.
+        // After a read error, the worker later requests the missing frames again.
         match body.read(&mut buffer) {
             Ok(0) | Err(_) => break,
             Ok(read) => buffered.extend_from_slice(&buffer[..read]),

@@ -22,13 +22,13 @@ pub(super) struct PullContext<'a> {
 }
 
 impl PullContext<'_> {
-    /// A new session, which connects with its first request.
+    /// Creates a new session, which connects with its first request.
     pub(super) fn session(&self) -> Session {
         Session::new(self.server)
     }
 
-    /// The image, if its reference is a digest and the store has it complete. This lookup needs no
-    /// server.
+    /// Returns the wanted image if the reference has a digest and the store has the complete image.
+    /// This lookup needs no server.
     pub(super) fn stored(&self) -> Result<Option<store::Image>, Error> {
         match &self.image.target {
             Target::Digest(digest) => Ok(self.store.complete(digest, self.with_layers)?),
@@ -36,8 +36,8 @@ impl PullContext<'_> {
         }
     }
 
-    /// Checks that a manifest has the digest that the reference names, if it names one. Called
-    /// before the store records the image.
+    /// Checks that a manifest has the digest that the reference names, if the reference names a
+    /// digest. The caller checks this before the store records the image.
     ///
     /// # Errors
     /// [`Error::Image`] if the server sent another image; errors of the request for an index.
@@ -48,7 +48,7 @@ impl PullContext<'_> {
         if Digest::of(wanted.algorithm(), manifest) == *wanted {
             return Ok(());
         }
-        // The digest may name an index, which lists the digests of its manifests.
+        // The digest may be the digest of an index, which lists the digests of image manifests.
         let resolved = registry::resolve(session, &self.image, &self.platform)?;
         if resolved.digest == Digest::of(Algorithm::Sha256, manifest) {
             return Ok(());

@@ -13,56 +13,57 @@ use pierhead_oci::{Digest, Reference, Target};
 
 use crate::{Error, Progress, Unit};
 
-/// Maximum number of threads that write files of a rootfs. One more thread creates the directory
-/// entries.
+/// Maximum number of threads that write files of an exported root file system. One more thread
+/// creates the directory entries.
 const MAX_WRITERS: usize = 3;
 const WRITE_BUFFER: usize = 1 << 20;
 
-/// Form of an exported image.
+/// The form in which an image is exported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExportForm {
     /// The file tree of a container. The target is an empty folder.
     Rootfs(FileSharing),
-    /// An OCI image layout. The target is a folder.
+    /// An OCI image layout. The target of the export is a folder.
     OciLayout,
-    /// The archive for `docker load`. The target is a file or a stream.
+    /// A tar archive for `docker load`. The target is a file or a stream.
     DockerArchive,
 }
 
 impl ExportForm {
-    /// Whether the form contains layers, which the export rebuilds.
+    /// Whether this form contains layers, which the export has to rebuild.
     pub fn needs_layers(self) -> bool {
         !matches!(self, Self::Rootfs(_))
     }
 }
 
-/// How files of a rootfs share disk blocks with the store.
+/// How the files of an exported root file system share disk blocks with the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSharing {
     /// The files share blocks where the file system has reflinks (btrfs, XFS). On other file
     /// systems, the files are copies.
     Reflink,
-    /// The files are hard links, for read-only trees. A write to such a file damages the store.
+    /// The files are hard links to files of the store. This is for read-only trees: a write to such
+    /// a file damages the store.
     HardLink,
 }
 
-/// The target of an export.
+/// Where an export writes the image.
 pub enum ExportTarget {
-    /// A file or a folder. A file appears under its name only when it is complete.
+    /// A file or a folder. The file appears under this path only when it is complete.
     Path(PathBuf),
     /// A stream, for [`ExportForm::DockerArchive`] only.
     Stream(Box<dyn Write>),
 }
 
-/// How and where to export an image.
+/// How to export an image, and where to.
 pub struct ExportOptions {
     /// The form of the export.
     pub form: ExportForm,
-    /// The target of the export.
+    /// Where the export writes the image.
     pub target: ExportTarget,
 }
 
-/// The image to export.
+/// The image that is exported, with its store.
 pub(super) struct ExportSource<'a> {
     pub(super) store: &'a Store,
     pub(super) image: &'a Image,
@@ -71,8 +72,8 @@ pub(super) struct ExportSource<'a> {
 }
 
 impl ExportSource<'_> {
-    /// Exports the image. Returns a warning for each kind of property that this system could not
-    /// set.
+    /// Exports the image to the target. Returns a warning for each kind of property that this
+    /// system could not set.
     pub(super) fn write(&self, export: ExportOptions) -> Result<Vec<String>, Error> {
         match (export.form, export.target) {
             (ExportForm::Rootfs(sharing), ExportTarget::Path(to)) => self.rootfs(sharing, &to),
@@ -179,7 +180,7 @@ impl ExportSource<'_> {
         archive(self.image, self.store, names, out, &advance)
     }
 
-    /// Starts the progress bar. Its total is the size of the first `contents` contents of the
+    /// Starts the progress bar, whose total is the size of the first `contents` contents of the
     /// image.
     fn begin(&self, contents: usize) {
         let sizes = self.image.toc.contents().iter().take(contents);
@@ -188,8 +189,9 @@ impl ExportSource<'_> {
         self.progress.begin(&subject, Unit::Bytes, total);
     }
 
-    /// The full reference and its tag, if the reference has a tag. A digest would name the original
-    /// manifest, which may differ from the exported manifest.
+    /// The full reference and its tag, if the reference has a tag. A reference with a digest gives
+    /// no name, since the digest is of the original manifest, which may differ from the exported
+    /// manifest.
     fn names(&self) -> (Option<String>, Option<String>) {
         match &self.reference.target {
             Target::Tag(tag) => (Some(self.reference.to_string()), Some(tag.to_string())),

@@ -1,5 +1,5 @@
-//! The header of a bundle: read from one response, or assembled from pieces that arrive with the
-//! shares.
+//! The header of a bundle: read from one response, or assembled from pieces. Each piece arrives
+//! with one share (the part of the bundle for one connection).
 
 use std::io::Read as _;
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use crate::http::Body;
 use crate::{Error, Server};
 
 const READ_SIZE: usize = 64 << 10;
-/// Minimum time that the worker waits for the other pieces after the first piece. This minimum
-/// leaves time for TCP retransmissions.
+/// Minimum time that the worker waits for the other pieces of a header after the first piece. This
+/// minimum leaves time for TCP retransmissions.
 const MIN_PIECE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The wait for the other pieces in round trips. The longer of this time and [`MIN_PIECE_TIMEOUT`]
-/// is the timeout.
+/// The wait for the other pieces of a header, as a number of round trips. The worker waits for this
+/// time or for [`MIN_PIECE_TIMEOUT`], whichever is longer.
 const PIECE_TIMEOUT_ROUND_TRIPS: u32 = 4;
 
 /// A bundle whose header was received, and the rest of its response.
@@ -27,9 +27,9 @@ pub(crate) struct BundleStart {
     pub(crate) header: Box<Header>,
     /// Decodes the records after the header.
     pub(crate) decoder: Decoder,
-    /// Bytes after the header that were read already.
+    /// Bytes after the header that were read with it.
     pub(crate) rest: Vec<u8>,
-    /// The part of the response that was not read yet.
+    /// The part of the response that is not read yet.
     pub(crate) from: Body,
 }
 
@@ -39,7 +39,7 @@ impl BundleStart {
     /// another bundle.
     ///
     /// # Errors
-    /// Errors of the connection; errors of the format.
+    /// Errors of the connection, and errors of the format of a header.
     pub(super) fn read(
         server: &Server,
         etag: String,
@@ -89,7 +89,7 @@ impl BundleStart {
 /// Reads a header from one response. `read` contains the first bytes of the response.
 ///
 /// # Errors
-/// Errors of the connection; errors of the format.
+/// Errors of the connection, and errors of the format of a header.
 pub(crate) fn read_header(
     server: &Server,
     etag: String,
@@ -138,13 +138,13 @@ pub(crate) fn read_header(
     }
 }
 
-/// The time that the worker waits for the other pieces of a header after the first. After this
-/// time, it requests the whole header.
+/// Returns the time that the worker waits for the other pieces of a header after the first piece.
+/// After this time, the worker requests the whole header.
 pub(super) fn piece_timeout(round_trip: Duration) -> Duration {
     MIN_PIECE_TIMEOUT.max(round_trip.saturating_mul(PIECE_TIMEOUT_ROUND_TRIPS))
 }
 
-/// Reads the piece of the header that precedes a share.
+/// Reads the piece of the header that precedes a share of the bundle.
 pub(super) fn read_piece(
     from: &mut Body,
     prelude: &Prelude,
@@ -157,7 +157,7 @@ pub(super) fn read_piece(
     Ok(bytes)
 }
 
-/// The prelude of the same share without a piece of the header.
+/// Returns the prelude of the same share without a piece of the header.
 pub(super) fn without_piece(prelude: &Prelude) -> [u8; PRELUDE] {
     let without = Prelude {
         piece: false,
@@ -166,7 +166,7 @@ pub(super) fn without_piece(prelude: &Prelude) -> [u8; PRELUDE] {
     without.encode()
 }
 
-/// Collects the pieces of all shares but the first.
+/// Collects the pieces of the header that arrive with all shares except the first.
 pub(super) struct HeaderPieces {
     states: Mutex<Vec<PieceState>>,
     changed: Condvar,
@@ -183,14 +183,15 @@ enum PieceState {
     Failed,
 }
 
-/// The slot for the piece of one share. Dropping an empty slot signals that no piece will arrive.
+/// The slot for the header piece of one share. Dropping an empty slot signals that the piece will
+/// not arrive.
 pub(super) struct PieceSlot<'a> {
     pieces: &'a HeaderPieces,
     index: usize,
 }
 
 impl HeaderPieces {
-    /// Expects a piece from each of `total` shares but the first.
+    /// Expects a header piece from each of `total` shares except the first.
     pub(super) fn new(total: usize) -> Self {
         Self {
             states: Mutex::new(vec![PieceState::Expected; total.saturating_sub(1)]),
@@ -198,7 +199,7 @@ impl HeaderPieces {
         }
     }
 
-    /// The slot of share `number`, counted from 1.
+    /// Returns the slot of share `number`, counted from 1.
     pub(super) fn slot(&self, number: usize) -> PieceSlot<'_> {
         PieceSlot {
             pieces: self,
@@ -206,8 +207,8 @@ impl HeaderPieces {
         }
     }
 
-    /// Waits for all pieces and returns the body of the header. `None` if a piece belongs to
-    /// another bundle or does not arrive within `timeout`.
+    /// Waits for all pieces of the header, and returns the body of the header. Returns `None` if a
+    /// piece belongs to another bundle or does not arrive within `timeout`.
     fn assemble(
         &self,
         etag: &str,
@@ -281,7 +282,8 @@ mod tests {
         }
     }
 
-    /// Assembles `ab` of the first share with the pieces of a second and a third share.
+    /// Assembles a header: the piece `ab` of the first share, and the pieces of a second and a
+    /// third share.
     fn assemble(second: Option<(&str, u8)>, third: Option<(&str, u8)>) -> Option<Vec<u8>> {
         let pieces = HeaderPieces::new(3);
         for (number, piece, bytes) in [(2, third, "efg"), (1, second, "cd")] {

@@ -1,14 +1,14 @@
-//! Limits the memory for received records that wait for an applying thread, over all connections of
-//! a pull.
+//! Limits the memory of a pull for received records that wait for a thread that applies them. All
+//! connections of the pull share this limit.
 
 use parking_lot::{Condvar, Mutex};
 
-/// Maximum number of bytes of records that are received and not yet passed to an applying thread.
-/// Together with the records in the applying threads and in their queue, a worker uses less than 64
-/// MiB. One record at a time may exceed the maximum.
+/// Maximum number of bytes of received records that no thread applies yet. Together with the
+/// records that threads apply, and with the queue of these threads, a worker uses less than 64 MiB.
+/// One record at a time may exceed the maximum.
 const MAX_RECEIVED: u64 = 16 << 20;
 
-/// A budget of [`MAX_RECEIVED`] bytes that the connections of a pull share.
+/// A memory budget of [`MAX_RECEIVED`] bytes, which all connections of a pull share.
 #[derive(Default)]
 pub(super) struct MemoryBudget {
     state: Mutex<BudgetState>,
@@ -19,11 +19,12 @@ pub(super) struct MemoryBudget {
 struct BudgetState {
     bytes: u64,
     /// Whether a connection exceeds the maximum until its record ends. Without this exception, all
-    /// connections could wait for ever, each in the middle of a record.
+    /// connections could wait for ever, each after it has received a part of a record.
     has_exceeder: bool,
 }
 
-/// The bytes that one connection holds. Dropping it releases them.
+/// The bytes that one connection holds of the budget. Dropping the reservation releases these
+/// bytes.
 pub(super) struct Reservation<'a> {
     budget: &'a MemoryBudget,
     bytes: u64,
@@ -42,7 +43,7 @@ impl MemoryBudget {
 }
 
 impl Reservation<'_> {
-    /// Adds received bytes. Waits until the bytes fit into the budget.
+    /// Adds received bytes to the reservation. Waits until the bytes fit into the budget.
     pub(super) fn grow(&mut self, bytes: usize) {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         let mut state = self.budget.state.lock();
@@ -57,7 +58,7 @@ impl Reservation<'_> {
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    /// Releases all bytes except `left`, after a record was passed to an applying thread.
+    /// Releases all bytes except `left`, after a record was passed to a thread that applies it.
     pub(super) fn shrink(&mut self, left: usize) {
         let left = u64::try_from(left).unwrap_or(u64::MAX).min(self.bytes);
         let mut state = self.budget.state.lock();
@@ -85,7 +86,7 @@ mod tests {
         const PIECE: usize = 1 << 20;
         let (budget, peak) = (MemoryBudget::default(), AtomicU64::new(0));
         thread::scope(|scope| {
-            // The records of all threads together need twice the budget.
+            // The records of all threads together are twice as large as the budget.
             for _ in 0..8 {
                 scope.spawn(|| {
                     let mut reservation = budget.reserve();

@@ -33,27 +33,29 @@ pub(crate) use request::{BundleResponse, ReadinessWait, request_bundle};
 
 /// The options of a pull.
 pub struct PullOptions {
-    /// The image to pull.
+    /// Reference of the image to pull.
     pub image: Reference,
-    /// The platform, by which an image of a multi-platform index is chosen.
+    /// The platform whose image is chosen from an index of several platforms.
     pub platform: Platform,
-    /// The store that receives the image.
+    /// The store into which the image is pulled.
     pub store: Store,
-    /// Number of parallel connections. If `None`, the number follows from the round-trip time.
+    /// Number of parallel connections. If `None`, the pull chooses the number by the round-trip
+    /// time.
     pub connections: Option<NonZeroUsize>,
     /// Whether to pull layers even if the server has a bundle.
     pub layers_only: bool,
-    /// If set: how and where to export the image after the pull.
+    /// How and where to export the image after the pull; `None` for no export.
     pub export: Option<ExportOptions>,
 }
 
 /// Pulls an image, verifies every byte, records the image in the store and exports it.
 ///
 /// Received contents stay in the store when a pull fails or its process ends, so that the next pull
-/// resumes. If another process pulls the same image into the same store, this call waits for it.
+/// resumes. If another process pulls the same image into the same store, this call waits for that
+/// process.
 ///
 /// # Errors
-/// Errors of the connection, the server, the image and the file system: see [`Error`].
+/// Errors of the connection, the server, the image and the file system: described at [`Error`].
 pub fn pull(
     server: &Server,
     options: PullOptions,
@@ -91,8 +93,8 @@ pub fn pull(
     }
     exported?;
     let image = recorded?;
-    // Failing to record the name is no error: without it, the next pull may only miss its best base
-    // image.
+    // An error while the name is recorded is ignored: without the name, the next pull may only miss
+    // its best base image.
     let name = ImageNames::add(
         &context.store,
         &context.image,
@@ -105,8 +107,8 @@ pub fn pull(
     Ok(report)
 }
 
-/// Pulls the image. If another process pulls the same image into the same store, waits for it first
-/// and then reuses its contents.
+/// Pulls the image. If another process pulls the same image into the same store, first waits for
+/// that process, and then reuses the contents that it stored.
 fn pull_when_free(
     context: &PullContext<'_>,
     report: &mut PullReport,

@@ -1,5 +1,5 @@
-//! Opens extra connections while the first connect is in progress. So when the round-trip time is
-//! known, the extra connections are open, too.
+//! Opens extra connections of a pull while the first connect is in progress. When the first connect
+//! ends, the round-trip time is known, and the extra connections are already open.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
@@ -8,12 +8,12 @@ use std::time::Duration;
 use crate::http::Session;
 use crate::{Error, Server};
 
-/// Minimum round-trip time for several connections. At a shorter round-trip time, one connection
-/// uses the whole bandwidth.
+/// Minimum round-trip time at which a pull uses several connections. At a shorter round-trip time,
+/// one connection uses the whole bandwidth.
 const LONG_ROUND_TRIP: Duration = Duration::from_millis(10);
 /// A pull uses one connection for each of these intervals of the round-trip time. A TCP connection
-/// starts with a window of 14 KB and doubles it with each round trip, so a longer round trip needs
-/// more connections at the start.
+/// starts with a window of 14 KB, and doubles the window with each round trip. So with a longer
+/// round trip, a pull needs more connections at the start.
 const ROUND_TRIP_PER_CONNECTION: Duration = Duration::from_micros(2500);
 /// Minimum and maximum number of connections for a round trip of at least [`LONG_ROUND_TRIP`].
 const CONNECTION_BOUNDS: (usize, usize) = (8, 64);
@@ -21,15 +21,16 @@ const CONNECTION_BOUNDS: (usize, usize) = (8, 64);
 /// unreachable, and no further connection is opened.
 const MAX_PRECONNECT_TIME: Duration = Duration::from_secs(1);
 
-/// A thread that connects a session. The thread returns `None` if the connect failed.
+/// A thread that opens the connection of a session. The thread returns `None` if the connect
+/// failed.
 pub(super) type Connecting = JoinHandle<Option<Session>>;
 
-/// Connects `first`. Returns the total number of connections to use, and the extra connections that
-/// were opened meanwhile. There may be more extra connections than the total needs. `wanted` is the
+/// Opens the connection of the session `first`. Returns the total number of connections to use, and
+/// the extra connections that were opened meanwhile, which may be more than needed. `wanted` is the
 /// total number that the user chose.
 ///
 /// # Errors
-/// Errors of [`Session::connect`].
+/// The same errors as from [`Session::connect`].
 pub(super) fn connect(
     first: &Session,
     server: &Server,
@@ -38,7 +39,7 @@ pub(super) fn connect(
     open_while_connecting(wanted, || first.connect(), || start_connect(server.clone()))
 }
 
-/// The total number of connections to use: `wanted`, or else a number that depends on the
+/// Returns the total number of connections to use: `wanted`, or else a number that depends on the
 /// round-trip time.
 fn connection_count(wanted: Option<usize>, round_trip: Duration) -> usize {
     let intervals = round_trip.as_micros() / ROUND_TRIP_PER_CONNECTION.as_micros();
@@ -51,8 +52,8 @@ fn connection_count(wanted: Option<usize>, round_trip: Duration) -> usize {
     })
 }
 
-/// Runs `first`. Meanwhile, another thread calls `open` for each extra connection, until `open`
-/// returns `None`.
+/// Runs the function `first`. Meanwhile, another thread calls `open` for each extra connection,
+/// until `open` returns `None`.
 fn open_while_connecting<T: Send>(
     wanted: Option<usize>,
     first: impl FnOnce() -> Result<Duration, Error>,
@@ -62,8 +63,8 @@ fn open_while_connecting<T: Send>(
     let (round_trip, opened) = thread::scope(|scope| {
         let extra = scope.spawn(move || {
             let mut opened = Vec::new();
-            // A connect that has taken this long may take as long again. Doubling the estimate
-            // opens all connections within half a round trip.
+            // A connect that has taken this long may take as long again. So the thread doubles its
+            // estimate, and all connections are opened within half a round trip.
             let (mut wait, mut waited) = (LONG_ROUND_TRIP, Duration::ZERO);
             while waited < MAX_PRECONNECT_TIME
                 && waits.recv_timeout(wait) == Err(RecvTimeoutError::Timeout)
@@ -103,7 +104,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps the first connect in progress until `until` other connections are open. Opening
+    /// Keeps the first connect in progress until `until` other connections are open. The opening of
     /// connection number `limit` fails.
     fn connected(wanted: Option<usize>, until: usize, limit: usize) -> (usize, Vec<usize>) {
         let (opens, opened) = mpsc::channel();

@@ -1,4 +1,5 @@
-//! Pulls an image as a bundle: from the request until the image is complete in the store.
+//! Pulls an image as a bundle: from the request for the bundle until the image is complete in the
+//! store.
 
 use std::io::Read as _;
 use std::ops::Range;
@@ -26,14 +27,14 @@ use crate::{Error, Unit, request_path};
 /// Maximum number of bundles that one pull requests, because the server replaced the bundle, or
 /// because the bundle could not be applied.
 const MAX_CHANGES: usize = 3;
-/// Maximum number of rounds of requests for contents that are missing after the last frame.
+/// Maximum number of rounds in which a pull requests single contents that are missing after the
+/// last frame of the bundle.
 const MAX_REPAIR_ROUNDS: usize = 3;
-/// Interval between two notes that the server still prepares the bundle, if no progress bar is
-/// drawn.
+/// Interval at which a pull without a progress bar notes that the server still prepares the bundle.
 const NOTE_INTERVAL: Duration = Duration::from_secs(60);
 const READ_SIZE: usize = 64 << 10;
 
-/// The result of a pull as a bundle.
+/// How a pull as a bundle ended.
 pub(super) enum BundleOutcome {
     Image(Box<CompleteImage>),
     /// The server has no bundle that can be applied, for this reason.
@@ -83,7 +84,8 @@ impl BundlePull<'_> {
                 Err(reason) => return Ok(BundleOutcome::Unavailable(reason)),
             };
             context.verify_manifest(self.session, &start.header.manifest)?;
-            // The header lists the base images of the request that the server has considered.
+            // The header of the bundle lists those base images of the request that the server has
+            // considered.
             let base_images = start.header.base_images.iter();
             let used = base_images
                 .filter(|base_image| base_image.usable != UsableContents::None)
@@ -101,7 +103,8 @@ impl BundlePull<'_> {
             });
             let apply = match begun {
                 Ok(apply) => apply,
-                // The bundle needs layers that were removed from the store after the request.
+                // The bundle needs layers that another process removed from the store after the
+                // request.
                 Err(Error::Malformed { .. }) if self.drop_missing_layers(&mut query)? => {
                     extra = ExtraConnections::default();
                     continue;
@@ -135,8 +138,8 @@ impl BundlePull<'_> {
         ))
     }
 
-    /// Requests and reads the header. Reads the header in pieces if the extra connections request
-    /// pieces. The inner error is the reason why the server has no bundle.
+    /// Requests the bundle and reads its header, in pieces if the extra connections request pieces
+    /// of the header. The inner error is the reason why the server has no bundle.
     fn read_start(
         &self,
         query: &BundleQuery,
@@ -147,7 +150,7 @@ impl BundlePull<'_> {
             pieces: extra.pieces().is_some(),
             ..query.clone()
         };
-        // An error of this connect is ignored, since the request below reports it.
+        // An error of this connect is ignored, since the request below meets the same error.
         let timeout = header::piece_timeout(self.session.connect().unwrap_or_default());
         loop {
             let (etag, body) = match self.request(self.session, &mut first)? {
@@ -165,8 +168,8 @@ impl BundlePull<'_> {
         }
     }
 
-    /// Removes base images from the request whose layers are no longer in the store. Returns
-    /// whether it removed any.
+    /// Removes from the request each base image whose layers are no longer in the store. Returns
+    /// whether there was such a base image.
     fn drop_missing_layers(&self, query: &mut BundleQuery) -> Result<bool, Error> {
         let images = self.context.store.images()?;
         let before = query.have_layers.len();
@@ -177,7 +180,8 @@ impl BundlePull<'_> {
         Ok(query.have_layers.len() < before)
     }
 
-    /// Resumes a pull that an earlier process began, if the server still has the same bundle.
+    /// Resumes a pull that another process began and did not finish, if the server still has the
+    /// same bundle.
     fn resume(
         &self,
         name: &str,
@@ -205,8 +209,8 @@ impl BundlePull<'_> {
         self.finish(&session, &apply, report, total).map(Some)
     }
 
-    /// Whether the tag still names the image of this bundle. If no frame of the bundle was missing,
-    /// no response has confirmed this yet.
+    /// Whether the tag still names the image of this bundle. A resumed pull without missing frames
+    /// has not asked the server yet.
     fn is_current(&self, session: &Session, apply: &Apply) -> Result<bool, Error> {
         if matches!(self.context.image.target, Target::Digest(_)) {
             return Ok(true);
@@ -225,8 +229,8 @@ impl BundlePull<'_> {
         }
     }
 
-    /// Repeats the request for a bundle until the server sends the bundle, or says that it has
-    /// none.
+    /// Repeats the request for a bundle until the server sends the bundle, or reports that it has
+    /// no bundle.
     fn request(&self, session: &Session, query: &mut BundleQuery) -> Result<BundleResponse, Error> {
         let context = self.context;
         let image = &context.image;
@@ -252,8 +256,8 @@ impl BundlePull<'_> {
                     let subject = format!("{image} {stage}");
                     context.progress.begin(&subject, unit, progress.total);
                     context.progress.set(progress.done);
-                    // The server has also refused the requests of the extra connections, so no
-                    // piece of the header arrives over them.
+                    // The server has also refused the requests of the extra connections, so they
+                    // receive no pieces of the header.
                     query.pieces = false;
                 })?,
             }
@@ -280,7 +284,8 @@ impl BundlePull<'_> {
         RecordFetch::new(context, apply, schedule).run(first, extra)
     }
 
-    /// Requests one by one the contents that no frame contained, or that were altered in the store.
+    /// Requests one by one the contents that no frame contained, or that another program altered in
+    /// the store.
     fn finish(
         &self,
         session: &Session,
@@ -305,8 +310,8 @@ impl BundlePull<'_> {
         ))
     }
 
-    /// Fetches contents over at most `total` connections. A connection takes the next content when
-    /// it has finished the previous one.
+    /// Fetches contents over at most `total` connections. When a connection has fetched a content,
+    /// it takes the next missing content.
     fn fetch_contents(
         &self,
         session: &Session,
@@ -342,7 +347,7 @@ impl BundlePull<'_> {
         })
     }
 
-    /// Fetches one content, with retries.
+    /// Fetches one file content, with retries.
     fn fetch_content(
         &self,
         session: &Session,
@@ -389,16 +394,16 @@ impl BundlePull<'_> {
 
 /// What a pull does when a bundle cannot be applied.
 enum Fallback {
-    /// Send the request again, which was changed.
+    /// Send the request for the bundle again, after a change to the request.
     RequestAgain,
-    /// Pull layers, for this reason.
+    /// Pull the layers of the image, for this reason.
     Layers(String),
 }
 
 /// Chooses the fallback of a bundle that cannot be applied.
 ///
-/// A base image may be damaged, so the first fallback is a bundle without base images. The second
-/// is layers, whose digests the manifest contains.
+/// Since a base image may be damaged, the first fallback is a bundle without base images. The
+/// second fallback is a pull of layers, whose digests are in the manifest.
 fn fallback(query: &mut BundleQuery, error: Error) -> Result<Fallback, Error> {
     match error {
         Error::Malformed { .. } | Error::Digest { .. } | Error::Missing(_)

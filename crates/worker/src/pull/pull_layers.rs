@@ -20,10 +20,10 @@ use crate::http::Session;
 use crate::registry::{self, MAX_CONFIG};
 use crate::{Error, Unit};
 
-/// Folder of the store that holds layers until the image is complete.
+/// Name of the folder of the store that holds layers until the image is complete.
 const FOLDER: &str = "layers";
 const READ_SIZE: usize = 256 << 10;
-/// Compression level of the TOC, which stays on this machine.
+/// Compression level of the TOC (table of contents), which is not sent to another machine.
 const TOC_LEVEL: i32 = 1;
 
 /// Pulls manifest, config and layers, and completes the image in the store.
@@ -85,7 +85,7 @@ pub(super) fn pull(
     }
     let indexes: Vec<&LayerIndex> = readers.iter().map(layer::LayerReader::index).collect();
     let toc = ImageToc::build(&indexes)?;
-    // The store can only apply bundles. So this function makes a bundle with a TOC and without
+    // The store can only apply bundles. So this function makes a bundle that has a TOC and no
     // frames.
     let header = Header {
         layers: context.with_layers,
@@ -141,7 +141,7 @@ pub(super) fn pull(
     };
     report.contents = ContentCounts::new(&apply.counts());
     for blob in blobs() {
-        // If this fails, the next pull of the image removes the file.
+        // If this removal fails, the next pull of the image removes the file.
         let _ = fs::remove_file(path(blob));
         let _ = fs::remove_file(path(blob).with_extension("index"));
     }
@@ -149,7 +149,7 @@ pub(super) fn pull(
     Ok(image)
 }
 
-/// Copies one content from its layer into the store.
+/// Copies one file content from its layer into the store.
 fn store_content(
     context: &PullContext<'_>,
     apply: &Apply,
@@ -174,7 +174,7 @@ fn store_content(
     receive.commit()
 }
 
-/// The sizes of contents for a frame list without frames: none is ever looked up.
+/// The sizes of contents for a list of frames that is empty, so no size is ever looked up.
 struct NoSizes;
 
 impl Sizes for NoSizes {

@@ -1,4 +1,5 @@
-//! Fetches the records of a bundle over one or several connections, and applies them.
+//! Fetches the records of a bundle (the compressed frames) over one or several connections, and
+//! applies each record to the store.
 
 use std::io::{self, Read as _};
 use std::ops::{ControlFlow, Range};
@@ -19,25 +20,26 @@ use crate::{Error, Server};
 
 const READ_SIZE: usize = 64 << 10;
 
-/// How a fetch ended without an error.
+/// How the fetch of records ended, if without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FetchOutcome {
-    /// All records were applied.
+    /// All records of the bundle were applied.
     Complete,
     /// The server has replaced the bundle, so the caller has to request the bundle again.
     Changed,
 }
 
-/// The fetch of the records of one bundle, whose header was received.
+/// The fetch of the records of one bundle, whose header has already arrived.
 pub(super) struct RecordFetch<'a> {
     context: &'a PullContext<'a>,
     apply: &'a Apply,
     schedule: Mutex<FrameSchedule>,
-    /// Notified when a connection has reported its share, or when the fetch has stopped.
+    /// Notified when a connection has reported which share it receives, or when the fetch has
+    /// stopped.
     schedule_changed: Condvar,
     memory: MemoryBudget,
-    /// Set by the first connection that fails or finds another bundle. After that, all connections
-    /// stop.
+    /// The result of the first connection that fails or receives another bundle. When it is set,
+    /// all connections stop.
     stopped: Mutex<Option<Result<FetchOutcome, Error>>>,
 }
 
@@ -60,7 +62,7 @@ impl<'a> RecordFetch<'a> {
     /// Fetches all missing records. `first` is the rest of the response that contained the header.
     ///
     /// # Errors
-    /// The first error of a connection that retries do not resolve.
+    /// The first error of a connection that remains after its retries.
     pub(super) fn run(
         self,
         first: Option<RecordStream>,
@@ -95,8 +97,9 @@ impl<'a> RecordFetch<'a> {
             .unwrap_or(Ok(FetchOutcome::Complete))
     }
 
-    /// Whether a share belongs to the bundle of the header. If it does not, the server has replaced
-    /// the bundle meanwhile, and the worker requests the frames of the share again.
+    /// Whether a share belongs to the bundle of the header. If the share belongs to another bundle,
+    /// the server has replaced the bundle meanwhile, and the worker requests the frames of the
+    /// share again.
     fn is_of_this_bundle(&self, share: &ShareStream) -> bool {
         share.etag == self.apply.etag() && share.prelude.digest == self.apply.digest()
     }
@@ -110,7 +113,7 @@ impl<'a> RecordFetch<'a> {
         }
     }
 
-    /// Stops all connections if this one failed or found another bundle.
+    /// Stops all connections if `result` is an error or the outcome "another bundle".
     fn report(&self, result: Result<FetchOutcome, Error>) {
         if !matches!(result, Ok(FetchOutcome::Complete)) {
             self.stopped.lock().get_or_insert(result);
@@ -121,7 +124,8 @@ impl<'a> RecordFetch<'a> {
         }
     }
 
-    /// Runs one connection: reads its share first, and then requests range after range.
+    /// Runs one connection: first reads its share of the bundle, and then requests one range of
+    /// frames after another.
     fn run_connection(
         &self,
         connection: usize,
@@ -145,7 +149,8 @@ impl<'a> RecordFetch<'a> {
         }
     }
 
-    /// The range that a connection requests next. `None` at the end of the fetch.
+    /// Returns the range of frames that a connection requests next. Returns `None` at the end of
+    /// the fetch.
     fn next_range(&self, connection: usize) -> Option<Range<u32>> {
         let mut schedule = self.schedule.lock();
         while self.stopped.lock().is_none() {
@@ -174,8 +179,8 @@ impl<'a> RecordFetch<'a> {
             ..self.apply.query().clone()
         };
         let response = match request_bundle(session, &self.context.image, &query) {
-            // The server prepares the bundle again. The next request for the header waits until the
-            // bundle is ready.
+            // The server prepares the bundle again. The caller requests the header again, and that
+            // request waits until the bundle is ready.
             Err(Error::Refused {
                 detail: Some(_), ..
             }) => return Ok(ReadEnd::Changed),
@@ -195,7 +200,7 @@ impl<'a> RecordFetch<'a> {
         }
     }
 
-    /// Reads and applies records up to the end of the range of this connection.
+    /// Reads and applies records up to the end of the range of frames that this connection has.
     fn read_records(
         &self,
         connection: usize,
@@ -217,7 +222,7 @@ impl<'a> RecordFetch<'a> {
                 Event::Continued(_) => return Ok(ControlFlow::Continue(())),
                 Event::Header { .. } => return Ok(ControlFlow::Break(ReadEnd::Changed)),
                 Event::End(_) => {
-                    // Frames without a record may follow the last record.
+                    // The frames after the last record may have no record.
                     self.schedule.lock().ended(connection);
                     return Ok(ControlFlow::Continue(()));
                 }
@@ -227,8 +232,8 @@ impl<'a> RecordFetch<'a> {
                 FrameAction::Skip => return Ok(ControlFlow::Continue(())),
                 FrameAction::Stop => return Ok(ControlFlow::Break(ReadEnd::Complete)),
             }
-            // If the server did not send this frame, its contents are requested one by one at the
-            // end.
+            // If the server did not send this frame, the worker requests its contents one by one at
+            // the end.
             if let Some((coding, payload)) = record {
                 self.apply.record(frame, coding, payload)?;
             }
@@ -243,26 +248,26 @@ impl<'a> RecordFetch<'a> {
     }
 }
 
-/// The reason why the reading of one response ended.
+/// Why a connection stopped reading one response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReadEnd {
-    /// All wanted frames arrived.
+    /// All frames that the connection wanted have arrived.
     Complete,
-    /// The response belongs to another bundle.
+    /// The response belongs to another bundle than the header.
     Changed,
 }
 
-/// A response that carries records.
+/// A response of the server that contains records of a bundle.
 pub(super) struct RecordStream {
     pub(super) body: Body,
     pub(super) decoder: Decoder,
-    /// Bytes of the response that were read but not decoded yet.
+    /// Bytes of the response that are read but not decoded yet.
     pub(super) rest: Vec<u8>,
-    /// The response ends before this frame.
+    /// The response contains no frame from this number on.
     pub(super) end: u32,
 }
 
-/// Decodes a response until `each` breaks or the bundle ends.
+/// Decodes the records of a response, until `each` returns `Break` or the bundle ends.
 fn decode(
     server: &Server,
     memory: &MemoryBudget,
@@ -287,7 +292,7 @@ fn decode(
             }
             reservation.shrink(bytes.len());
         }
-        // Free the buffered share after its last byte.
+        // Frees the buffered share after its last byte was decoded.
         drop(std::mem::take(&mut rest));
         let read = records.body.read(&mut buffer);
         let read = read.map_err(Error::connection(doing()))?;

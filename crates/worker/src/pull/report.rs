@@ -1,4 +1,5 @@
-//! The report of a pull: how the image was transferred, how many bytes, and how long it took.
+//! The report of a pull: how the image was transferred, how many bytes were received, and how long
+//! the pull took.
 
 use crate::store;
 use serde::Serialize;
@@ -14,38 +15,38 @@ pub enum PullMethod {
     Layers,
 }
 
-/// The result of a pull. Its serialized form is the object of `pierhead pull --json`: later
+/// The result of a pull. The serialized form is the output of `pierhead pull --json`. Later
 /// versions add fields and remove none.
 #[derive(Debug, Default, Serialize)]
 pub struct PullReport {
-    /// The full reference.
+    /// Full reference of the image.
     pub image: String,
-    /// The digest of the manifest.
+    /// Digest of the image's manifest.
     pub digest: String,
-    /// How the contents were transferred.
+    /// How the contents of the image were transferred.
     pub method: PullMethod,
-    /// Why the image was not pulled as a bundle, if that is so.
+    /// If the image was pulled as layers: the reason why not as a bundle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Bytes received from the sockets. TLS records and HTTP heads count.
+    /// Bytes received from the sockets. TLS records and HTTP heads are included.
     pub bytes_received: u64,
-    /// Numbers of file contents by their source.
+    /// Numbers of file contents, by where they came from.
     pub contents: ContentCounts,
     /// Number of base images in the request.
     pub base_images: usize,
-    /// Number of these base images that the bundle does not use: the server has no TOC of them, or
-    /// chose not to use them.
+    /// Number of base images in the request that the bundle does not use, because the server has no
+    /// TOC of them or chose not to use them.
     pub base_images_unused: usize,
-    /// Number of parallel connections.
+    /// Number of parallel connections to the server.
     pub connections: usize,
-    /// Number of frames that an earlier, interrupted pull has received.
+    /// Number of frames that an earlier, interrupted pull had already received.
     pub frames_resumed: u64,
-    /// Seconds until all contents are in the store. Sync and export follow.
+    /// Seconds until all contents were in the store, without the sync and the export that follow.
     pub seconds: f64,
     /// Duration of the export, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub export_seconds: Option<f64>,
-    /// The path of the export.
+    /// Path to which the image was exported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
     /// Properties of the image that the export could not keep, and other problems that did not stop
@@ -54,16 +55,16 @@ pub struct PullReport {
     pub warnings: Vec<String>,
 }
 
-/// Numbers of file contents by their source.
+/// Numbers of file contents, by where they came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ContentCounts {
-    /// Contents that the store already had.
+    /// Number of contents that the store already had.
     pub reused: u64,
-    /// Contents that arrived as a patch against a stored content.
+    /// Number of contents that arrived as a patch against a stored content.
     pub patched: u64,
-    /// Contents that were assembled in part from stored contents.
+    /// Number of contents that consist in part of ranges of stored contents.
     pub chunked: u64,
-    /// Contents that arrived in full.
+    /// Number of contents that arrived in full.
     pub full: u64,
 }
 

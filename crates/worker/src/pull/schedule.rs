@@ -1,17 +1,17 @@
 //! Assigns the missing frames of a bundle to connections.
 //!
-//! A connection requests a range of frames and reads it in order. If the bundle arrives in shares,
-//! each connection has its share from the start. Otherwise the first connection reads all frames,
-//! since they follow the header in the response that it reads. A connection without work takes
-//! frames from the end of the largest remaining range.
+//! A connection requests a range of frames and reads this range in order. If the bundle arrives in
+//! shares (one part for each connection), each connection has its share from the start. Without
+//! shares, the first connection starts with all frames, since they follow the header in its
+//! response. A connection without work takes frames from the end of the largest remaining range.
 
 use std::ops::Range;
 
 /// Minimum number of bytes of a range that one connection takes from another. A smaller range costs
 /// more in round trips than it saves.
 const MIN_TAKEN: u64 = 256 << 10;
-/// Maximum number of bytes of a range that one connection takes from another. With more, other
-/// connections would be idle at the end.
+/// Maximum number of bytes of a range that one connection takes from another. With a larger range,
+/// other connections would be idle at the end.
 const MAX_TAKEN: u64 = 32 << 20;
 /// Minimum number of remaining bytes of a share from which another connection takes frames. From a
 /// share with fewer bytes left, the bytes in flight would arrive twice.
@@ -20,37 +20,39 @@ const MIN_SHARE_LEFT: u64 = 8 << 20;
 /// wanted frame. For a longer gap, a new request is faster.
 const MAX_GAP: u64 = 256 << 10;
 
-/// What a connection does with a frame that arrives: see [`FrameSchedule::action`].
+/// What a connection does with a frame that arrives ([`FrameSchedule::action`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameAction {
-    /// Apply the frame.
+    /// Apply the frame to the store.
     Apply,
-    /// Skip the frame, which is applied already.
+    /// Skip the frame, which was already applied.
     Skip,
-    /// Stop reading, since this frame and all that follow are assigned to another connection.
+    /// Stop reading, since this frame and all following frames are assigned to another connection.
     Stop,
 }
 
-/// What a connection does next: see [`FrameSchedule::next`].
+/// What a connection does next ([`FrameSchedule::next`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NextRange {
-    /// Request this range.
+    /// Request this range of frames.
     Range(Range<u32>),
     /// Wait until another connection has reported its share.
     Wait,
-    /// End, since no work is left.
+    /// End the connection, since no work is left.
     Nothing,
 }
 
 /// The missing frames of a bundle, and the connections to which they are assigned. Frames are
-/// numbered in the order of the bundle. The weight of a frame is the number of its decoded bytes.
+/// numbered by their position in the bundle. The weight of a frame is the number of its decoded
+/// bytes.
 pub(super) struct FrameSchedule {
     connections: Vec<Assignment>,
-    /// Ranges without a connection. The last range of the list is assigned next.
+    /// Ranges of frames that are assigned to no connection. The last range of the list is assigned
+    /// next.
     unassigned: Vec<Range<u32>>,
-    /// Ranges of shares that no connection has reported yet.
+    /// Ranges of frames that are expected as shares, but that no connection has reported yet.
     promised: Vec<Range<u32>>,
-    /// Connections that have not reported their share.
+    /// Number of connections that have not reported their share.
     unreported: usize,
     /// The sum of the weights before each frame. The last element is the sum of all weights.
     weight_before: Vec<u64>,
@@ -61,12 +63,12 @@ pub(super) struct FrameSchedule {
 struct Assignment {
     /// The frames that the connection reads, without the frames that other connections have taken.
     range: Range<u32>,
-    /// Whether the range arrives as a share.
+    /// Whether the range arrives as a share, without a further request.
     is_share: bool,
 }
 
 impl FrameSchedule {
-    /// Schedules the ranges `missing`, in order, for a number of connections. The first connection
+    /// Assigns the ranges `missing`, in order, to a number of connections. The first connection
     /// receives the frames before `first_share_end`, after the header. The other connections
     /// receive the remaining frames as shares, and report their shares by [`Self::claim`].
     pub(super) fn new(
@@ -105,8 +107,8 @@ impl FrameSchedule {
         schedule
     }
 
-    /// Reports the share that a connection receives, or that it receives none. Each connection
-    /// except the first reports once.
+    /// Reports the share that a connection receives, or that the connection receives none. Each
+    /// connection except the first calls this once.
     pub(super) fn claim(&mut self, connection: usize, share: Option<Range<u32>>) {
         self.unreported = self.unreported.saturating_sub(1);
         if let (Some(connection), Some(share)) = (self.connections.get_mut(connection), share) {
@@ -124,7 +126,7 @@ impl FrameSchedule {
         self.settle();
     }
 
-    /// Once all connections have reported, promised ranges that no share covers become unassigned.
+    /// Once all connections have reported, expected ranges that no share covers become unassigned.
     fn settle(&mut self) {
         if self.unreported == 0 {
             self.unassigned.extend(self.promised.drain(..).rev());
@@ -132,7 +134,7 @@ impl FrameSchedule {
     }
 
     /// Reports that a connection has applied a frame, and so all frames of its range up to this
-    /// one. The response that it reads ends before frame `end`. Returns whether the connection
+    /// one. The response of this connection ends before frame `end`. Returns whether the connection
     /// should read on.
     pub(super) fn applied(&mut self, connection: usize, frame: u32, end: u32) -> bool {
         let mut range = self.range(connection);
@@ -148,8 +150,8 @@ impl FrameSchedule {
                 range = self.unassigned.pop().unwrap_or_default();
                 more = true;
             } else {
-                // The connection reads a response to its end if this costs no further bytes, since
-                // it can then be reused.
+                // If no further bytes follow, the connection reads the response to its end, since
+                // only then the connection can be reused.
                 more = self.weight(&(range_end..end)) == 0;
             }
         }
@@ -164,7 +166,7 @@ impl FrameSchedule {
         self.set(connection, range.end..range.end);
     }
 
-    /// What a connection does with a frame that arrives.
+    /// Tells what a connection does with a frame that arrives.
     pub(super) fn action(&self, connection: usize, frame: u32) -> FrameAction {
         let range = self.range(connection);
         match frame {
@@ -174,8 +176,8 @@ impl FrameSchedule {
         }
     }
 
-    /// What a connection does next: it reads the rest of its range, then an unassigned range, then
-    /// a part of another connection's range.
+    /// Tells what a connection does next. First it requests the rest of its range, then an
+    /// unassigned range, then a part of another connection's range.
     pub(super) fn next(&mut self, connection: usize) -> NextRange {
         let own = self.range(connection);
         let found = match own.is_empty() {
@@ -201,7 +203,8 @@ impl FrameSchedule {
         let (left, end) = (left(connection), connection.range.end);
         let count = u64::try_from(self.connections.len()).unwrap_or(u64::MAX);
         let taken = (left / count.saturating_mul(2)).clamp(MIN_TAKEN, MAX_TAKEN);
-        // The frames in flight remain assigned to their connection.
+        // The frames that are already in flight remain assigned to the connection that receives
+        // them.
         let min_left = if connection.is_share {
             MIN_SHARE_LEFT
         } else {
@@ -229,7 +232,8 @@ impl FrameSchedule {
             .unwrap_or_default()
     }
 
-    /// Replaces the range of a connection. The range remains a share only if its end remains.
+    /// Replaces the range of a connection. The new range counts as a share only if its end is the
+    /// old end.
     fn set(&mut self, connection: usize, range: Range<u32>) {
         if let Some(connection) = self.connections.get_mut(connection) {
             connection.is_share &= range.end == connection.range.end;
@@ -259,7 +263,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A schedule without shares.
+    /// Creates a schedule of a bundle that arrives without shares.
     fn without_shares(
         weights: impl Iterator<Item = u64>,
         missing: Vec<Range<u32>>,
@@ -283,7 +287,7 @@ mod tests {
                 );
                 let mut times = vec![0; 100];
                 for connection in 1..connections {
-                    // One of the connections receives no share.
+                    // One of the connections reports that it receives no share.
                     let first = 20 * u32::try_from(connection).unwrap();
                     schedule.claim(
                         connection,
@@ -300,7 +304,7 @@ mod tests {
                         continue;
                     };
                     idle = 0;
-                    // The connection of this response breaks after every frame.
+                    // The connection that receives this response breaks after every frame.
                     times[index(range.start)] += 1;
                     schedule.applied(connection, range.start, range.end);
                 }
@@ -394,10 +398,12 @@ mod tests {
         assert_eq!(schedule.action(1, 31), FrameAction::Stop);
     }
 
-    /// The response of one connection: the next frame in it, and its end.
+    /// The response that one connection reads: the next frame in the response, and the end of the
+    /// response.
     type Response = Option<(u32, u32)>;
 
-    /// Reads at most `frames` frames of a response, and counts the applied ones in `applied`.
+    /// Reads at most `frames` frames of a response, and counts in `applied` how often each frame is
+    /// applied.
     fn read(
         schedule: &mut FrameSchedule,
         connection: usize,
@@ -427,7 +433,8 @@ mod tests {
     proptest::proptest! {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(200))]
 
-        /// Property: connections read in any order, and any response may break after any frame.
+        /// Property test: connections read in any order, any response may break after any frame,
+        /// and every frame is applied.
         #[test]
         fn every_missing_frame_is_applied_once_whatever_breaks(
             weights in proptest::collection::vec(proptest::prop_oneof![
@@ -449,7 +456,7 @@ mod tests {
             let mut schedule = without_shares(weights.into_iter(), missing, connections);
             let mut responses: Vec<Response> = vec![None; connections];
             let mut applied = vec![0; index(count)];
-            // After the random steps, each connection reads to the end of its responses.
+            // After the random steps, each connection reads all its responses to the end.
             let last = (0..2000).map(|nth| (nth % connections, u32::MAX, false));
             for (connection, frames, breaks) in steps.into_iter().chain(last) {
                 let connection = connection % connections;

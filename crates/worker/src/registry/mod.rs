@@ -20,7 +20,7 @@ use crate::{Error, Server, Url, request_path};
 const MAX_LISTED_PLATFORMS: usize = 32;
 /// Maximum number of characters of one platform in an error message.
 const MAX_PLATFORM_CHARS: usize = 64;
-/// Maximum number of bytes of a manifest, as registries limit it.
+/// Maximum number of bytes of a manifest, which is also the limit of registries.
 const MAX_MANIFEST: usize = 4 << 20;
 /// Maximum number of bytes of a config, which is read into memory.
 pub(crate) const MAX_CONFIG: u64 = 8 << 20;
@@ -37,10 +37,12 @@ pub(crate) struct ResolvedImage {
     pub(crate) layers: Vec<Descriptor>,
 }
 
-/// Fetches the manifest of an image. From an index, chooses the manifest of the platform.
+/// Fetches the manifest of an image. If the reference names an index, chooses the manifest of the
+/// platform.
 ///
 /// # Errors
-/// Errors of the exchange; [`Error::NotFound`]; [`Error::Image`] if the index lacks the platform.
+/// Errors of the HTTP exchange, [`Error::NotFound`], and [`Error::Image`] if the index lacks the
+/// platform.
 pub(crate) fn resolve(
     session: &Session,
     image: &Reference,
@@ -78,8 +80,8 @@ pub(crate) fn resolve(
     }
 }
 
-/// A platform as the index states it, without control characters and with at most
-/// [`MAX_PLATFORM_CHARS`] characters.
+/// Returns the text of a platform as the index states it, without control characters and with at
+/// most [`MAX_PLATFORM_CHARS`] characters.
 fn shown_platform(platform: &Platform) -> String {
     let text = platform.to_string();
     let mut shown: String = text.escape_debug().take(MAX_PLATFORM_CHARS).collect();
@@ -92,7 +94,7 @@ fn shown_platform(platform: &Platform) -> String {
 /// Checks that a server has an image.
 ///
 /// # Errors
-/// Errors of the exchange; [`Error::NotFound`].
+/// Errors of the HTTP exchange, and [`Error::NotFound`].
 pub fn require_image(server: &Server, image: &Reference) -> Result<(), Error> {
     check_manifest(&Session::new(server), image)
 }
@@ -159,10 +161,11 @@ fn try_manifest(
         .map_err(|error| Error::protocol(server.url(), error))
 }
 
-/// Fetches a blob into a file and verifies it. If the file already has bytes, resumes after them.
+/// Fetches a blob into a file and verifies its digest. If the file already has bytes, fetches only
+/// the bytes after them.
 ///
 /// # Errors
-/// Errors of the exchange and of the file. After a digest mismatch, the file is empty.
+/// Errors of the HTTP exchange and of the file. After a digest mismatch, the file is empty.
 pub(crate) fn fetch_blob(
     session: &Session,
     image: &Reference,
@@ -219,7 +222,7 @@ fn hash_file(file: &mut File, hasher: &mut Hasher) -> std::io::Result<u64> {
     }
 }
 
-/// Requests a blob from an offset on, and follows redirects.
+/// Requests the bytes of a blob from an offset on, and follows redirects.
 fn request_blob(
     session: &Session,
     image: &Reference,
@@ -274,7 +277,7 @@ fn read_blob(
             }
             0
         }
-        // A server without ranges sends the bytes before the offset again.
+        // A server that does not support ranges sends the bytes before the offset again.
         StatusCode::OK => offset,
         _ => return Err(response.into_error(server, &format!("{} of {image}", wanted.digest))),
     };

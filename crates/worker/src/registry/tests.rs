@@ -1,4 +1,5 @@
-//! Tests of the registry client with a test server: manifests, blobs, ranges, redirects.
+//! Tests of a worker's registry client with a test server: manifests, indexes, blobs, ranges and
+//! redirects.
 
 use std::fs;
 use std::sync::Arc;
@@ -118,8 +119,8 @@ fn a_platform_of_a_hostile_index_is_shown_without_control_characters() {
     assert!(!shown_platform(&hostile).contains('\u{1b}'));
 }
 
-/// Fetches [`BLOB`] into a file with the bytes `before`. Returns the result, the bytes of the file,
-/// and the reported progress.
+/// Fetches [`BLOB`] into a file that already has the bytes `before`. Returns the result, the bytes
+/// of the file, and the reported progress.
 fn fetch(server: &Server, before: &[u8]) -> (Result<(), Error>, Vec<u8>, u64) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("blob");
@@ -138,7 +139,7 @@ fn fetch(server: &Server, before: &[u8]) -> (Result<(), Error>, Vec<u8>, u64) {
     (fetched, fs::read(&path).expect("read"), advanced)
 }
 
-/// Serves [`BLOB`] with ranges.
+/// Serves [`BLOB`], and supports ranges.
 fn blob_with_ranges(request: &ReceivedRequest) -> Vec<u8> {
     let range = request.header("range").map(str::to_owned);
     let Some(start) = range.and_then(|range| {
@@ -173,7 +174,7 @@ fn a_blob_is_resumed_after_the_bytes_of_its_file() {
         requests,
         "nothing is left to request"
     );
-    // A file that is longer than the blob is fetched again from the start.
+    // If the file is longer than the blob, the client fetches the blob again from the start.
     let (fetched, bytes, _) = fetch(&server.server(), &[BLOB, b"more"].concat());
     fetched.expect("fetched anew");
     assert_eq!(bytes, BLOB);

@@ -1,9 +1,11 @@
-//! Content-addressed file store. The mtime of a verified file is derived from its digest.
+//! Content-addressed store of file contents: one file for each content. The mtime of a verified
+//! file is derived from its digest.
 //!
-//! This mtime is called the seal, and the store sets it last. So a file that a crash truncated has
-//! no seal. A later write to the file breaks the seal. The store needs no database. A file that an
-//! exported tree shares has the mtime of the tree's entry instead. Such a file has a stamp (see
-//! `stamps`), or the store reads and hashes it again.
+//! This mtime is called the seal. The store sets the seal after it has written the file, so a file
+//! that a crash truncated has no seal. A later write to the file breaks the seal. So the store
+//! needs no database of verified files. A file that an exported tree shares has the mtime of the
+//! entry in the tree, and so no seal. The store recognizes such a file by a stamp (see `stamps`),
+//! or else reads and hashes the file again.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -20,26 +22,27 @@ use super::stamps::StampLog;
 use crate::Error;
 use pierhead_toc::{FileDigest, Source, Time};
 
-/// Start of the times that seals use, in seconds since 1970: seals are mtimes in the eight years
+/// Start of the mtimes that seals use, in seconds since 1970: seals are mtimes in the eight years
 /// from 2000 on.
 const SEAL_EPOCH: i64 = 946_684_800;
 const SEAL_MASK: u32 = (1 << 28) - 1;
-/// Bytes of one read.
+/// Number of bytes that one read transfers.
 const READ_SIZE: usize = 128 << 10;
 
-/// A folder of contents.
+/// A folder of file contents.
 #[derive(Debug)]
 pub(super) struct ContentDir {
     folder: OwnedFd,
     path: PathBuf,
-    /// Makes the names of temporary files unique in this process. The names contain the process ID,
-    /// too.
+    /// Makes the names of temporary files unique in this process. The names also contain the
+    /// process ID.
     next_temporary: AtomicU64,
     stamps: StampLog,
 }
 
 impl ContentDir {
-    /// Opens a folder of contents. With `create`, creates this folder and the 256 folders in it.
+    /// Opens a folder of contents. With `create`, first creates this folder and the 256 folders in
+    /// it.
     pub(super) fn open(path: &Path, create: bool) -> Result<Self, Error> {
         let failed = |error: Errno| Error::io(format!("open {}", path.display()), error.into());
         if create {
@@ -66,8 +69,8 @@ impl ContentDir {
         })
     }
 
-    /// Whether a content is stored with a valid seal or stamp, and with `size` if one is given. For
-    /// a sealed file, this takes one system call.
+    /// Whether a content is stored with a valid seal or stamp, and has the size `size`, if one is
+    /// given. For a sealed file, this takes one system call.
     pub(super) fn has(&self, content: &FileDigest, size: Option<u64>) -> bool {
         self.stored_size(content, size).is_some()
     }
@@ -79,8 +82,8 @@ impl ContentDir {
             Ok(file) => self.fill(&name, &file, content, bytes),
             Err(Errno::EXIST) if self.has(content, Some(as_u64(bytes.len()))) => Ok(()),
             Err(Errno::EXIST) => {
-                // The file is damaged, or another process writes it: write a temporary file, and
-                // rename it.
+                // The existing file is damaged, or another process is writing it. So write a
+                // temporary file, and rename it.
                 let (temporary, file) = self
                     .create_temporary(&name)
                     .map_err(|error| self.failed(&name, error.into()))?;
@@ -95,7 +98,7 @@ impl ContentDir {
     }
 
     /// Moves a file into the store, which must be on the same file system. The caller has verified
-    /// its digest.
+    /// the digest of the file.
     pub(super) fn adopt(
         &self,
         content: &FileDigest,
@@ -112,7 +115,7 @@ impl ContentDir {
         doing().map_err(|error| self.failed(&name, error))
     }
 
-    /// Links a content of another store into this one, or copies it where a link is not possible.
+    /// Links a content of another store into this store, or copies it where a link is not possible.
     pub(super) fn copy_from(
         &self,
         other: &Self,
@@ -131,7 +134,8 @@ impl ContentDir {
         let mut linked = link();
         if linked == Err(Errno::EXIST) && !self.has(content, Some(size)) {
             self.remove(content);
-            // A folder may have this name. The second attempt reports the error.
+            // A folder may have this name, so remove it. If the removal fails, the second attempt
+            // reports the error.
             let _ = std::fs::remove_dir_all(self.path.join(&name));
             linked = link();
         }
@@ -188,7 +192,7 @@ impl ContentDir {
         let _ = rustix::fs::unlinkat(&self.folder, name(content), AtFlags::empty());
     }
 
-    /// Calls `each` for every file: contents, and temporary files of killed writers.
+    /// Calls `each` for every file in the store: contents, and temporary files of killed writers.
     pub(super) fn for_each(&self, mut each: impl FnMut(ContentEntry)) -> Result<(), Error> {
         for part in 0..=0xff_u8 {
             let folder = self.path.join(format!("{part:02x}"));
@@ -223,7 +227,7 @@ impl ContentDir {
             .map_err(|error| Error::io(format!("sync {}", self.path.display()), error.into()))
     }
 
-    /// Opens a content: a file with a valid seal or stamp, or with the right bytes.
+    /// Opens the file of a content. The file must have a valid seal or stamp, or the right bytes.
     pub(super) fn file(&self, content: &FileDigest) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::openat(&self.folder, name(content), flags, Mode::empty())?;
@@ -238,7 +242,7 @@ impl ContentDir {
         ))
     }
 
-    /// Whether the content's name still belongs to this file.
+    /// Whether the name of the content in the store still belongs to this file.
     pub(super) fn is_current(&self, content: &FileDigest, file: &File) -> io::Result<bool> {
         let named = rustix::fs::statat(&self.folder, name(content), AtFlags::SYMLINK_NOFOLLOW);
         let stat = rustix::fs::fstat(file)?;
@@ -249,7 +253,8 @@ impl ContentDir {
         }
     }
 
-    /// Writes a stamp for a file that now has the attributes of a tree's entry and this mtime.
+    /// Writes a stamp for a file that now has the attributes of an entry in an exported tree, and
+    /// the mtime `modified`.
     pub(super) fn record_link(
         &self,
         content: &FileDigest,
@@ -257,7 +262,7 @@ impl ContentDir {
         modified: Time,
     ) -> io::Result<()> {
         let stat = rustix::fs::fstat(file)?;
-        // Another mtime means that a later write has changed the file.
+        // If the mtime differs, a later write has changed the file.
         if (stat.st_mtime, i128::from(stat.st_mtime_nsec))
             == (modified.seconds, i128::from(modified.nanos))
         {
@@ -266,8 +271,8 @@ impl ContentDir {
         Ok(())
     }
 
-    /// The size of a stored content. `None` if the content is not stored, or if its size is not
-    /// `size`.
+    /// Returns the size of a stored content. Returns `None` if the content is not stored, or if its
+    /// size is not `size`.
     fn stored_size(&self, content: &FileDigest, size: Option<u64>) -> Option<u64> {
         let name = name(content);
         let stat = rustix::fs::statat(&self.folder, &name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
@@ -316,8 +321,8 @@ impl ContentDir {
         self.in_prefix(name, create).map(File::from)
     }
 
-    /// Runs an operation that creates a name in one of the 256 folders. Creates the folder if it
-    /// was deleted.
+    /// Runs an operation that creates a name in one of the 256 folders. If the folder was deleted,
+    /// creates it first.
     fn in_prefix<T>(
         &self,
         name: &str,
@@ -332,8 +337,8 @@ impl ContentDir {
         }
     }
 
-    /// Runs `rename` to `name`. A folder of that name is deleted with its contents, and `rename`
-    /// runs again.
+    /// Runs `rename`, which renames a file to `name`. If a folder has that name, deletes the folder
+    /// with its contents, and runs `rename` again.
     fn replacing(
         &self,
         name: &str,
@@ -341,7 +346,7 @@ impl ContentDir {
     ) -> rustix::io::Result<()> {
         match rename() {
             Err(Errno::ISDIR) => {
-                // The second attempt reports the error.
+                // If this removal fails, the second attempt reports the error.
                 let _ = std::fs::remove_dir_all(self.path.join(name));
                 rename()
             }
@@ -349,8 +354,8 @@ impl ContentDir {
         }
     }
 
-    /// Creates a temporary file beside `name`. The process ID in the name may repeat in containers,
-    /// so the name may be in use.
+    /// Creates a temporary file beside `name`. The name contains the process ID, which may repeat
+    /// in containers, so another process may use the same name.
     fn create_temporary(&self, name: &str) -> rustix::io::Result<(String, File)> {
         loop {
             let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
@@ -444,7 +449,7 @@ fn name(content: &FileDigest) -> String {
     format!("{}/{hex}", &hex[..2])
 }
 
-/// Creates one of the 256 folders, unless it exists.
+/// Creates one of the 256 folders, unless the folder exists.
 fn create_prefix(folder: &OwnedFd, part: &str) -> rustix::io::Result<()> {
     match rustix::fs::mkdirat(folder, part, Mode::RWXU) {
         Err(Errno::EXIST) => Ok(()),

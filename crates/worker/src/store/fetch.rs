@@ -23,7 +23,8 @@ use pierhead_bundle::format::{
 };
 use pierhead_toc::{FileDigest, ImageToc};
 
-/// A fetch to start: the request, and the header of the bundle in the response.
+/// The data to start a fetch: the request for a bundle, and the header of the bundle in the
+/// response.
 pub struct NewFetch<'a> {
     /// The name that the caller gives the fetch. [`Store::resume`] finds the fetch by this name.
     pub name: &'a str,
@@ -33,9 +34,9 @@ pub struct NewFetch<'a> {
     pub etag: &'a str,
     /// The prelude, from [`pierhead_bundle::format::Event::Header`].
     pub prelude: &'a Prelude,
-    /// The encoded header, from the same event.
+    /// The encoded header of the bundle, from the same event.
     pub body: &'a [u8],
-    /// The decoded header, from the same event.
+    /// The decoded header of the bundle, from the same event.
     pub header: Header,
     /// Whether this process made the TOC from the layers. Such a TOC replaces a recorded TOC that
     /// came from a server.
@@ -50,11 +51,11 @@ struct Record {
 }
 
 impl Store {
-    /// Starts to apply a bundle. Deletes an earlier fetch of the same name. Complete contents of
-    /// the deleted fetch remain in the store.
+    /// Starts to apply a bundle. Deletes an earlier fetch of the same name. Contents that the
+    /// deleted fetch has completed remain in the store.
     ///
     /// # Errors
-    /// `Malformed` if the header is invalid or its tree differs from the recorded tree of its
+    /// `Malformed` if the header is invalid or if its tree differs from the recorded tree of its
     /// image. `Missing` if the bundle needs an image that is not stored. `Busy` if another process
     /// has a fetch of this name. Errors of the file system.
     pub fn begin(&self, begin: NewFetch<'_>) -> Result<Apply, Error> {
@@ -76,8 +77,8 @@ impl Store {
         let base_images = self.base_image_tocs(&begin.header)?;
         let base_tocs: Vec<_> = base_images.iter().map(Option::as_ref).collect();
         let wanted = decode_toc(&begin.header, &base_tocs)?;
-        // These files are not synced, since `resume` verifies them and starts a new fetch if they
-        // are damaged.
+        // The files of the fetch are not synced, since `resume` verifies them. If they are damaged,
+        // the caller starts a new fetch.
         replace(&path.join("table"), |file| wanted.write(file))?;
         drop(wanted);
         replace(&path.join("header"), |file| {
@@ -103,8 +104,8 @@ impl Store {
         Apply::new(self.clone(), folder, begin.header, toc, base_images, &[])
     }
 
-    /// Resumes the fetch of a killed process. `None` if there is no such fetch, or if its files are
-    /// damaged.
+    /// Resumes the fetch of a killed process. Returns `None` if there is no fetch of this name, or
+    /// if its files are damaged.
     ///
     /// # Errors
     /// `Busy` if another process has a fetch of this name. Errors of the file system.
@@ -160,8 +161,9 @@ impl Store {
         Apply::new(self.clone(), folder, header, toc, base_images, &done)
     }
 
-    /// Rejects a tree that differs from the recorded tree of the same manifest. Only the layers
-    /// prove which tree belongs to a manifest, and a bundle does not contain layers.
+    /// Returns an error if the tree in the header differs from the recorded tree of the same
+    /// manifest. The check is needed because only the layers prove which tree belongs to a
+    /// manifest, and a bundle does not contain layers.
     pub(super) fn check_toc(&self, header: &Header) -> Result<(), Error> {
         match self.image(&manifest_digest(&header.manifest)) {
             Ok(image) if sha(image.toc.bytes()) != header.toc.digest => Err(Error::malformed(
@@ -179,8 +181,8 @@ impl Store {
             .join(FileDigest::of(name.as_bytes()).hex())
     }
 
-    /// The TOC of each base image in the header. `None` for a base image that the bundle does not
-    /// use.
+    /// Returns the TOC of each base image in the header, or `None` for a base image that the bundle
+    /// does not use.
     fn base_image_tocs(&self, header: &Header) -> Result<Vec<Option<ImageToc>>, Error> {
         let toc = |base_image: &pierhead_bundle::format::BaseImage| match base_image.usable {
             UsableContents::None => Ok(None),
@@ -200,8 +202,8 @@ impl Store {
 }
 
 /// Decodes the TOC in a header, and verifies it against its digest, the config and the manifest.
-/// `base_images` contains the TOC of each base image in the header. This takes memory for the
-/// stated length, which is limited, and for the parsed TOC.
+/// `base_images` contains the TOC of each base image in the header. The function takes memory for
+/// the coded TOC, whose stated length is limited, and for the parsed TOC.
 ///
 /// # Errors
 /// `Malformed` or `Digest` if a check fails.

@@ -28,7 +28,7 @@ pub(super) struct FetchDir {
     pub(super) query: BundleQuery,
     pub(super) etag: String,
     pub(super) digest: [u8; 32],
-    /// Whether this process made the TOC from the layers: see `NewFetch::is_toc_verified`.
+    /// Whether this process made the TOC from the layers: as in `NewFetch::is_toc_verified`.
     pub(super) is_toc_verified: bool,
     log: File,
     _lock: File,
@@ -61,8 +61,8 @@ impl FetchDir {
         })
     }
 
-    /// Renames the folder, then deletes it. The rename comes first, so that a waiting process never
-    /// finds a folder with only some of the files.
+    /// Removes the folder of the fetch: first renames the folder, then deletes it. The rename comes
+    /// first, so that a waiting process never finds a folder with only some of the files.
     #[expect(
         clippy::disallowed_methods,
         reason = "renames a folder, which atomic-file cannot"
@@ -81,7 +81,7 @@ impl FetchDir {
         self.path.join("parts")
     }
 
-    /// Appends an applied frame to the log, with one write.
+    /// Appends the number of an applied frame to the log, with one write.
     pub(super) fn log_frame(&self, frame: u32) -> Result<(), Error> {
         (&self.log)
             .write_all(&frame.to_le_bytes())
@@ -98,7 +98,7 @@ pub(super) fn lock(path: &Path) -> Result<File, Error> {
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).truncate(false);
         let file = match options.open(&lock) {
-            // Another process has just removed the folder.
+            // Another process has just removed the folder, so create it again.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             file => file.map_err(failed)?,
         };
@@ -114,8 +114,8 @@ pub(super) fn lock(path: &Path) -> Result<File, Error> {
     }
 }
 
-/// Reads the ordinals of applied frames. Ignores an incomplete ordinal at the end, which a killed
-/// process may leave.
+/// Reads the numbers of the applied frames in the log. Ignores an incomplete number at the end,
+/// which a killed process may leave.
 pub(super) fn read_log(path: &Path) -> Result<Vec<u32>, Error> {
     let mut bytes = Vec::new();
     match File::open(path) {

@@ -9,16 +9,16 @@ use rustix::fs::FlockOperation;
 
 use super::image;
 
-/// The contents of a store's version file. The `version` file of the daemon's data folder contains
-/// only a number.
+/// The contents of the `version` file in a store's folder. In contrast, the `version` file in the
+/// daemon's data folder contains only a number.
 pub(super) const VERSION: &[u8] = b"store 1\n";
 
 /// The kind of data in a folder, according to its version file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderKind {
-    /// A store that this version reads and writes.
+    /// A store of the version that this program reads and writes.
     Store,
-    /// A store of another version.
+    /// A store of another version of the format.
     Later,
     /// A folder with another version file, such as the data folder of `pierhead serve`.
     Foreign,
@@ -33,7 +33,7 @@ pub enum FolderKind {
 pub fn kind(path: &Path) -> Result<FolderKind, Error> {
     match image::read(&path.join("version"), 64) {
         Ok(found) if found == VERSION => Ok(FolderKind::Store),
-        // A power cut can leave a new file without its bytes.
+        // After a power cut, a new version file can be empty.
         Ok(found) if found.is_empty() => Ok(FolderKind::None),
         Ok(found) if found.starts_with(b"store ") => Ok(FolderKind::Later),
         Ok(_) => Ok(FolderKind::Foreign),
@@ -46,7 +46,7 @@ pub fn kind(path: &Path) -> Result<FolderKind, Error> {
 /// file.
 ///
 /// # Errors
-/// `Foreign` for a store of another version and for any other data.
+/// `Foreign` for a store of another version and for a folder with any other data.
 pub(super) fn is_store(path: &Path) -> Result<bool, Error> {
     let shown = path.display();
     match kind(path)? {
@@ -63,13 +63,13 @@ pub(super) fn is_store(path: &Path) -> Result<bool, Error> {
 
 /// Files that a folder may hold before it becomes a store.
 const FRESH: [&str; 4] = ["lost+found", "lock", "version", "version.partial"];
-/// The folders that every store has.
+/// Names of the folders that every store has.
 pub(super) const FOLDERS: [&str; 3] = ["images", "fetches", "contents"];
-/// Further files that a store may hold.
+/// Names of further files that a store may contain.
 const ADDED: [&str; 4] = ["stamps", "unsynced", "pulled.json", "pulled.json.partial"];
 
-/// Makes an empty folder a store, unless it is a store already. A store that lost its version file
-/// gets a new one. The caller holds [`lock_folder`].
+/// Makes an empty folder a store, unless the folder already is a store. A store that lost its
+/// version file gets a new one. The caller holds [`lock_folder`].
 pub(super) fn initialize(path: &Path) -> Result<(), Error> {
     if is_store(path)? {
         return Ok(());
@@ -77,7 +77,7 @@ pub(super) fn initialize(path: &Path) -> Result<(), Error> {
     let entries = fs::read_dir(path);
     let mut entries =
         entries.map_err(|error| Error::io(format!("open the store {}", path.display()), error))?;
-    // A folder that has all three folders is a store that lost its version file.
+    // A folder that contains all three subfolders is a store that lost its version file.
     let is_store = FOLDERS.iter().all(|name| path.join(name).is_dir());
     let is_of_store = |name: &std::ffi::OsStr| {
         let name = name.to_str().unwrap_or_default();
@@ -100,15 +100,15 @@ pub(super) fn initialize(path: &Path) -> Result<(), Error> {
 }
 
 /// Locks a folder until the result is dropped. The lock is on the folder itself, without a lock
-/// file. Where the file system cannot lock folders (NFS), returns `None`. There, concurrent
-/// processes can disturb each other.
+/// file. Where the file system cannot lock folders (NFS), returns `None`. On such a file system,
+/// concurrent processes can disturb each other.
 pub(super) fn lock_folder(path: &Path) -> Option<File> {
     let folder = File::open(path).ok()?;
     rustix::io::retry_on_intr(|| rustix::fs::flock(&folder, FlockOperation::LockExclusive)).ok()?;
     Some(folder)
 }
 
-/// The entries of a folder, without temporary files.
+/// Returns the paths of the entries of a folder, without temporary files.
 pub(super) fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let failed = |error| Error::io(format!("list {}", folder.display()), error);
     let mut paths = Vec::new();

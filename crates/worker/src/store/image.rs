@@ -1,5 +1,5 @@
-//! Reads and writes the records of complete images: manifest, config and TOC. A record is written
-//! after the contents of its image are synced.
+//! Reads and writes the records of complete images: manifest, config and TOC. The store writes the
+//! record of an image after all contents of the image are synced.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -21,10 +21,10 @@ pub struct Image {
     pub manifest: Vec<u8>,
     /// The exact bytes of the config.
     pub config: Vec<u8>,
-    /// Whether the store has the contents that only the layers contain, so that layers can be
-    /// rebuilt.
+    /// Whether the store also has the file contents that the merged tree lacks and the layers need,
+    /// so that the layers can be rebuilt.
     pub layers: bool,
-    /// The TOC: the merged tree, its contents, its layers.
+    /// The TOC (table of contents): the merged tree, its file contents and the layers.
     pub toc: ImageToc,
 }
 
@@ -36,18 +36,18 @@ struct Record {
 }
 
 impl Image {
-    /// The digest of the manifest.
+    /// Returns the digest of the manifest.
     pub fn digest(&self) -> Digest {
         Digest::of(Algorithm::Sha256, &self.manifest)
     }
 
-    /// The contents that the store must have, with their sizes.
+    /// Returns the file contents that the store must have for this image, with their sizes.
     pub(super) fn needed(&self) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
         needed(&self.toc, self.layers)
     }
 
-    /// Reads a record. `Missing` if there is no record, or if the record is damaged, since the user
-    /// can pull the image again.
+    /// Reads the record of an image. The error is `Missing` if there is no record, and also if the
+    /// record is damaged, since the user can pull the image again.
     pub(super) fn load(folder: &Path) -> Result<Self, Error> {
         let missing = |_| Error::Missing(folder.display().to_string());
         let record: Record = serde_json::from_slice(&read(&folder.join("image.json"), 4096)?)
@@ -95,7 +95,7 @@ impl Image {
         ] {
             write_synced(&partial, name, |file| file.write_all(bytes)).map_err(failed)?;
         }
-        // Sync the names in the folder before the folder gets its final name.
+        // Syncs the file names in the folder before the folder gets its final name.
         pierhead_atomic_file::sync_folder(&partial).map_err(failed)?;
         match fs::rename(&partial, &target) {
             Ok(()) => {}
@@ -117,7 +117,7 @@ impl Image {
     }
 }
 
-/// Writes a new file and syncs its data. The caller syncs the folder.
+/// Writes a new file and syncs its data. The caller has to sync the folder.
 fn write_synced(
     folder: &Path,
     name: &str,
@@ -128,8 +128,8 @@ fn write_synced(
     file.sync_data()
 }
 
-/// The contents of the merged tree of an image. With `layers`, also the contents that only its
-/// layers contain.
+/// Returns the file contents of the merged tree of an image. With `layers`, also returns the
+/// contents that only the layers of the image contain.
 pub(super) fn needed(toc: &ImageToc, layers: bool) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
     let count = if layers {
         toc.contents().len()
@@ -165,8 +165,8 @@ fn is_occupied(error: &io::Error) -> bool {
     )
 }
 
-/// The digest by which the store names an image: always SHA-256, whatever algorithm the reference
-/// uses.
+/// Returns the digest by which the store names an image: always SHA-256, whatever algorithm the
+/// reference uses.
 pub(super) fn manifest_digest(manifest: &[u8]) -> Digest {
     Digest::of(Algorithm::Sha256, manifest)
 }

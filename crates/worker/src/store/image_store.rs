@@ -1,5 +1,6 @@
-//! The store of a worker: opens or creates its folder, and finds complete images. Contents that
-//! another store of this machine has are copied from there; other stores are never written to.
+//! The type [`Store`], the image store of a worker: opens or creates the folder of the store, and
+//! finds complete images. If another store on this machine has a content, the store links or copies
+//! the content from there. The code never writes to other stores.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -17,7 +18,7 @@ use super::folder::{FOLDERS, entries, initialize, is_store, lock_folder};
 use super::image::{self, Image};
 use crate::export::rootfs::StoreFiles;
 
-/// A store of a worker. Clones share one state, and several threads may use it.
+/// A store of a worker. All clones share one state, which several threads may use.
 #[derive(Clone, Debug)]
 pub struct Store(pub(super) Arc<Inner>);
 
@@ -29,7 +30,8 @@ pub(super) struct Inner {
     pub(super) lock: File,
 }
 
-/// A second store. The first store reuses contents of the second one, and never writes to it.
+/// A second store. The first store reuses contents of the second store, and never writes to the
+/// second store.
 #[derive(Debug)]
 struct ReadOnlyStore {
     path: PathBuf,
@@ -41,18 +43,18 @@ struct ReadOnlyStore {
 pub struct StoredImage {
     /// The digest of the image's manifest.
     pub manifest: Digest,
-    /// Whether the store also has the contents that only the layers contain.
+    /// Whether the store also has the file contents that only the layers contain.
     pub layers: bool,
 }
 
 impl Store {
-    /// Opens a store, or creates one in a folder that is missing or empty. `others` are stores that
-    /// are only read, and whose contents are reused. Folders in `others` that are no stores are
-    /// ignored.
+    /// Opens a store, or creates a store in a folder that is missing or empty. `others` are further
+    /// stores, from which this store only reads contents to reuse. A folder in `others` that is not
+    /// a store is ignored.
     ///
     /// # Errors
-    /// `Foreign` if the folder contains other data or a store of another version. In this case,
-    /// nothing was written to the folder. Errors of the file system.
+    /// `Foreign` if the folder contains other data or a store of another version. After this error,
+    /// the folder is unchanged. Errors of the file system.
     pub fn open(path: &Path, others: &[PathBuf]) -> Result<Self, Error> {
         let failed = |error| Error::io(format!("open the store {}", path.display()), error);
         fs::create_dir_all(path).map_err(failed)?;
@@ -100,7 +102,7 @@ impl Store {
         Ok(store)
     }
 
-    /// The complete images of this store and of the read-only stores, sorted by digest.
+    /// Returns the complete images of this store and of the read-only stores, sorted by digest.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -125,10 +127,10 @@ impl Store {
         Ok(images)
     }
 
-    /// A complete image of this store, or else of a read-only store.
+    /// Returns a complete image of this store, or else of one of the read-only stores.
     ///
     /// # Errors
-    /// `Missing` if no store has the image, or its record is damaged.
+    /// `Missing` if no store has the image, or if its record is damaged.
     pub fn image(&self, manifest: &Digest) -> Result<Image, Error> {
         let mut last = Error::Missing(manifest.to_string());
         for folder in self.folders() {
@@ -140,9 +142,9 @@ impl Store {
         Err(last)
     }
 
-    /// A complete image, if this or a read-only store has each content with its seal and size. With
-    /// `layers`, the store must also have the contents that only the layers contain. The check
-    /// takes one system call per content.
+    /// Returns the image if it is complete: if this store or a read-only store has each of its
+    /// contents with a valid seal and the right size. With `layers`, the store must also have the
+    /// contents that only the layers contain. The check takes one system call per content.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -168,7 +170,8 @@ impl Store {
     /// that no update is lost.
     ///
     /// # Errors
-    /// Errors of `change`; errors of the file system, after which the document is as it was.
+    /// Errors of `change`, and errors of the file system. After an error, the document is
+    /// unchanged.
     pub fn update_document<E: From<Error>>(
         &self,
         name: &str,
@@ -194,25 +197,26 @@ impl Store {
         Ok(())
     }
 
-    /// The folder of the store.
+    /// Returns the folder of the store.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// The folder of the store, then the folders of the read-only stores.
+    /// Returns the folder of the store, and then the folders of the read-only stores.
     pub fn folders(&self) -> impl DoubleEndedIterator<Item = &Path> {
         let others = self.0.read_only.iter().map(|other| &*other.path);
         std::iter::once(&*self.0.path).chain(others)
     }
 
-    /// Whether this store has a content. Copies the content from a read-only store if one has it.
+    /// Whether this store has a content. If only a read-only store has the content, first links or
+    /// copies it into this store.
     pub(super) fn obtain(&self, content: &FileDigest, size: u64) -> Result<bool, Error> {
         if self.0.contents.has(content, Some(size)) {
             return Ok(true);
         }
         if size == 0 {
-            // A TOC may state size 0 for any digest. Only the digest of no bytes is an empty
-            // content.
+            // A TOC may wrongly state the size 0 for any digest. But only the digest of zero bytes
+            // belongs to an empty content.
             let empty = *content == FileDigest::of(b"");
             return match empty {
                 true => self.0.contents.put(content, &[]).map(|()| true),
@@ -228,8 +232,8 @@ impl Store {
     }
 }
 
-/// Offers the files of this store, without the read-only stores. A seal or a stamp shows whether
-/// somebody wrote to a file that an exported tree shares.
+/// Offers the files of this store, but not of the read-only stores, for sharing with exported
+/// trees. A seal or a stamp shows whether another program wrote to a shared file.
 impl StoreFiles for Store {
     fn file(&self, content: &FileDigest) -> io::Result<Option<File>> {
         match self.0.contents.file(content) {
@@ -249,8 +253,8 @@ impl StoreFiles for Store {
 }
 
 /// Reads the contents of this store and of the read-only stores. Checks the seal and the size of a
-/// content with one system call. A corrupt file under a valid seal is found when a patch uses it as
-/// a base, and by [`Store::verify`].
+/// content with one system call. A corrupt file with a valid seal is found when a patch uses the
+/// file as a base, or by [`Store::verify`].
 impl Source for Store {
     fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         let others = self.0.read_only.iter().map(|other| &other.contents);

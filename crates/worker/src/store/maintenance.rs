@@ -1,5 +1,5 @@
-//! Maintenance of a whole store: recovery after a crash of the system, verification, garbage
-//! collection.
+//! Maintenance of a worker's whole store: recovery after a crash of the system, verification of all
+//! contents, and garbage collection.
 
 use std::collections::HashSet;
 use std::fs;
@@ -21,16 +21,17 @@ use pierhead_toc::{FileDigest, Source};
 pub struct VerifyReport {
     /// Number of contents whose bytes match their digest.
     pub good: u64,
-    /// Contents that did not match their digest and were removed. The next pull fetches them again.
+    /// Contents that did not match their digest, and so were removed. The next pull fetches these
+    /// contents again.
     pub removed: Vec<FileDigest>,
 }
 
 /// The result of [`Store::collect`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CollectReport {
-    /// Number of removed files.
+    /// Number of files that were removed.
     pub files: u64,
-    /// Bytes of the removed files.
+    /// Number of bytes of the removed files.
     pub bytes: u64,
 }
 
@@ -51,7 +52,8 @@ impl Store {
         Ok(verified)
     }
 
-    /// Removes the record of an image. Its contents stay until [`Store::collect`].
+    /// Removes the record of an image. The contents of the image stay in the store until
+    /// [`Store::collect`] runs.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -65,8 +67,8 @@ impl Store {
         }
     }
 
-    /// Removes contents that no complete image uses, and unfinished fetches. No other process may
-    /// use the store meanwhile.
+    /// Removes contents that no complete image uses, and unfinished fetches. While this function
+    /// runs, no other process may use the store.
     ///
     /// # Errors
     /// `Io` of the kind `WouldBlock` if another process or thread has the store open. Errors of the
@@ -109,7 +111,7 @@ impl Store {
         Ok(collected)
     }
 
-    /// After a crash of the system, hashes every content that belongs to no complete image again.
+    /// After a crash of the system, again hashes every content that belongs to no complete image.
     pub(super) fn recover(&self) -> Result<(), Error> {
         let marker = self.0.path.join("unsynced");
         let written = match image::read(&marker, 256) {
@@ -122,7 +124,8 @@ impl Store {
         }
         match self.lock_exclusive() {
             Ok(()) => {}
-            // The process that holds the lock recovered the store when it opened it.
+            // Another process holds the lock. That process recovered the store when it opened the
+            // store.
             Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::WouldBlock => {
                 return Ok(());
             }
@@ -139,8 +142,8 @@ impl Store {
             .map_err(|error| Error::io("note that the store was recovered", error))
     }
 
-    /// Writes the marker file `unsynced` before the first content is written. After a crash, the
-    /// marker makes [`Store::recover`] hash the contents.
+    /// Writes the marker file `unsynced`. The caller calls this function before it writes the first
+    /// content. After a crash, the marker makes [`Store::recover`] hash the contents.
     pub(super) fn mark_unsynced(&self) -> Result<(), Error> {
         let marker = self.0.path.join("unsynced");
         let _folder_lock = lock_folder(&self.0.path);
@@ -164,8 +167,8 @@ impl Store {
         match rustix::fs::flock(&self.0.lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(()),
             Err(Errno::WOULDBLOCK) => {
-                // The failed attempt to get the exclusive lock released the shared lock, so take it
-                // again.
+                // The failed attempt to get the exclusive lock has released the shared lock, so
+                // take the shared lock again.
                 let _ = rustix::fs::flock(&self.0.lock, FlockOperation::LockShared);
                 let doing = format!(
                     "lock the store {}: another process uses it; wait until it has ended",
@@ -198,7 +201,7 @@ impl Store {
     }
 }
 
-/// The boot ID of the kernel, which changes with each start of the system.
+/// Returns the boot ID of the kernel, which changes with each start of the system.
 fn boot() -> Vec<u8> {
     fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! The store of a worker: one file per content, one folder per complete image and per unfinished
-//! fetch.
+//! The image store of a worker: one file for each file content, and one folder for each complete
+//! image and for each unfinished fetch (transfer of a bundle).
 //!
 //! ```text
 //! DIR/version      the version of this layout
@@ -12,9 +12,9 @@
 //! DIR/fetches/HEX/ an unfinished fetch, see `fetch_dir`
 //! ```
 //!
-//! A seal marks a file whose bytes the store verified when it wrote them. Seals are reliable until
-//! the system crashes. After a crash of the system, the store hashes again every content that
-//! belongs to no complete image.
+//! A seal is a special mtime of a file, whose bytes the store verified when it wrote the file.
+//! Seals are reliable until the system crashes. After a crash of the system, the store hashes again
+//! every content that belongs to no complete image.
 
 mod apply;
 mod content_dir;

@@ -1,5 +1,5 @@
-//! Files of contents that arrive in several ranges. A file is moved into the store when it is
-//! complete and verified.
+//! Files of contents that arrive in several ranges. When such a file is complete and verified, it
+//! is moved into the store.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,25 +13,26 @@ use super::image_store::Store;
 use crate::Error;
 use pierhead_toc::FileDigest;
 
-/// Bytes of one read while a file is hashed.
+/// Number of bytes that one read transfers while a file is hashed.
 const READ_SIZE: usize = 256 << 10;
 
-/// A content whose ranges arrive in any order.
+/// A file content whose ranges arrive in any order.
 #[derive(Debug)]
 pub(super) struct PartialFile {
     content: FileDigest,
     size: u64,
     path: PathBuf,
     file: File,
-    /// The written ranges, as start and end. Adjacent ranges are merged.
+    /// The ranges that were written: the end of each range by its start. Adjacent ranges are
+    /// merged.
     covered: BTreeMap<u64, u64>,
     hash: Sha256,
     hashed: u64,
 }
 
 impl PartialFile {
-    /// Opens or creates the file. The caller then calls [`Self::cover`] for each range that an
-    /// earlier process wrote.
+    /// Opens or creates the partial file of a content. The caller then calls [`Self::cover`] for
+    /// each range that an earlier process wrote.
     pub(super) fn open(folder: &Path, content: FileDigest, size: u64) -> Result<Self, Error> {
         let path = folder.join(content.hex());
         let file = File::options()
@@ -52,7 +53,7 @@ impl PartialFile {
         })
     }
 
-    /// Marks a range as written.
+    /// Marks a range of the file as written.
     pub(super) fn cover(&mut self, offset: u64, len: u64) {
         let (mut start, mut end) = (offset, offset.saturating_add(len));
         if let Some((before, reach)) = self
@@ -76,7 +77,7 @@ impl PartialFile {
         self.covered.insert(start, end);
     }
 
-    /// Writes a range, and hashes the file up to the first gap.
+    /// Writes a range of the file, and hashes the file up to its first gap.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.file
             .write_all_at(bytes, offset)
@@ -90,13 +91,13 @@ impl PartialFile {
         self.catch_up().map_err(|error| self.failed(error))
     }
 
-    /// Whether every byte of the content was written.
+    /// Whether every byte of the content has been written.
     pub(super) fn is_complete(&self) -> bool {
         self.covered.get(&0).is_some_and(|end| *end >= self.size)
     }
 
-    /// Verifies the file and moves it into the store. If the digest does not match, deletes the
-    /// file and returns `false`.
+    /// Verifies the digest of the file, and moves the file into the store. If the digest does not
+    /// match, deletes the file and returns `false`.
     pub(super) fn commit(mut self, store: &Store) -> Result<bool, Error> {
         self.catch_up().map_err(|error| self.failed(error))?;
         let found = FileDigest::from_bytes(self.hash.clone().finalize().into());
@@ -127,7 +128,8 @@ impl PartialFile {
             let piece = &mut buffer[..left.min(READ_SIZE)];
             let len = self.file.read_at(piece, self.hashed)?;
             if len == 0 {
-                // The file is shorter than its log states, so the digest will not match.
+                // The file is shorter than the log of the fetch states, so the digest will not
+                // match.
                 self.hashed = reach;
             }
             self.hash.update(&piece[..len]);
@@ -141,7 +143,7 @@ impl PartialFile {
     }
 }
 
-/// Writes a content that was requested alone and arrives from its first byte on. Dropping the
+/// Writes a content that the worker requested alone, and whose bytes arrive in order. Dropping the
 /// writer before [`Self::commit`] deletes the file.
 #[derive(Debug)]
 pub struct ContentWriter {
@@ -182,7 +184,7 @@ impl ContentWriter {
         })
     }
 
-    /// Appends bytes.
+    /// Appends bytes to the content.
     ///
     /// # Errors
     /// `Malformed` if the content is longer than the TOC states. Errors of the file system.
@@ -201,10 +203,10 @@ impl ContentWriter {
         written.map_err(|error| Error::io(format!("write {}", self.path.display()), error))
     }
 
-    /// Verifies the content and moves it into the store.
+    /// Verifies the digest of the content, and moves the content into the store.
     ///
     /// # Errors
-    /// `Digest` if the bytes do not match. Errors of the file system.
+    /// `Digest` if the bytes do not match the digest. Errors of the file system.
     pub fn commit(mut self) -> Result<(), Error> {
         let found = FileDigest::from_bytes(self.hash.clone().finalize().into());
         if found != self.content || self.written != self.size {

@@ -1,11 +1,11 @@
-//! Stamps: proofs that a file which exported trees share by hard link is unchanged. Such a file has
-//! the mtime of a tree's entry, and so no seal (see `content_dir`).
+//! Stamps prove that a file which exported trees share by hard link is unchanged. Such a file has
+//! the mtime of an entry in the tree, and so no seal (see `content_dir`).
 //!
 //! A stamp is a hash over the digest of a content and the metadata of its inode. The metadata
-//! includes the ctime, which no system call sets. The resolution of the ctime may be one tick of
-//! the kernel. A write within the tick of the last change is not detected. The store reads and
-//! hashes a file that has neither seal nor stamp. A lost or damaged stamp costs only this read, so
-//! stamps need neither a sync nor a checksum.
+//! includes the ctime, which no system call can set. The resolution of the ctime may be one tick of
+//! the kernel, so a stamp does not detect a write within the tick of the last change. If a file has
+//! neither a seal nor a stamp, the store reads and hashes the file. The loss of a stamp only costs
+//! this read, so stamps need neither a sync nor a checksum.
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::Stat;
@@ -17,18 +17,18 @@ use std::path::PathBuf;
 
 use pierhead_toc::FileDigest;
 
-/// Bytes of a stamp: the start of a SHA-256.
+/// Number of bytes of a stamp, which is the start of a SHA-256 hash.
 const STAMP: usize = 16;
-/// Maximum number of bytes of the stamp file: the stamps of three large images. When the file is
-/// full, it is truncated.
+/// Maximum number of bytes of the stamp file: enough for the stamps of three large images. When the
+/// file is full, pierhead empties it.
 const MAX_FILE: u64 = 4 << 20;
-/// Number of bytes of new stamps in memory at which they are appended to the file.
+/// Number of bytes of new stamps in memory at which the store appends them to the stamp file.
 const BATCH: usize = 64 << 10;
 
 type Stamp = [u8; STAMP];
 
-/// The stamps of one store. This process does not see stamps that another process adds later, and
-/// so reads and hashes these files once more.
+/// The stamps of one store. A process does not see the stamps that another process adds later, and
+/// so reads and hashes the files of these stamps once more.
 #[derive(Debug)]
 pub(super) struct StampLog {
     path: PathBuf,
@@ -38,13 +38,13 @@ pub(super) struct StampLog {
 
 #[derive(Debug, Default)]
 struct Stamps {
-    /// The stamps of the file. `None` until the first use.
+    /// The stamps that the stamp file contains; `None` until the first use.
     known: Option<HashSet<Stamp>>,
     unwritten: Vec<u8>,
 }
 
 impl StampLog {
-    /// Creates the log without opening the file.
+    /// Creates the log of stamps, without opening its file.
     pub(super) fn new(path: PathBuf, write: bool) -> Self {
         Self {
             path,
@@ -89,7 +89,7 @@ impl StampLog {
             let mut options = File::options();
             let mut file = options.append(true).create(true).open(&self.path)?;
             let there = file.metadata()?.len();
-            // A killed process may leave a part of a stamp. Stamps that are appended after it would
+            // A killed process may leave a part of a stamp at the end. Stamps after this part would
             // have wrong offsets, so the file is truncated.
             let whole = there % (STAMP as u64) == 0;
             if !whole || there + fresh.len() as u64 > MAX_FILE {

@@ -28,19 +28,20 @@ const MAX_REPORT: usize = 64 << 10;
 
 /// The command or process whose start is recorded.
 pub enum TraceSubject {
-    /// Run this command (a program and its arguments), and record from its start.
+    /// Run this command (a program and its arguments), and record the opens from its start on.
     Command(Vec<OsString>),
-    /// Record the process with this PID, which runs already.
+    /// Record the process with this PID, which is already running.
     Process(u32),
 }
 
 /// The options of a recording.
 pub struct RecordOptions {
-    /// The folder with the tree of the image. If `None`, it is the root of the process.
+    /// The folder with the tree of the image. If `None`, the folder is the root of the process.
     pub root: Option<PathBuf>,
-    /// The command or the process.
+    /// The command or the process to record.
     pub subject: TraceSubject,
-    /// Maximum duration. If `None`, the recording ends with the command or the process.
+    /// Maximum duration of the recording. If `None`, the recording ends with the command or the
+    /// process.
     pub max_duration: Option<Duration>,
     /// The recording ends when this descriptor becomes readable.
     pub stop: Option<OwnedFd>,
@@ -49,9 +50,9 @@ pub struct RecordOptions {
 /// The result of a recording.
 #[derive(Debug)]
 pub struct Recording {
-    /// Paths below the root, without a leading slash, in the order of the first open of each.
+    /// Paths below the root, without a leading slash, in the order in which each was first opened.
     pub paths: Vec<Vec<u8>>,
-    /// Whether the kernel dropped events, or the order has reached its maximum length.
+    /// Whether the kernel dropped events, or the list of paths has reached its maximum length.
     pub is_incomplete: bool,
     /// The exit status of the command, if it ended by itself.
     pub status: Option<ExitStatus>,
@@ -62,23 +63,24 @@ pub struct Recording {
 pub struct SentOrder {
     /// Number of files of the image in the sent order.
     pub files: usize,
-    /// Number of these files that the server found in the image. Older servers do not report it.
+    /// Number of these files that the server found in the image. Older servers do not report this
+    /// number.
     pub matched: Option<u64>,
 }
 
-/// Records the opens of files below a root until the subject ends, the maximum duration has passed
-/// or `stop` is readable.
+/// Records the opens of files below a root until the command or process ends, the maximum duration
+/// has passed or `stop` is readable.
 ///
-/// Terminates a command that still runs at the end. Does not terminate a process that ran before
-/// the recording.
+/// At the end, terminates the command if it is still running. Does not terminate a process that ran
+/// before the recording.
 ///
 /// # Errors
-/// [`Error::Usage`] if the process has ended or has the root of this machine. [`Error::Trace`] if
-/// this machine cannot record, or if no file was opened.
+/// [`Error::Usage`] if the process has ended, or if its root is the root of this machine.
+/// [`Error::Trace`] if this machine cannot record, or if no file was opened.
 pub fn record(options: RecordOptions, progress: &dyn Progress) -> Result<Recording, Error> {
     let joined = match &options.subject {
         // The pidfd is opened before the root of the process, and checked after the root is open,
-        // so that both belong to the same process.
+        // so that pidfd and root belong to the same process.
         TraceSubject::Process(pid) => Some((*pid, TracedProcess::join(*pid)?)),
         TraceSubject::Command(_) => None,
     };
@@ -138,8 +140,8 @@ pub fn record(options: RecordOptions, progress: &dyn Progress) -> Result<Recordi
 /// machine.
 ///
 /// # Errors
-/// [`Error::Trace`] if no path is a file of the image, or if the order is too long; errors of the
-/// exchange.
+/// [`Error::Trace`] if no path is a file of the image, or if the list of paths is too long; errors
+/// of the HTTP exchange.
 pub fn send(
     server: &Server,
     image: &Reference,
@@ -157,7 +159,7 @@ pub fn send(
         )));
     }
     let trace = Trace {
-        // A tag may move to another image; a digest does not.
+        // The digest always names the image that was traced, while a tag may move to another image.
         image: details.digest.to_string(),
         platform: Some(platform.to_string()),
         files,
@@ -189,7 +191,7 @@ pub fn send(
     }
 }
 
-/// The error message if no file was opened, with advice.
+/// Returns the error message for a recording in which no file was opened, with advice.
 fn nothing_opened(pid: Option<u32>, root: &str, took: Duration) -> String {
     match pid {
         Some(pid) => format!(
@@ -202,7 +204,7 @@ fn nothing_opened(pid: Option<u32>, root: &str, took: Duration) -> String {
     }
 }
 
-/// Opens the root of a process in a container.
+/// Opens the root folder of a process in a container.
 fn container_root(pid: u32) -> Result<ImageRoot, Error> {
     let root = ImageRoot::of_process(pid).map_err(Error::Trace)?;
     let is_host = root.is_of_this_machine();

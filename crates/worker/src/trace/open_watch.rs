@@ -1,8 +1,8 @@
 //! Records the opens of files below a folder, in order, through fanotify.
 //!
-//! The watch uses an open descriptor of the folder and no path. A path such as `/proc/PID/root`
-//! leads into another mount namespace. The resolved text of such a path (`/`) would name a folder of
-//! this machine instead.
+//! The code uses an open descriptor of the folder, and not its path. A path such as
+//! `/proc/PID/root` leads into another mount namespace. If this path were resolved to text (`/`),
+//! the text would name a folder of this machine.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -20,7 +20,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, opena
 #[derive(Debug)]
 pub(super) struct ImageRoot {
     folder: File,
-    /// The path for messages to the user.
+    /// The path of the folder, for messages to the user.
     shown: PathBuf,
 }
 
@@ -39,7 +39,7 @@ impl ImageRoot {
         })
     }
 
-    /// Opens the root of a process, in the process's own mount namespace.
+    /// Opens the root folder of a process, in the mount namespace of the process.
     ///
     /// # Errors
     /// A message for the user, with advice.
@@ -48,7 +48,7 @@ impl ImageRoot {
             .map_err(|error| format!("{error}: reading it needs root (sudo)"))
     }
 
-    /// Whether this is the root of this machine, which belongs to no image.
+    /// Whether this folder is the root of this machine, and so belongs to no image.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -63,13 +63,13 @@ impl ImageRoot {
         Ok(machine.any(|folder| id(&folder).is_ok_and(|id| id == own)))
     }
 
-    /// The path of the root, for messages.
+    /// Returns the path of the root folder, for messages.
     pub(super) fn shown(&self) -> std::path::Display<'_> {
         self.shown.display()
     }
 
-    /// Opens a path below the root (`O_PATH`) on the same mount. Mounts inside (volumes, `/proc`, a
-    /// bind mount over `/etc/resolv.conf`) do not belong to the image.
+    /// Opens a path below the root (`O_PATH`) on the same mount. Other mounts below the root
+    /// (volumes, `/proc`, a bind mount over `/etc/resolv.conf`) do not belong to the image.
     fn open_below(&self, relative: &Path) -> rustix::io::Result<File> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
@@ -77,8 +77,8 @@ impl ImageRoot {
     }
 }
 
-/// The path of an open file as the kernel reports it: relative to the root of the mount namespace
-/// in which the file was opened.
+/// Returns the path of an open file as the kernel reports it, which is relative to the root of the
+/// mount namespace in which the file was opened.
 fn path_of(file: BorrowedFd<'_>) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
 }
@@ -89,12 +89,12 @@ pub(super) struct OpenWatch {
     root: ImageRoot,
     recorded: HashSet<(u64, u64)>,
     order: Vec<Vec<u8>>,
-    /// Whether the kernel dropped events, or the order has reached its maximum length.
+    /// Whether the kernel dropped events, or the list of paths has reached its maximum length.
     has_lost_events: bool,
 }
 
 impl OpenWatch {
-    /// Starts the recording.
+    /// Starts to record opens of files.
     ///
     /// # Errors
     /// A message for the user, with advice.
@@ -131,12 +131,12 @@ impl OpenWatch {
         })
     }
 
-    /// The root whose opens are recorded.
+    /// Returns the root folder whose opens are recorded.
     pub(super) fn root(&self) -> &ImageRoot {
         &self.root
     }
 
-    /// Reads all pending events. Does not wait.
+    /// Reads all pending events. Does not wait for further events.
     ///
     /// # Errors
     /// A message for the user.
@@ -154,8 +154,8 @@ impl OpenWatch {
         }
     }
 
-    /// The paths below the root, without a leading slash, in the order of the first open of each,
-    /// and whether events were lost.
+    /// Returns the paths below the root, without a leading slash, in the order in which each was
+    /// first opened. Also returns whether events were lost.
     pub(super) fn finish(self) -> (Vec<Vec<u8>>, bool) {
         (self.order, self.has_lost_events)
     }
@@ -182,13 +182,14 @@ impl OpenWatch {
         }
     }
 
-    /// The path of an open file below the root. The mount namespace of the process that opened the
-    /// file is unknown. So the kernel's path is tried twice: below the path of the root in this
-    /// process, and relative to the root itself. A path is valid only if it leads to the same
-    /// inode.
+    /// Returns the path of an open file, relative to the root. The mount namespace of the process
+    /// that opened the file is unknown. So the function tries the kernel's path in two ways: as a
+    /// path below the root in this process, and as a path relative to the root itself. A path is
+    /// valid only if it leads to the same inode.
     fn below(&self, file: BorrowedFd<'_>, key: (u64, u64)) -> Option<Vec<u8>> {
         let path = path_of(file)?;
-        // The path is not cached, because it changes when the mount namespace of a container ends.
+        // The path of the root is not cached, because it changes when the mount namespace of a
+        // container ends.
         let root = path_of(self.root.folder.as_fd());
         let mut candidates = [
             root.as_ref().and_then(|root| path.strip_prefix(root).ok()),

@@ -1,5 +1,5 @@
-//! Reads and writes a start order as text: the paths of the files that a container start opened,
-//! one per line, relative to the root of the image.
+//! Reads and writes a start order (the files that a container opened while it started, in order) as
+//! text: one path per line, relative to the root of the image.
 
 use std::io::{self, Read as _, Write};
 use std::path::Path;
@@ -162,7 +162,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Property: no accepted path leads out of the root, for any text.
+        /// Property test: for any text, no path that the parser accepts leads out of the root.
         #[test]
         fn accepted_paths_stay_below_the_root(text in "([a./\\\\\r\n]|\\PC){0,60}") {
             let folder = tempfile::tempdir().expect("a folder");

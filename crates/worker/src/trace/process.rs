@@ -1,4 +1,5 @@
-//! The process whose start is recorded: a child of this process, or a process that runs already.
+//! The process whose start `pierhead trace` records: a child of this process, or a process that is
+//! already running.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -11,18 +12,18 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::Error;
 
-/// Time between SIGTERM and SIGKILL, in which a command can end itself.
+/// Time between SIGTERM and SIGKILL, in which a traced command can end by itself.
 const TERMINATION_GRACE: Duration = Duration::from_secs(10);
 
 /// The recorded process, with its pidfd.
 pub(super) struct TracedProcess {
-    /// The child process. `None` for a process that ran before the recording.
+    /// The child process. `None` if the process ran before the recording.
     child: Option<Child>,
     pidfd: OwnedFd,
 }
 
 impl TracedProcess {
-    /// Starts a command.
+    /// Starts a command as a child process.
     pub(super) fn start(command: &[OsString]) -> Result<Self, Error> {
         let (program, arguments) = command
             .split_first()
@@ -39,7 +40,7 @@ impl TracedProcess {
         })
     }
 
-    /// Attaches to a running process.
+    /// Attaches to a process that is already running.
     pub(super) fn join(pid: u32) -> Result<Self, Error> {
         let pidfd = open_pidfd(pid).map_err(|error| match error {
             Errno::SRCH => Error::Usage(format!("there is no process {pid}")),
@@ -48,7 +49,7 @@ impl TracedProcess {
         Ok(Self { child: None, pidfd })
     }
 
-    /// The pidfd. The pidfd becomes readable when the process has ended.
+    /// Returns the pidfd of the process, which becomes readable when the process has ended.
     pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
@@ -60,14 +61,14 @@ impl TracedProcess {
         Ok(count > 0)
     }
 
-    /// The exit status of a child that has ended.
+    /// Returns the exit status of a child process that has ended.
     pub(super) fn status(&mut self) -> Option<ExitStatus> {
         self.child.as_mut()?.wait().ok()
     }
 
-    /// Terminates a child: sends SIGTERM, and SIGKILL after a grace time. Does not terminate a
-    /// process that ran already. `wait` waits until the pidfd is readable or the deadline has
-    /// passed, and returns whether the process has ended.
+    /// Terminates a child process: sends SIGTERM, and SIGKILL after a grace time. Does not
+    /// terminate a process that ran before the recording. `wait` waits until the pidfd is readable
+    /// or the deadline has passed, and returns whether the process has ended.
     pub(super) fn terminate(
         &mut self,
         wait: impl FnOnce(BorrowedFd<'_>, Instant) -> Result<bool, Error>,
@@ -76,7 +77,7 @@ impl TracedProcess {
             return Ok(());
         };
         if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-            // An error is ignored, since it means that the child has just ended.
+            // An error of the signal is ignored, since it means that the child has just ended.
             let _ = kill_process(pid, Signal::TERM);
         }
         if !wait(self.pidfd.as_fd(), Instant::now() + TERMINATION_GRACE)? {
@@ -114,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_pid_without_a_process_is_a_usage_error() {
-        // The kernel never gives out a PID above 2^22.
+        // No process has a PID above 2^22.
         let error = TracedProcess::join(i32::MAX as u32)
             .err()
             .expect("no process");

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use pierhead_toc::{Entry, FileDigest, Kind};
 
-/// Panics at the first difference. Compares owners only with `as_root`, because only root can set
-/// owners.
+/// Compares a folder with the expected tree, and panics at the first difference. Compares owners
+/// only with `as_root`, because only root can set owners.
 pub(crate) fn compare(
     root: &Path,
     tree: &[Entry],

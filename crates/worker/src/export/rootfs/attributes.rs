@@ -1,5 +1,5 @@
-//! Sets owner, extended attributes, mode and mtime of an exported file or directory. The order
-//! matters, because `chown` clears setuid and capabilities.
+//! Sets owner, extended attributes, mode and mtime of an exported file or directory. The order of
+//! these steps matters, because `chown` clears setuid and capabilities.
 
 use std::fs::File;
 use std::io;
@@ -19,12 +19,12 @@ pub(super) const SET_ID: u32 = 0o6000;
 
 /// The inode that gets the attributes.
 pub(super) enum Inode<'a> {
-    /// A regular file.
+    /// A regular file, opened.
     File(&'a File),
-    /// A directory.
+    /// A directory, opened.
     Folder(&'a OwnedFd),
-    /// A symbolic link, pipe or device, which must not be opened: its folder, its name, and whether
-    /// it is a symbolic link.
+    /// A symbolic link, pipe or device, which must not be opened. The fields are its folder, its
+    /// name, and whether it is a symbolic link.
     Name(&'a OwnedFd, &'a [u8], bool),
 }
 
@@ -37,7 +37,7 @@ impl Inode<'_> {
         }
     }
 
-    /// A descriptor on the file system of the inode, for `statfs`.
+    /// Returns a descriptor on the file system of the inode, for `statfs`.
     fn file_system(&self) -> BorrowedFd<'_> {
         match self {
             Self::File(file) => file.as_fd(),
@@ -101,7 +101,7 @@ impl Inode<'_> {
 /// Sets all attributes of an inode, and counts owners and extended attributes that cannot be set.
 ///
 /// The owner is set first, because `chown` clears capabilities and setuid. The mtime is set last.
-/// Values that are already right are not set again, which saves journal writes.
+/// Attributes that already have the right value are not set again, which saves journal writes.
 pub(super) fn apply(
     at: &Inode<'_>,
     attributes: Attributes<'_>,
@@ -118,10 +118,11 @@ pub(super) fn apply(
     };
     match owned {
         Ok(()) => {}
-        // EINVAL: the owner has no mapping in this user namespace.
+        // EINVAL means that the owner has no mapping in this user namespace.
         Err(Errno::PERM | Errno::INVAL) => {
             add(&counts.owners, 1);
-            // Drop setuid and setgid, because with setuid the file would run as the exporting user.
+            // The owner cannot be set, so drop setuid and setgid: otherwise, the file would run as
+            // the user that exports.
             if !matches!(at, Inode::Folder(_)) && mode & SET_ID != 0 {
                 mode &= !SET_ID;
                 add(&counts.modes, 1);
@@ -145,7 +146,8 @@ pub(super) fn apply(
     Ok(at.set_time(&times(modified))?)
 }
 
-/// Owner and group. `None` for the ID 2^32 - 1, by which chown(2) means "no change".
+/// Returns owner and group. Returns `None` if one of them is 2^32 - 1, by which chown(2) means "no
+/// change".
 pub(super) fn owner(attributes: Attributes<'_>) -> Option<(Uid, Gid)> {
     let known = attributes.uid != u32::MAX && attributes.gid != u32::MAX;
     known.then(|| (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid)))

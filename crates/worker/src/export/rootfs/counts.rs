@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// they need more privileges or another file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Number of written entries, the root included.
+    /// Number of written entries, including the root folder.
     pub entries: u64,
-    /// Bytes of regular files. A file with several names counts once.
+    /// Bytes of regular files. A file with several names (hard links) counts once.
     pub bytes: u64,
-    /// Number of regular files that share blocks or the inode with a store.
+    /// Number of regular files that share disk blocks or their inode with a store.
     pub shared: u64,
     /// Number of entries whose owner could not be set.
     pub owners: u64,
@@ -23,7 +23,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Whether the export set all properties.
+    /// Whether the export could set all properties.
     pub const fn complete(&self) -> bool {
         matches!(
             [self.owners, self.modes, self.devices, self.xattrs],

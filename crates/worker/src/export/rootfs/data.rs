@@ -1,5 +1,5 @@
 //! Writes the content of an exported file: shares the disk blocks of the store's file, or copies
-//! the bytes and leaves holes for zeros.
+//! the bytes and leaves holes in the file for blocks of zeros.
 
 use std::fs::File;
 use std::io;
@@ -11,19 +11,19 @@ use pierhead_toc::{FileDigest, Time};
 
 use super::ContentSource;
 
-/// Number of bytes of one read and of one write.
+/// Number of bytes that one read or one write transfers.
 const PIECE: usize = 256 << 10;
 
-/// Bytes of the smallest hole in a file.
+/// Size in bytes of the smallest hole in a file.
 const BLOCK: usize = 4096;
 
 const ZEROS: [u8; BLOCK] = [0; BLOCK];
 
-/// Writes one file after the other, through one buffer.
+/// Writes the contents of one file after another, through one buffer.
 pub(super) struct Writer<'a> {
     contents: ContentSource<'a>,
     buffer: Vec<u8>,
-    /// Whether to try reflinks. The first failure ends the attempts.
+    /// Whether the writer tries reflinks. After the first failure, it does not try again.
     cloning: bool,
 }
 
@@ -36,7 +36,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// See [`StoreFiles::record_link`](super::StoreFiles::record_link).
+    /// Calls [`StoreFiles::record_link`](super::StoreFiles::record_link) of the store.
     pub(super) fn record_link(
         &self,
         content: &FileDigest,
@@ -47,7 +47,7 @@ impl<'a> Writer<'a> {
         files.map_or(Ok(()), |files| files.record_link(content, file, modified))
     }
 
-    /// Writes a content into an empty file. Returns whether the file shares its blocks with a
+    /// Writes a file content into an empty file. Returns whether the file shares its blocks with a
     /// store.
     pub(super) fn write(&mut self, to: &File, content: &FileDigest, size: u64) -> io::Result<bool> {
         if size == 0 {
@@ -96,8 +96,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Writes the blocks that are not zero, adjacent blocks with one call. Returns whether the file now
-/// has holes.
+/// Writes the blocks that are not zero, and writes adjacent blocks with one call. Returns whether
+/// the file now has holes.
 fn write_nonzero_blocks(to: &File, at: u64, piece: &[u8]) -> io::Result<bool> {
     let mut start = 0;
     let mut holes = false;

@@ -14,8 +14,8 @@ use pierhead_toc::image_toc::Attributes;
 use super::attributes::{Inode, apply};
 use super::counts::Counters;
 
-/// Maximum number of open folders. The walk closes the folders nearest to the root, and opens them
-/// again when it returns.
+/// Maximum number of open folders. When the walk goes deeper, it closes the folders nearest to the
+/// root, and opens them again on its way back.
 const MAX_OPEN: usize = 64;
 
 /// Flags to open a folder without following a link.
@@ -24,14 +24,15 @@ const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Opens the target, and creates it if needed. Without `over`, the target must be empty.
+/// Opens the target folder of an export, and creates a missing one. If `over` is false, the target
+/// must be empty.
 pub(super) fn target(into: &Path, over: bool) -> io::Result<OwnedFd> {
     fs::create_dir_all(into)?;
-    // The target itself may be a symbolic link, because the caller chose it.
+    // The target itself may be a symbolic link, because the caller chose the target.
     let root = sys::open(into, FOLDER - OFlags::NOFOLLOW, Mode::empty())?;
     if !over {
-        // Two exports into one empty folder would delete each other's files. The export also works
-        // on a file system without locks.
+        // Two exports into one empty folder would delete each other's files. Without this lock, the
+        // target is used anyway if its file system supports no locks.
         if let Err(Errno::WOULDBLOCK) =
             sys::flock(&root, sys::FlockOperation::NonBlockingLockExclusive)
         {
@@ -48,17 +49,17 @@ pub(super) fn target(into: &Path, over: bool) -> io::Result<OwnedFd> {
 /// entry changes the mtime of the folder, and the mode of the folder may forbid new entries.
 struct OpenFolder<'t> {
     fd: Option<OwnedFd>,
-    /// Length of the folder's path in bytes.
+    /// Length of the path of this folder in bytes.
     len: usize,
     attributes: Attributes<'t>,
     modified: Time,
 }
 
-/// The open folders from the target to the current one.
+/// The open folders, from the target of the export to the current folder.
 pub(super) struct Folders<'t> {
     root: OwnedFd,
     root_attributes: Option<(Attributes<'t>, Time)>,
-    /// The path of the current folder.
+    /// The path of the current folder, relative to the target.
     path: Vec<u8>,
     entered: Vec<OpenFolder<'t>>,
 }
@@ -73,12 +74,13 @@ impl<'t> Folders<'t> {
         }
     }
 
-    /// Remembers the attributes that the target gets at the end of the export.
+    /// Stores the attributes that the target folder gets at the end of the export.
     pub(super) const fn root(&mut self, attributes: Attributes<'t>, modified: Time) {
         self.root_attributes = Some((attributes, modified));
     }
 
-    /// Leaves folders up to the parent of `path`. Returns the last name of the path.
+    /// Leaves folders until the current folder is the parent of `path`. Returns the last name of
+    /// the path.
     pub(super) fn go_to_parent<'p>(
         &mut self,
         path: &'p [u8],
@@ -91,7 +93,7 @@ impl<'t> Folders<'t> {
         Ok(name)
     }
 
-    /// The current folder.
+    /// Returns the descriptor of the current folder.
     pub(super) fn here(&self) -> io::Result<&OwnedFd> {
         match self.entered.last() {
             None => Ok(&self.root),
@@ -102,7 +104,7 @@ impl<'t> Folders<'t> {
         }
     }
 
-    /// Creates a folder and enters it.
+    /// Creates a folder, and makes it the current folder.
     pub(super) fn enter(
         &mut self,
         name: &[u8],
@@ -147,7 +149,7 @@ impl<'t> Folders<'t> {
         let left = self.entered.pop().ok_or(io::ErrorKind::InvalidData)?;
         if let Some(fd) = &left.fd {
             let applied = apply(&Inode::Folder(fd), left.attributes, left.modified, counts);
-            // The walk is already at another entry, so the error text names the folder that failed.
+            // The error text names the failed folder, since the walk is already at another entry.
             applied.map_err(|error| {
                 let path = self.path.escape_ascii();
                 io::Error::new(error.kind(), format!("folder {path}: {error}"))
@@ -166,7 +168,7 @@ impl<'t> Folders<'t> {
         Ok(())
     }
 
-    /// Leaves all folders, the target last.
+    /// Leaves all folders, the target folder last.
     pub(super) fn leave_all(&mut self, counts: &Counters) -> io::Result<()> {
         while !self.entered.is_empty() {
             self.leave(counts)?;
@@ -179,8 +181,8 @@ impl<'t> Folders<'t> {
         }
     }
 
-    /// Opens the parent of a written path, and returns the last name of the path. An exported
-    /// folder may have a mode with which only root can open it.
+    /// Opens the parent of a written path, and returns the last name of the path. The folder may
+    /// have a mode with which only root can open it.
     pub(super) fn open<'p>(&self, path: &'p [u8]) -> io::Result<(OwnedFd, &'p [u8])> {
         let (parent, name) = split(path);
         Ok((walk(&self.root, parent)?, name))
@@ -205,7 +207,7 @@ fn walk(root: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
     Ok(folder)
 }
 
-/// Removes a name. Removes a folder with all its entries.
+/// Removes a name from a folder. If the name is a folder, also removes all its entries.
 pub(super) fn clear(parent: &OwnedFd, name: &[u8]) -> io::Result<()> {
     match sys::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),

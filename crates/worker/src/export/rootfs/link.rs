@@ -1,9 +1,11 @@
-//! Links an inode of the store into an exported tree, with the attributes of the tree's entry.
+//! Hard-links an inode of the store into an exported tree, with the attributes of the entry in the
+//! tree. These invariants hold:
 //!
-//! 1. A process that links an inode holds the lock of this inode.
-//! 2. Under the lock, no tree relies on the attributes of an inode whose only name is in the store.
-//!    Such an inode gets the attributes of the entry before the lock is released.
-//! 3. An inode with more names is linked only if it has the attributes of the entry already.
+//! 1. A process that links an inode holds the lock on this inode.
+//! 2. If the only name of a locked inode is in the store, no tree relies on its attributes. Such an
+//!    inode gets the attributes of the entry before the lock is released.
+//! 3. An inode with more than one name is linked only if it already has the attributes of the
+//!    entry.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -21,29 +23,29 @@ use super::attributes::{SET_ID, owner};
 /// attribute.
 const LABEL: &[u8] = b"security.selinux\0";
 
-/// Write permission of the group and of others.
+/// Write permission of the group, and of other users.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// The ctime of an inode: seconds and nanoseconds. A later write changes the ctime, except within
-/// the same tick of the clock.
+/// The ctime of an inode: seconds and nanoseconds. A later write to the inode changes its ctime,
+/// except within the same tick of the clock.
 pub(super) type ChangeTime = (i64, i64);
 
-/// The result of [`link`].
+/// What [`link`] did.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Link {
     /// The name is linked to a file that no other tree shares. The file still needs the attributes
     /// of the entry. The file is locked until the caller closes it. The value is the ctime of the
     /// file.
     Exclusive(ChangeTime),
-    /// The name is linked to a file that has the attributes already.
+    /// The name is linked to a file that already has the attributes of the entry.
     Shared,
-    /// The name is not linked: the caller makes a copy.
+    /// The name is not linked, so the caller copies the file.
     None,
 }
 
-/// Adds a name to a file of the store. `seen` is the ctime of the file when it was verified. With
-/// `may_share`, the file may have further names. `is_stored` returns whether the store's name still
-/// belongs to this file.
+/// Adds a name in the exported tree to a file of the store. `seen` is the ctime of the file when it
+/// was verified. With `may_share`, the file may have further names. `is_stored` returns whether the
+/// store's name still belongs to this file.
 pub(super) fn link(
     file: &File,
     parent: &OwnedFd,
@@ -54,9 +56,9 @@ pub(super) fn link(
     is_stored: impl FnOnce() -> io::Result<bool>,
 ) -> io::Result<Link> {
     let (attributes, modified) = (row.attributes, row.modified);
-    // Never link files that grant rights (setuid, extended attributes), nor files that other users
-    // may write to: a write would change every tree that shares them. The store itself must be able
-    // to read the file.
+    // Files that grant rights (setuid, extended attributes) are never linked. Files that other
+    // users may write to are not linked either, since a write would change every tree that shares
+    // the file. The store itself must be able to read a linked file.
     let is_linkable = attributes.xattrs.is_empty()
         && attributes.mode & (SET_ID | OTHERS_WRITE) == 0
         && attributes.mode & 0o400 != 0
@@ -64,7 +66,7 @@ pub(super) fn link(
     let Some((uid, gid)) = owner(attributes).filter(|_| is_linkable) else {
         return Ok(Link::None);
     };
-    // If another export holds the lock, a copy is faster than the wait.
+    // If another export holds the lock, copying the file is faster than waiting for the lock.
     if sys::flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Ok(Link::None);
     }
@@ -78,9 +80,9 @@ pub(super) fn link(
     {
         return Ok(Link::None);
     }
-    // Count first, then look up: names are added under the lock only. If the store's name belongs
-    // to this file, it is the single name. Otherwise the store has replaced the file, and the
-    // single name belongs to a tree.
+    // Names are added under the lock only, so the order "count, then look up" is safe. If the
+    // store's name belongs to this file, it is the file's only name. If not, the store has replaced
+    // the file, and the only name of this file belongs to a tree.
     if has_one_name && !is_stored()? {
         return Ok(Link::None);
     }
@@ -90,7 +92,8 @@ pub(super) fn link(
     match add_name(file, parent, name) {
         Ok(()) if has_one_name => Ok(Link::Exclusive(changed(&file.metadata()?))),
         Ok(()) => Ok(Link::Shared),
-        // The link is not possible: another file system, too many names, or a file of another user.
+        // The link is not possible: the tree is on another file system, the file has too many
+        // names, or it belongs to another user.
         Err(Errno::XDEV | Errno::MLINK | Errno::PERM | Errno::NOENT) => Ok(Link::None),
         Err(error) => Err(error.into()),
     }
@@ -102,7 +105,7 @@ pub(super) fn changed(meta: &Metadata) -> ChangeTime {
 
 fn add_name(file: &File, parent: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
     match sys::linkat(file, "", parent, name, AtFlags::EMPTY_PATH) {
-        // Linux before 6.10 needs CAP_DAC_READ_SEARCH for an empty path.
+        // Before 6.10, Linux requires CAP_DAC_READ_SEARCH to link a descriptor with an empty path.
         Err(Errno::NOENT) => {
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             sys::linkat(sys::CWD, path, parent, name, AtFlags::SYMLINK_FOLLOW)

@@ -40,62 +40,62 @@ use walk::{Walk, WalkError};
 /// Number of files in one batch for a writer. Passing each file alone to a writer would take longer
 /// than writing a small file.
 const BATCH: usize = 32;
-/// Bytes of files at which a batch is complete with fewer files.
+/// Number of bytes at which a batch is complete, even with fewer files.
 const BATCH_BYTES: u64 = 1 << 20;
 
-/// Maximum number of batches that wait for a writer. Each file in these batches takes an open
+/// Maximum number of batches that wait for a writer. Each file in a waiting batch takes an open
 /// descriptor.
 const MAX_WAITING: usize = 4;
 
-/// A store that keeps each content in a file of its own.
+/// A store that keeps each file content in a separate file.
 pub trait StoreFiles: Sync {
-    /// Opens the file of a content. `None` if the store does not have the content.
+    /// Opens the store's file of a content. Returns `None` if the store does not have the content.
     ///
     /// # Errors
-    /// Errors of the medium.
+    /// Returns errors of the medium.
     fn file(&self, content: &FileDigest) -> io::Result<Option<File>>;
 
     /// Whether the store still uses this file for the content, so that [`Self::file`] would return
     /// it.
     ///
     /// # Errors
-    /// Errors of the medium.
+    /// Returns errors of the medium.
     fn is_current(&self, content: &FileDigest, file: &File) -> io::Result<bool>;
 
-    /// Records that an exported tree now shares this file. The file has the attributes of the
-    /// tree's entry and this mtime.
+    /// Records that an exported tree now shares this file, which has the attributes of the entry in
+    /// the tree and the mtime `modified`.
     ///
     /// # Errors
-    /// Errors of the medium.
+    /// Returns errors of the medium.
     fn record_link(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()>;
 }
 
 /// How an export uses a file of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReuseMode {
-    /// Shares blocks where the file system has reflinks (btrfs, XFS). On other file systems, copies
-    /// the file.
+    /// Shares disk blocks with the store where the file system has reflinks (btrfs, XFS). On other
+    /// file systems, copies the file.
     #[default]
     Clone,
-    /// Links the inode of the store. Only for read-only trees: a write to such a file changes the
-    /// store and other trees.
+    /// Hard-links the inode of the store, which is for read-only trees only: a write to a linked
+    /// file changes the store and other trees.
     ///
-    /// 1. Only the first entry of a content is linked, so that the tree has only the hard links of
-    ///    the image.
-    /// 2. An inode that no other tree shares gets the attributes of the entry. Other inodes must
-    ///    have them already.
-    /// 3. Entries of other users, and entries that others may write to, are cloned as with
-    ///    [`ReuseMode::Clone`].
+    /// 1. Of several entries with the same content, only the first is linked, so that the tree has
+    ///    only the hard links of the image.
+    /// 2. An inode that no other tree shares gets the attributes of the entry. An inode that other
+    ///    trees share is linked only if it already has these attributes.
+    /// 3. Entries that belong to other users, and entries that other users may write to, are cloned
+    ///    as with [`ReuseMode::Clone`].
     HardLink,
 }
 
 /// The options of an export into a folder.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Whether the folder may contain files. The export replaces names of the image, and keeps all
-    /// other names.
+    /// Whether the folder may contain files. The export replaces entries of the same name, and
+    /// keeps all other entries.
     pub over: bool,
-    /// How the tree shares files of the store.
+    /// How the exported tree shares files of the store.
     pub reuse: ReuseMode,
     /// Number of threads that write contents. One more thread walks the TOC.
     pub threads: NonZeroUsize,
@@ -111,7 +111,7 @@ impl Default for Options {
     }
 }
 
-/// A created file for a writer, still without content and attributes.
+/// A file that the walk has created, and that a writer has to give its content and attributes.
 struct FileJob<'t> {
     file: File,
     /// The ctime of the file, if it is a linked inode of the store and so already has its content.
@@ -123,22 +123,23 @@ struct FileJob<'t> {
     modified: Time,
 }
 
-/// The contents for an export: a source, and the store's files if there are any.
+/// The file contents for an export: a source, and the files of the store if there are any.
 #[derive(Clone, Copy)]
 pub struct ContentSource<'a> {
-    /// The source that has all contents.
+    /// The source from which all file contents can be read.
     pub source: &'a (dyn Source + Sync),
     /// The store, if its files can be shared with the exported tree.
     pub files: Option<&'a dyn StoreFiles>,
 }
 
-/// Writes the tree of `toc` into the folder `into`, and creates the folder if needed. Syncs
-/// nothing. Any thread may call `progress` with the bytes of content that it has written.
+/// Writes the tree of `toc` into the folder `into`, and creates a missing folder. Does not sync the
+/// written files. `progress` gets the bytes of content that were written since its last call; any
+/// thread may call it.
 ///
 /// # Errors
 /// `Io`, also for a folder with files if `over` is not set. `Missing` if the source lacks a
-/// content. `Malformed`. After an error, the export deletes the files that it has written, except
-/// with `over`.
+/// content. `Malformed` if the TOC or a content is malformed. After an error, the export deletes
+/// the files that it has written, except with `over`.
 pub fn rootfs(
     toc: &ImageToc,
     contents: ContentSource<'_>,
@@ -171,7 +172,8 @@ pub fn rootfs(
             taken: HashSet::new(),
             folders: Folders::new(root),
         };
-        // Moves the sender into this scope, so that the writers also end if the walk panics.
+        // Moves the sender of the queue into this scope, so that the writers also end if the walk
+        // panics.
         let sender = sender;
         let (mut batch, mut bytes): (Vec<FileJob<'_>>, u64) = (Vec::new(), 0);
         let mut send = |job: Option<_>| {
@@ -198,7 +200,7 @@ pub fn rootfs(
         }
         send(None);
         drop(sender);
-        // The error of a writer is reported first, since the walk stops because of this error.
+        // Reports the error of a writer first, since it is the reason why the walk stopped.
         for writer in writing {
             match writer.join() {
                 Ok(written) => written?,
@@ -237,7 +239,7 @@ fn write<'t>(
             }
             if let Err(error) = job.write(&mut writer, counts) {
                 stopped.store(true, Ordering::Relaxed);
-                // Empty the queue, so that the walk does not wait for a free place in it.
+                // Empties the queue, so that the walk does not wait for a free place in the queue.
                 while jobs.lock().recv().is_ok() {}
                 return Err(match error.kind() {
                     io::ErrorKind::NotFound => Error::Missing(job.content.to_string()),
@@ -254,8 +256,8 @@ impl FileJob<'_> {
         let shared =
             self.store_inode.is_some() || writer.write(&self.file, &self.content, self.size)?;
         add(&counts.shared, u64::from(shared));
-        // Another process may have written to the file since it was verified: then the file gets no
-        // stamp, and the store hashes it again later.
+        // Another process may have written to the file since it was verified: in this case, the
+        // file gets no stamp, and the store hashes the file again later.
         let is_unchanged = match self.store_inode {
             Some(before) => link::changed(&self.file.metadata()?) == before,
             None => false,

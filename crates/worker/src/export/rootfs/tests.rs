@@ -1,4 +1,5 @@
-//! Tests of the single steps of an export into a folder. `tests/trees.rs` tests whole trees.
+//! Unit tests of an export into a folder: creating entries, setting attributes, and linking files
+//! of the store. `tests/trees.rs` tests exports of whole trees.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -55,7 +56,7 @@ fn toc(entries: &[Entry]) -> ImageToc {
     ImageToc::merge([layer]).expect("a TOC")
 }
 
-/// Calls `check` with the first row below the root.
+/// Calls `check` with the row of `entry`, the first below the root of a TOC.
 fn with_row<T>(entry: &Entry, check: impl FnOnce(&pierhead_toc::image_toc::Row<'_, '_>) -> T) -> T {
     let toc = toc(std::slice::from_ref(entry));
     let mut rows = toc.rows();
@@ -159,7 +160,7 @@ fn a_file_whose_owner_cannot_be_set_loses_setuid() {
     fs::write(&path, "x").expect("written");
     let opened = File::open(&path).expect("opened");
     let counts = Counters::default();
-    // chown(2) reads this ID as "no change", so no file can get this owner.
+    // For chown(2), the ID 2^32 - 1 means "no change", so no file can get this owner.
     let wanted = Entry {
         uid: u32::MAX,
         mode: 0o6755,
@@ -178,7 +179,7 @@ fn a_file_whose_owner_cannot_be_set_loses_setuid() {
     );
 }
 
-/// A file of a store, and a folder in which entries link it.
+/// A file of a store, and a folder in which the tests link it.
 struct StoreFile {
     folder: TempDir,
     tree: OwnedFd,
@@ -305,9 +306,9 @@ fn a_changed_replaced_or_locked_inode_is_not_linked() {
     let (seconds, nanos) = link::changed(&opened.metadata().expect("metadata"));
     let earlier = (seconds - 1, nanos);
     assert!(store.link_seen(&opened, "name", &plain, earlier, true) == Link::None);
-    // Closing the file releases its lock.
+    // Closing the file releases the lock of the link.
     drop(opened);
-    // Another export has the inode locked.
+    // Another export holds the lock on the inode.
     let other = File::open(&store.path).expect("opened");
     let operation = rustix::fs::FlockOperation::LockExclusive;
     rustix::fs::flock(&other, operation).expect("locked");

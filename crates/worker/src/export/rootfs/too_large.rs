@@ -1,5 +1,5 @@
 //! Makes the errors for extended attributes and symbolic links that are too large for the file
-//! system. The text states the size, the limit and the fix.
+//! system. The error text states the size, the limit and the fix.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,18 +10,18 @@ use rustix::io::Errno;
 /// Maximum number of bytes of the target of a symbolic link on Linux: PATH_MAX without the zero at
 /// the end.
 const MAX_TARGET: usize = 4095;
-/// The type of ext2, ext3 and ext4 in `statfs`.
+/// The number of the file systems ext2, ext3 and ext4 in the result of `statfs`.
 const EXT: u64 = 0xef53;
 
-/// The error for an extended attribute that could not be set. `file_system` is any descriptor on
-/// the file system.
+/// Makes the error for an extended attribute that could not be set. `file_system` is any descriptor
+/// on the file system.
 pub(super) fn attribute(
     file_system: BorrowedFd<'_>,
     name: &[u8],
     value: &[u8],
     error: Errno,
 ) -> io::Error {
-    // A full disk and a full block of attributes have the same error number.
+    // A full disk and a full block of extended attributes have the same error number.
     let is_full = |statfs: &sys::StatFs| {
         let block = u64::try_from(statfs.f_bsize).unwrap_or(1).max(1);
         statfs.f_bavail <= (value.len() as u64).div_ceil(block)
@@ -46,7 +46,7 @@ pub(super) fn attribute(
     ))
 }
 
-/// The error for a symbolic link to `target` that could not be created.
+/// Makes the error for a symbolic link to `target` that could not be created.
 pub(super) fn target(target: &[u8], error: Errno) -> io::Error {
     let len = target.len();
     if error != Errno::NAMETOOLONG || len <= MAX_TARGET {
@@ -93,7 +93,8 @@ mod tests {
             text.contains("4096 bytes") && text.contains("4095"),
             "{text}"
         );
-        // If the name of the link and not its target is too long, the error is not changed.
+        // If the name of the symbolic link is too long, and not its target, the error does not
+        // change.
         let short = target(b"x", Errno::NAMETOOLONG).raw_os_error();
         assert_eq!(short, Some(Errno::NAMETOOLONG.raw_os_error()));
     }

@@ -26,19 +26,19 @@ pub(super) enum WalkError {
     Other(Error),
 }
 
-/// The result of the attempt to link a name to a file of the store.
+/// The result of an attempt to link a name to a file of the store.
 enum StoreLink {
-    /// Linked to a file that no other tree shares. The file still needs the attributes of the
-    /// entry. The second value is the ctime of the file.
+    /// The name is linked to a file that no other tree shares. The file still needs the attributes
+    /// of the entry. The second field is the ctime of the file.
     Exclusive(File, ChangeTime),
-    /// Linked to a file that has all attributes already.
+    /// The name is linked to a file that already has all attributes.
     Shared,
-    /// Not linked: the walk creates a new file.
+    /// The name is not linked, so the walk creates a new file.
     None,
 }
 
-/// The path of each target of a hard link, by the ordinal of the target. The path is `None` until
-/// the target is written, and for a target that could not be created.
+/// The path of each entry to which hard links of the image point, by the number of the entry. The
+/// path is `None` if the entry is not written yet, or could not be created.
 pub(super) type LinkTargets = HashMap<u32, Option<Vec<u8>>>;
 
 pub(super) fn link_targets(toc: &ImageToc) -> Result<LinkTargets, Error> {
@@ -60,7 +60,7 @@ pub(super) struct Walk<'a> {
     pub(super) stopped: &'a AtomicBool,
     pub(super) progress: &'a (dyn Fn(u64) + Sync),
     pub(super) linked: LinkTargets,
-    /// Contents whose inode of the store is linked into the tree.
+    /// File contents whose inode in the store is already linked into the tree.
     pub(super) taken: HashSet<u32>,
     pub(super) folders: Folders<'a>,
 }
@@ -85,7 +85,7 @@ impl<'a> Walk<'a> {
             .map_err(|error| WalkError::Io(Vec::new(), error))
     }
 
-    /// Writes one entry. Returns `false` after an error of another thread.
+    /// Writes one entry of the tree. Returns `false` after an error of another thread.
     fn entry(
         &mut self,
         row: &Row<'_, 'a>,
@@ -148,7 +148,7 @@ impl<'a> Walk<'a> {
         Ok(true)
     }
 
-    /// Writes one entry. Returns `false` after an error of another thread.
+    /// Writes one regular file. Returns `false` after an error of another thread.
     fn file(
         &mut self,
         name: &[u8],
@@ -181,7 +181,7 @@ impl<'a> Walk<'a> {
         }))
     }
 
-    /// Links a name to the store's inode, if the rules of [`link`] allow it.
+    /// Links a name in the tree to an inode of the store, if the rules of [`link`] allow it.
     fn link_from_store(
         &mut self,
         name: &[u8],
@@ -205,7 +205,7 @@ impl<'a> Walk<'a> {
         if meta.len() != size {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // With `over`, an older file in the folder may already be the same inode.
+        // With `over`, a file of an older export in the folder may already be the same inode.
         let may_share = !self.options.over;
         let parent = self.folders.here()?;
         let is_stored = || files.is_current(content, &file);
@@ -239,7 +239,8 @@ fn create(parent: &OwnedFd, name: &[u8], mode: u32) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Creates a symbolic link, pipe or device. `false` for a device that this process may not create.
+/// Creates a symbolic link, pipe or device. Returns `false` for a device that this process may not
+/// create.
 fn make(parent: &OwnedFd, name: &[u8], node: &Node<'_>) -> io::Result<bool> {
     let (kind, device) = match *node {
         Node::Symlink(target) => {

@@ -1,13 +1,13 @@
-//! Property tests of body framing: any body is read as it was sent, and no truncated body counts as
-//! complete.
+//! Property tests of the framing of HTTP response bodies: the client reads any body as the server
+//! sent it, and never takes a truncated body for a complete one.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::get;
 
-/// A response whose body is sent in chunks of these sizes, with an extension after each size and
-/// trailers at the end.
+/// Formats a response whose body is sent in chunks of these sizes, with an extension after each
+/// size and trailers at the end.
 fn chunked(body: &[u8], sizes: &[usize], extension: &str, trailers: usize) -> Vec<u8> {
     let mut wire = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
     let mut rest = body;

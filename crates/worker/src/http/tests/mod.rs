@@ -1,4 +1,5 @@
-//! Tests of the HTTP client with sockets: framing, invalid responses, retries, TLS.
+//! Tests of a worker's HTTP client over sockets: framing of bodies, invalid responses, error
+//! statuses, idle connections, retries, the minimum rate, and TLS.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
@@ -15,8 +16,8 @@ use crate::http::session::Session;
 
 mod framing;
 
-/// Starts a server that sends one of `responses` on each connection and closes it. The thread
-/// returns the requests.
+/// Starts a server that sends one of `responses` on each connection, and then closes the
+/// connection. The returned thread returns the requests.
 fn server(responses: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -31,7 +32,7 @@ fn server(responses: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
                 head.push(byte[0]);
             }
             requests.push(String::from_utf8_lossy(&head).into_owned());
-            // The client may have closed the connection.
+            // Ignores an error, since the client may have closed the connection.
             let _ = stream.write_all(&response);
         }
         requests
@@ -41,8 +42,8 @@ fn server(responses: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
     (Server::new(url, tls, None), thread)
 }
 
-/// Requests a path from a server that sends `response`. Returns status, body, and whether the
-/// connection is idle.
+/// Requests a path from a server that sends `response`. Returns the status, the body, and whether
+/// the connection can be reused.
 fn get(response: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
     let (status, body, is_idle, received) = exchange(response)?;
     assert_eq!(received, u64::try_from(response.len()).expect("small"));
@@ -55,7 +56,7 @@ fn get_any(response: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
     Ok((status, body, is_idle))
 }
 
-/// The exchange of [`get`]. Also returns the number of received bytes.
+/// Sends the request of [`get`]. Also returns the number of received bytes.
 fn exchange(response: &[u8]) -> Result<(u16, Vec<u8>, bool, u64), String> {
     let (server, thread) = server(vec![response.to_vec()]);
     let session = Session::new(&server);
@@ -186,7 +187,7 @@ fn a_refusal_carries_advice_and_retry_after() {
     thread.join().expect("a server");
 }
 
-/// Some registries send 403 in place of 401.
+/// Tests the status 403, which some registries send in place of 401.
 #[test]
 fn the_error_of_a_403_without_credentials_does_not_mention_them() {
     let answer = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n".to_vec();
@@ -222,7 +223,7 @@ fn https_to_a_server_without_tls_advises_http() {
     let thread = thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a client");
         let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
-        // Read the TLS hello, so that the close sends no reset.
+        // Reads the TLS hello of the client, so that closing the connection sends no reset.
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let url = Url::parse(&format!("https://{address}")).expect("a url");
@@ -249,7 +250,8 @@ fn a_response_below_the_minimum_rate_fails_and_a_long_wait_does_not() {
     };
     assert!(fails(0) && fails(1) && fails(100));
     assert!(!fails(1000) && !fails(1 << 20));
-    // The server plans a bundle for a minute, and then sends the whole bundle at once.
+    // In this case, the server plans a bundle for a minute, and then sends the whole bundle at
+    // once.
     let mut rate = connection::MinimumRate::default();
     assert!(rate.is_met(59 * second, 1) && rate.is_met(second, 1 << 20));
     assert!(rate.is_met(60 * second, 1));
@@ -275,7 +277,7 @@ fn only_a_tls_connection_loads_the_roots() {
     let url = format!("https://{}", listener.local_addr().expect("an address"));
     let https = Server::new(Url::parse(&url).expect("a URL"), tls, None);
     for server in [https.clone(), https.redirected_to(https.url().clone())] {
-        // Connecting sends no byte, since the TLS handshake follows with the first request.
+        // A connect sends no byte, since the TLS handshake follows with the first request.
         Session::new(&server).connect().expect("a TCP connection");
         assert_eq!(loads.load(Ordering::Relaxed), 1);
     }

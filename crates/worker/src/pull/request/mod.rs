@@ -16,8 +16,8 @@ use crate::{Error, registry, request_path};
 /// Minimum and maximum pause between two polls. Within these limits, the server chooses the pause
 /// by `Retry-After`.
 const POLL_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// Maximum time without progress of the server. One stage of the preparation takes minutes for the
-/// largest layers.
+/// Maximum time in which the server makes no progress with a bundle. For the largest layers, one
+/// stage of the preparation takes minutes.
 const MAX_STAGNATION: Duration = Duration::from_secs(10 * 60);
 /// Maximum wait for a bundle. After this time, a pull of layers would be faster.
 const MAX_WAIT: Duration = Duration::from_secs(30 * 60);
@@ -26,9 +26,9 @@ const MAX_WAIT: Duration = Duration::from_secs(30 * 60);
 pub(crate) enum BundleResponse {
     /// The server sends the bundle.
     Bundle {
-        /// The value that identifies the bundle in later requests.
+        /// The `ETag` that identifies the bundle in later requests.
         etag: String,
-        /// The bundle, or the requested part.
+        /// The body of the response: the bundle, or the requested part of it.
         body: Body,
     },
     /// The server has no bundle, for this reason. The client pulls layers instead.
@@ -83,8 +83,8 @@ pub(crate) fn request_bundle(
                     | StatusCode::NOT_IMPLEMENTED,
                     _,
                 ) => {
-                    // The endpoint or the image is missing. A request for the manifest tells which
-                    // one is missing.
+                    // The server lacks the image, or does not support bundles. A request for the
+                    // manifest tells which of the two is true.
                     registry::check_manifest(session, image)?;
                 }
                 _ => return Ok(BundleResponse::Unavailable(error.to_string())),
@@ -95,7 +95,7 @@ pub(crate) fn request_bundle(
             )))
         }
         _ => match response.into_error(&server, &image.to_string()) {
-            // The server has no bundles until its operator acts.
+            // The server can make no bundle until its operator acts.
             error @ Error::Refused {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 code: Some(ErrorCode::Unsupported),
@@ -106,7 +106,7 @@ pub(crate) fn request_bundle(
     }
 }
 
-/// Waits between polls until the server has prepared a bundle, within time limits.
+/// Waits between polls until the server has prepared a bundle, up to time limits.
 pub(crate) struct ReadinessWait {
     backoff: RetryBackoff,
     last: Option<Progress>,
@@ -126,8 +126,8 @@ impl ReadinessWait {
         }
     }
 
-    /// The reason to pull layers instead, if the server still prepares the bundle and a time limit
-    /// has passed.
+    /// If a time limit has passed while the server prepares the bundle, returns this as the reason
+    /// to pull layers instead.
     pub(crate) fn timed_out(&self, error: &Error) -> Option<String> {
         let is_stuck = self.last.is_some() && self.last_change.elapsed() >= MAX_STAGNATION;
         if self.started.elapsed() < self.max_wait && !is_stuck {

@@ -22,7 +22,8 @@ fn layers_are_pulled_after_the_maximum_wait() {
     wait.max_wait = Duration::ZERO;
     assert!(wait.timed_out(&refused(preparing)).is_some());
     assert!(wait.wait(refused(preparing), &mut |_, _| {}).is_err());
-    // A busy server that prepares no bundle has no such time limit: the backoff of retries applies.
+    // If the server is busy and prepares no bundle, this time limit does not apply, but the limit
+    // of retries does.
     assert!(wait.timed_out(&refused(None)).is_none());
 }
 
@@ -32,7 +33,8 @@ fn image() -> Reference {
     "registry.example/app:1".parse().expect("a reference")
 }
 
-/// Requests a bundle from a server with one response to each POST and one to each GET.
+/// Requests a bundle from a server that sends `post` to each POST request and `get` to each GET
+/// request.
 fn request(post: Vec<u8>, get: Vec<u8>) -> (Result<BundleResponse, Error>, TestServer) {
     let server = TestServer::start(move |request| match request.head.starts_with("POST ") {
         true => post.clone(),
@@ -79,7 +81,8 @@ fn a_bundle_is_a_response_with_its_media_type_and_an_etag() {
     assert_eq!(sent.header("content-type"), Some("application/json"));
     let query: BundleQuery = serde_json::from_slice(&sent.body).expect("a request in JSON");
     assert_eq!(query.want, "1");
-    // A server without bundles may send a web page for any path.
+    // A server without bundles may send a web page for any path, so these responses must mean "no
+    // bundle".
     for headers in [
         &[READY][..],
         &[etag],
@@ -106,7 +109,7 @@ fn a_missing_endpoint_and_a_missing_image_are_distinguished() {
         );
         assert!(matches!(result, Err(Error::NotFound { .. })), "{status}");
     }
-    // The error code of the response decides, so the client sends no second request.
+    // The error code shows that the image is missing, so the client sends no second request.
     let (result, server) = request(refusal("404 Not Found", "MANIFEST_UNKNOWN"), manifest());
     assert!(matches!(result, Err(Error::NotFound { .. })));
     assert_eq!(server.targets().len(), 1);
@@ -123,7 +126,8 @@ fn a_refusal_ends_the_pull_only_if_layers_would_be_refused_too() {
         let (result, _) = request(refusal(status, "DENIED"), manifest());
         assert!(matches!(result, Err(Error::Refused { .. })), "{status}");
     }
-    // The operator has disabled bundles, or the request is too large for the server.
+    // These statuses mean that the operator has disabled bundles, or that the request is too large
+    // for the server.
     for (status, code) in [
         ("503 Service Unavailable", "UNSUPPORTED"),
         ("400 Bad Request", "UNSUPPORTED"),

@@ -8,7 +8,7 @@ use super::*;
 
 const IMAGE: &str = "registry.example/app:1";
 
-/// The tar of a layer with these files.
+/// Returns the tar of a layer with these files.
 fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     for (path, bytes) in files {
@@ -124,7 +124,7 @@ fn layers_only_sends_no_request_for_a_bundle() {
     assert_eq!((report.method, report.reason), (PullMethod::Layers, None));
     let first = server.targets();
     assert!(first.iter().all(|target| target.starts_with("GET ")));
-    // A second pull requests only the manifest.
+    // A second pull of the same image requests only the manifest.
     let report = pull(&server.server(), options(), &NoProgress).expect("stored");
     assert_eq!((report.contents.full, report.contents.reused), (0, 1));
     assert_eq!(requested_blobs(&server), 2, "a config and a layer");
@@ -204,7 +204,7 @@ fn a_failed_pull_of_layers_resumes_with_its_files() {
     let image = image(&[tar(&[("a", b"a")]), tar(&[("b", b"b")])]);
     let good = registry(image.clone());
     let layers = image.blobs.len() - 1;
-    // The server refuses the last blob that the pull requests.
+    // The test server refuses the last blob that the pull requests.
     let seen = AtomicUsize::new(0);
     let broken = registry_with(image, move |_, blob| {
         match seen.fetch_add(1, Ordering::Relaxed) == layers {

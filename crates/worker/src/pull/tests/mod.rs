@@ -1,4 +1,5 @@
-//! Tests of whole pulls from a test server.
+//! Tests of whole pulls from a test server: pulls as bundles, resumed pulls, changed bundles,
+//! fallbacks and messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +18,7 @@ mod layers;
 
 const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// Two versions of the test image without its content of 9 MB, so that these tests are fast.
+/// Returns two versions of the test image, without the file of 9 MB, so that these tests are fast.
 fn versions() -> (TestImage, TestImage) {
     let (mut old, mut new) = store::tests::versions();
     for test_image in [&mut old, &mut new] {
@@ -64,7 +65,7 @@ fn query_of(request: &ReceivedRequest) -> BundleQuery {
     serde_json::from_slice(&request.body).expect("a request in JSON")
 }
 
-/// The queries of all requests for bundles.
+/// Returns the queries of all requests for bundles that the server received.
 fn queries(server: &TestServer) -> Vec<BundleQuery> {
     let requests = server.requests();
     let bundles = requests
@@ -108,7 +109,7 @@ fn a_pulled_bundle_is_recorded_with_its_name() {
     let names = ImageNames::read(std::iter::once(store.path()));
     let reference = "registry.example/app:1".parse().expect("a reference");
     assert_eq!(names.find(&reference, &platform()), Some(image.digest()));
-    // A second pull by digest needs no server.
+    // A second pull of the image by its digest needs no server.
     let requests = server.requests().len();
     let named = format!("registry.example/app@{}", image.digest());
     let report = pull_into(&server, &store, &named).expect("stored");
@@ -241,7 +242,7 @@ fn a_pull_with_a_corrupt_content_fails() {
     let image = TestImage::of(&[("a", noise(1, 3000)), ("b", noise(2, 9000))]);
     let other = TestImage::of(&[("a", noise(7, 3000)), ("b", noise(2, 9000))]);
     let (encoded, wrong) = (encode(&image, None, false), encode(&other, None, false));
-    // The response has the header of this image and the records of another image.
+    // The server sends the header of this image with the records of another image.
     let part = wrong.part(0);
     let records = &part[encoded.prelude.encode().len()..];
     let bytes = [&encoded.prelude.encode()[..], &encoded.body, records].concat();
@@ -255,7 +256,7 @@ fn a_pull_with_a_corrupt_content_fails() {
     assert!(stored(&store).is_empty(), "no wrong byte becomes visible");
 }
 
-/// Collects the lines that a pull shows.
+/// Collects the lines that a pull shows to the user.
 #[derive(Default)]
 struct RecordedLines(Mutex<Vec<String>>);
 
@@ -279,7 +280,7 @@ fn a_second_pull_of_an_image_waits_for_the_first_and_reuses_its_contents() {
     let gate = Mutex::new(receiver);
     let responses = AtomicUsize::new(0);
     let shared = Arc::clone(&encoded);
-    // The server sends the rest of the first bundle when the second pull waits.
+    // The server sends the rest of the first bundle as soon as the second pull waits for the first.
     let server = TestServer::start(move |request| match query_of(request).part {
         Some(part) => {
             let _ = gate.lock().recv();

@@ -1,4 +1,5 @@
-//! Applies a bundle to a store, in bounded memory. Any thread may pass the records of the bundle.
+//! Applies a bundle to a store: decodes its records into file contents, in bounded memory. Any
+//! thread may pass records of the bundle.
 
 mod work;
 
@@ -18,20 +19,20 @@ use pierhead_bundle::format::{Header, Sizes, UsableContents};
 use pierhead_bundle::{Coding, Frame, Slice};
 use pierhead_toc::{FileDigest, ImageToc};
 
-/// Maximum number of bytes of payloads in the queue and in the decoding threads.
+/// Maximum number of bytes of compressed records in the queue and in the decoding threads.
 const MAX_QUEUED_BYTES: u64 = 8 << 20;
-/// Maximum number of bytes of base contents and decoded frames of all threads. One frame of the
-/// maximum size fits.
+/// Maximum number of bytes of base contents and decoded frames of all threads. A frame of the
+/// maximum size fits into this maximum.
 const MAX_DECODING_BYTES: u64 = 24 << 20;
-/// Maximum number of members and bases of all frames. This maximum limits the memory of the frame
-/// list.
+/// Maximum number of members and bases of all frames. The maximum limits the memory of the list of
+/// frames.
 const MAX_SLICES: usize = 600_000;
-/// Maximum number of decoding threads. With more threads, the threads only wait for each other in
-/// the file system.
+/// Maximum number of decoding threads. More threads would only wait for each other in the file
+/// system.
 const MAX_THREADS: usize = 4;
 
-/// A bundle that is being applied. Several threads may call [`Apply::record`]. If the value is
-/// dropped before the end, [`Store::resume`] continues the fetch.
+/// A bundle that is being applied. Several threads may call [`Apply::record`]. If this value is
+/// dropped before the end, [`Store::resume`] can continue the fetch.
 pub struct Apply {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -40,10 +41,10 @@ pub struct Apply {
 /// The result of [`Apply::finish`].
 #[derive(Debug)]
 pub enum ApplyOutcome {
-    /// All contents are stored. A thread now records the image.
+    /// All contents are stored. A thread now records the image in the store.
     Complete(Box<CompleteImage>),
-    /// The store lacks these contents. The caller has to fetch them one by one, and then call
-    /// `finish` again.
+    /// The store lacks these contents. The caller has to fetch these contents one by one, and then
+    /// call `finish` again.
     Missing(Vec<(FileDigest, u64)>),
 }
 
@@ -57,7 +58,7 @@ pub struct CompleteImage {
 }
 
 impl CompleteImage {
-    /// The image.
+    /// Returns the complete image.
     pub fn image(&self) -> &Image {
         &self.image
     }
@@ -76,7 +77,7 @@ impl CompleteImage {
     }
 }
 
-/// Makes a complete image of an image that is already recorded.
+/// Converts an image that is already recorded to a complete image.
 impl From<Image> for CompleteImage {
     fn from(image: Image) -> Self {
         Self {
@@ -89,7 +90,7 @@ impl From<Image> for CompleteImage {
 /// How the contents of an image arrived, so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ApplyCounts {
-    /// Contents that arrived in full: in frames that are no patches, or by requests for single
+    /// Contents that arrived in full: in frames other than patches, or by requests for single
     /// contents.
     pub full: TransferCount,
     /// Contents that arrived as patches against stored contents.
@@ -100,7 +101,8 @@ pub struct ApplyCounts {
     pub reused: TransferCount,
 }
 
-/// One part of [`ApplyCounts`]. A content of several ranges counts with its first range.
+/// One part of [`ApplyCounts`]. A content that arrives in several ranges is counted with its first
+/// range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferCount {
     /// Number of contents.
@@ -150,8 +152,8 @@ impl Sizes for ImageTocs {
 }
 
 impl ImageTocs {
-    /// A content of a base image. `image` is the position of the base image in the header. `None`
-    /// if the bundle may not use this content.
+    /// Returns a file content of a base image. `image` is the position of the base image in the
+    /// header. Returns `None` if the bundle may not use this content.
     fn base_content(&self, image: u16, content: u32) -> Option<(FileDigest, u64)> {
         let (usable, toc) = self.base_images.get(usize::from(image))?;
         let toc = toc.as_ref()?;
@@ -198,7 +200,7 @@ impl Apply {
             }
             frames.push(frame);
         }
-        // The TOC is decoded already, so free its coded bytes.
+        // The TOC is already decoded, so its coded bytes are freed.
         header.toc.coded = Vec::new();
         let mut state = State {
             done: vec![false; frames.len()],
@@ -253,32 +255,34 @@ impl Apply {
         })
     }
 
-    /// The request to which this bundle is the response.
+    /// Returns the request to which this bundle is the response.
     pub fn query(&self) -> &BundleQuery {
         &self.shared.folder.query
     }
 
-    /// The `ETag` of the bundle.
+    /// Returns the `ETag` of the bundle.
     pub fn etag(&self) -> &str {
         &self.shared.folder.etag
     }
 
-    /// SHA-256 of the header's body. A request that resumes the bundle names this digest.
+    /// Returns the SHA-256 hash of the header's body. A request that resumes the bundle names this
+    /// digest.
     pub fn digest(&self) -> [u8; 32] {
         self.shared.folder.digest
     }
 
-    /// The header of the bundle, without the coded TOC.
+    /// Returns the header of the bundle, without the coded TOC.
     pub fn header(&self) -> &Header {
         &self.shared.header
     }
 
-    /// The TOC of the wanted image.
+    /// Returns the TOC of the wanted image.
     pub fn toc(&self) -> &ImageToc {
         &self.shared.tocs.wanted
     }
 
-    /// The uncompressed bytes of each frame; 0 for frames without a record.
+    /// Returns the number of uncompressed bytes of each frame, which is 0 for frames without a
+    /// record.
     pub fn weights(&self) -> impl Iterator<Item = u64> + '_ {
         self.shared.frames.iter().map(|frame| match frame.coding {
             Coding::Copy => 0,
@@ -286,7 +290,7 @@ impl Apply {
         })
     }
 
-    /// Ranges of frames whose records are missing.
+    /// Returns the ranges of frames whose records are missing.
     pub fn missing(&self) -> Vec<Range<u32>> {
         let state = self.shared.state.lock();
         let mut ranges: Vec<Range<u32>> = Vec::new();
@@ -303,7 +307,7 @@ impl Apply {
         ranges
     }
 
-    /// How the contents of the image arrived, so far.
+    /// Returns how the contents of the image have arrived so far.
     pub fn counts(&self) -> ApplyCounts {
         self.shared.state.lock().counts
     }
@@ -311,8 +315,8 @@ impl Apply {
     /// Queues a record for the decoding threads. Waits while the queue is full.
     ///
     /// # Errors
-    /// The error of this or an earlier record. After an error, the bundle cannot be applied.
-    /// Contents that were applied remain stored.
+    /// The error of this record or of an earlier record. After an error, the bundle cannot be
+    /// applied. Contents that were stored before the error remain in the store.
     pub fn record(&self, frame: u32, coding: Coding, payload: Vec<u8>) -> Result<(), Error> {
         let bytes = as_u64(payload.len());
         let mut state = self.shared.state.lock();
@@ -331,7 +335,7 @@ impl Apply {
         Ok(())
     }
 
-    /// Opens a content that [`ApplyOutcome::Missing`] names, for writing.
+    /// Opens a content that [`ApplyOutcome::Missing`] lists, for writing.
     ///
     /// # Errors
     /// `Missing` if the image has no such content. Errors of the file system.
@@ -353,11 +357,12 @@ impl Apply {
         )
     }
 
-    /// Waits for the queued records, then checks whether the image is complete. If it is, a thread
-    /// starts to record the image. The check takes one system call per content.
+    /// Waits for the queued records, then checks whether the image is complete. If the image is
+    /// complete, a thread starts to record the image in the store. The check takes one system call
+    /// per content.
     ///
     /// # Errors
-    /// Errors of [`Apply::record`].
+    /// The same errors as from [`Apply::record`].
     pub fn finish(&self) -> Result<ApplyOutcome, Error> {
         let shared = &self.shared;
         let mut state = shared.state.lock();

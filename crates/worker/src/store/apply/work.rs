@@ -1,5 +1,5 @@
-//! The threads that apply a bundle: they decode frames into contents, and record the complete
-//! image.
+//! The threads that apply a bundle: they decode frames into file contents, and record the complete
+//! image in the store.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,15 +34,15 @@ impl Shared {
                     self.frame(known, coding, payload)
                         .and_then(|is_complete| match is_complete {
                             true => self.folder.log_frame(frame),
-                            // A base is damaged or missing. `finish` reports the contents of this
-                            // frame as missing.
+                            // A base content of the frame is damaged or missing. `finish` reports
+                            // the contents of this frame as missing.
                             false => Ok(()),
                         })
                 }
             };
             let mut state = self.state.lock();
             state.busy -= 1;
-            // The payload has used memory until here, so its bytes are released now.
+            // The payload used memory until here, so its bytes are subtracted only now.
             state.queued_bytes -= as_u64(payload.len());
             match result {
                 Ok(()) => {
@@ -79,7 +79,8 @@ impl Shared {
         }
     }
 
-    /// Decodes a frame within the memory limit. Returns `false` if a base is damaged or missing.
+    /// Decodes a frame within the memory limit. Returns `false` if a base content is damaged or
+    /// missing.
     fn frame(&self, frame: &Frame, coding: Coding, payload: &[u8]) -> Result<bool, Error> {
         let out = len(&frame.members);
         let bases = match coding {
@@ -166,8 +167,8 @@ impl Shared {
                     let first = u64::from(member.offset == 0);
                     count(&mut self.state.lock().counts, first, member.len);
                 }
-                // A content of several ranges may be corrupt because of ranges that an earlier
-                // process wrote.
+                // A content that arrives in several ranges may be corrupt because of ranges that an
+                // earlier process wrote.
                 false
                     if matches!(coding, Coding::Stored | Coding::Zstd)
                         && self.is_all_of(member) =>
@@ -192,7 +193,8 @@ impl Shared {
         self.tocs.wanted(member.content) == Some(member.len)
     }
 
-    /// Stores one member of a frame. Returns `false` if the digest of the content does not match.
+    /// Stores one member of a frame: a content, or a range of a content. Returns `false` if the
+    /// digest of the content does not match.
     fn member(&self, member: &Slice, piece: &[u8]) -> Result<bool, Error> {
         let (content, size) = self.tocs.wanted_content(member)?;
         if member.len == size {
@@ -226,7 +228,8 @@ impl Shared {
         }
     }
 
-    /// Reads all bases and concatenates them. Returns `None` if a base is missing or was altered.
+    /// Reads all base contents of a frame and concatenates them. Returns `None` if a base is
+    /// missing or was altered.
     fn bases(&self, bases: &[BaseSlice]) -> Result<Option<Vec<u8>>, Error> {
         let sum: u64 = bases.iter().map(|base| base.slice.len).sum();
         let mut bytes = vec![0; usize::try_from(sum).unwrap_or(0)];
@@ -248,8 +251,8 @@ impl Shared {
         Ok(Some(bytes))
     }
 
-    /// Hashes the bases of a frame that did not decode. Removes the corrupt contents, and returns
-    /// whether there were any.
+    /// Hashes the base contents of a frame that could not be decoded. Removes corrupt base
+    /// contents, and returns whether there were any.
     fn is_base_damaged(&self, frame: &Frame) -> Result<bool, Error> {
         let mut is_any_damaged = false;
         let mut seen = BTreeSet::new();
@@ -263,11 +266,12 @@ impl Shared {
         Ok(is_any_damaged)
     }
 
-    /// Makes the image that this fetch completes.
+    /// Makes the image that this fetch has completed.
     pub(super) fn image(&self) -> Result<Image, Error> {
         let header = &self.header;
         if !self.folder.is_toc_verified {
-            // Checked again, since another process may have recorded another tree meanwhile.
+            // Checks the TOC again, since another process may have recorded another tree of the
+            // image meanwhile.
             self.store.check_toc(header)?;
         }
         Ok(Image {
@@ -275,7 +279,7 @@ impl Shared {
             manifest: header.manifest.clone(),
             config: header.config.clone(),
             layers: header.layers,
-            // The TOC is read into memory, so the image remains usable after the folder of the
+            // Reads the TOC into memory, so that the image remains usable after the folder of the
             // fetch is deleted.
             toc: ImageToc::open(&self.folder.path.join("table"))?,
         })

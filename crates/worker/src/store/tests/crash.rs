@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// A test image whose bundle has one frame for each file.
+/// Returns a test image whose bundle has one frame for each file.
 fn many_frames() -> TestImage {
     let files: Vec<(String, Vec<u8>)> = (0..8)
         .map(|number| (format!("file-{number}"), noise(50 + number, 3000)))
@@ -22,7 +22,7 @@ fn feed_and_stop(store: &Store, bytes: &[u8]) {
     let _ = apply.finish().unwrap();
 }
 
-/// Passes all frames from the first missing one on to the store.
+/// Passes the first missing frame and all frames after it to the store.
 fn feed_rest(apply: &Apply, encoded: &Encoded) {
     let Some(first) = apply.missing().first().map(|range| range.start) else {
         return;
@@ -116,7 +116,8 @@ fn a_lost_content_is_fetched_again_whatever_the_log_states() {
             assert_eq!(count, 1, "{missing:?}");
             assert!(missing[0].end <= frames);
         }
-        // The image is completed by every way of fetching this content.
+        // One of several ways to fetch the lost content again, each of which must complete the
+        // image.
         let mut writer = apply.receive(&lost).unwrap();
         writer.write(&image.bytes(&lost)).unwrap();
         writer.commit().unwrap();
@@ -133,7 +134,8 @@ fn a_truncated_content_makes_its_image_incomplete_until_the_next_pull() {
     pull(&store, &image, None, false);
     let content = FileDigest::of(&image.files[&b"file-2"[..]]);
     for len in [0, 1, 1500, 2999] {
-        // The file keeps its seal, as after a crash that lost only the data of the file.
+        // The test changes the bytes of the file and keeps its seal, as after a crash that lost
+        // only the data of the file.
         let path = f.file(&content);
         let modified = path.metadata().unwrap().modified().unwrap();
         fs::remove_file(&path).unwrap();
@@ -164,7 +166,7 @@ fn a_kill_while_a_record_is_written_leaves_the_old_record_or_none() {
         for name in &names[..written] {
             fs::copy(record.join(name), partial.join(name)).unwrap();
         }
-        // The last written file is truncated.
+        // The crash has truncated the file that was written last.
         if let Some(name) = written.checked_sub(1).map(|last| names[last]) {
             let file = File::options()
                 .write(true)

@@ -1,4 +1,5 @@
-//! Tests of single parts of the store: partial files, stamps, fetch folders, records of images.
+//! Tests of single parts of a worker's store: partial files, stamps, the folders of fetches,
+//! records of images, and documents.
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 use super::super::fetch_dir::{FetchDir, lock, read_log};
@@ -7,7 +8,7 @@ use super::super::partial_file::PartialFile;
 use super::super::stamps::StampLog;
 use super::*;
 
-/// A store with an empty partial file for the content `bytes`.
+/// Creates a store with an empty partial file for the content `bytes`.
 fn partial(bytes: &[u8]) -> (Fixture, Store, PartialFile, PathBuf) {
     let f = Fixture::new();
     let store = f.store();
@@ -27,7 +28,7 @@ fn a_partial_file_is_complete_once_its_ranges_cover_it() {
             assert!(!part.is_complete(), "{order:?}");
             let at = piece * 250;
             part.write(at as u64, &bytes[at..at + 250]).unwrap();
-            // A range may arrive twice.
+            // The same range may arrive twice.
             part.write(at as u64, &bytes[at..at + 250]).unwrap();
             assert_eq!(part.is_complete(), nth == 3, "{order:?}");
         }
@@ -121,7 +122,7 @@ fn a_stamp_is_valid_for_one_content_and_one_state_of_an_inode() {
         stamps.contains(&content, &stat(&file)),
         "a later process reads it"
     );
-    // A write changes the metadata of the inode.
+    // A write to the file changes the metadata of its inode.
     fs::write(&file, "bytes and more").unwrap();
     assert!(!stamps.contains(&content, &stat(&file)));
 }
@@ -167,14 +168,15 @@ fn a_fetch_folder_has_one_owner_and_its_log_ignores_partial_ordinals() {
     }
     let log = path.join("log");
     assert_eq!(read_log(&log).unwrap(), [3, 0, u32::MAX]);
-    // A killed process may leave a part of an ordinal at the end of the log.
+    // A killed process may leave a part of a frame number at the end of the log.
     let bytes = fs::read(&log).unwrap();
     fs::write(&log, &bytes[..bytes.len() - 1]).unwrap();
     assert_eq!(read_log(&log).unwrap(), [3, 0]);
     assert!(read_log(&path.join("none")).unwrap().is_empty());
     fetch.remove();
     assert!(!path.exists());
-    // The lock of a removed folder blocks nobody, since the next process creates a new folder.
+    // The lock on a removed folder blocks no other process, since the next process creates a new
+    // folder.
     let second = open().unwrap();
     assert!(path.join("parts").is_dir());
     drop(second);
@@ -200,7 +202,7 @@ fn a_damaged_record_of_an_image_is_not_loaded() {
     assert_eq!(loaded.media_type, image.media_type);
     assert_eq!(loaded.toc.bytes(), image.toc.bytes());
     assert!(loaded.layers);
-    // A second record replaces the first one, and no temporary folder is left.
+    // A second record of the image replaces the first record, and no temporary folder is left.
     image.save(images).unwrap();
     assert_eq!(entries(images).unwrap(), std::slice::from_ref(&folder));
     for name in ["image.json", "manifest", "config", "table"] {
@@ -229,7 +231,7 @@ fn a_damaged_record_of_an_image_is_not_loaded() {
     );
 }
 
-/// A killed fetch leaves any of these states: files that are missing or truncated.
+/// Tests the states that a killed fetch can leave: its files may be missing or truncated.
 #[test]
 fn after_a_kill_at_any_write_the_next_pull_is_complete() {
     let f = Fixture::new();
@@ -239,7 +241,7 @@ fn after_a_kill_at_any_write_the_next_pull_is_complete() {
         let name = FileDigest::of(NAME.as_bytes()).hex();
         store.path().join("fetches").join(name)
     };
-    // `Some(len)` truncates the file, `None` removes it.
+    // `Some(len)` truncates the file, and `None` removes the file.
     let kills: &[(&str, Option<u64>)] = &[
         ("fetch.json", None),
         ("fetch.json", Some(0)),

@@ -1,9 +1,9 @@
-//! Tests with hostile and malformed bundles: the store refuses each of them, and stores no wrong
-//! byte.
+//! Tests of a worker's store with hostile and malformed bundles: the store refuses each of these
+//! bundles, and stores no wrong byte.
 
 use super::*;
 
-/// Applies a bundle that must be refused, and returns the error.
+/// Applies a bundle that the store must refuse, and returns the error.
 fn refused(bytes: &[u8]) -> Error {
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
@@ -142,7 +142,7 @@ fn a_payload_that_does_not_match_its_digest_counts_as_not_sent() {
     assert_holds(&store, &small(), false);
 }
 
-/// A bundle with the manifest and the config of an image, but with another file tree.
+/// Creates a bundle with the manifest and the config of an image, but with another file tree.
 fn forged(test_image: &TestImage, change: impl Fn(&mut Entry)) -> (ImageToc, Encoded) {
     let skeleton = test_image.skeleton();
     let mut files = Vec::new();
@@ -205,7 +205,7 @@ fn a_toc_with_size_0_does_not_empty_a_stored_content() {
     });
     let parsed = ImageToc::parse(toc.bytes().to_vec());
     let applied = feed(&store, &encoded.bytes(), 1 << 16).and_then(|apply| apply.finish());
-    // The store refuses the content even without the checks of the TOC.
+    // The store would refuse the content even if the TOC were not checked.
     let obtained = store.obtain(&victim, 0).unwrap();
     assert_holds(&store, &small(), false);
     assert!(!obtained);
@@ -385,7 +385,7 @@ fn bases_that_do_not_match_toc_or_coding_are_refused() {
         based(Coding::Patch, vec![(0, member(1, 1, 3000))]),
         based(Coding::Patch, vec![(0, member(1, 0, 0))]),
         based(Coding::Zstd, vec![(0, member(1, 0, 3000))]),
-        // A frame whose bases have more bytes than the maximum.
+        // The bases of this frame have more bytes than the maximum.
         based(Coding::Patch, vec![(0, member(1, 0, 3000)); 6000]),
     ] {
         assert!(list(std::slice::from_ref(&bad)).is_err(), "{bad:?}");
@@ -409,8 +409,8 @@ fn a_changed_frame_list_is_refused_or_has_one_canonical_form() {
                 let all: Vec<Frame> = frames.cursor(&sizes)?.collect::<Result<_, _>>()?;
                 Frames::encode(&all, &sizes).map(|again| assert_eq!(again, frames))
             });
-            // Nothing more is checked: the assertion above shows that an accepted list has only one
-            // encoded form.
+            // The decoded frames are not compared: the assertion above shows that an accepted list
+            // of frames has only one encoded form.
             let _ = read;
         }
         assert!(Frames::parse(good.bytes()[..place].to_vec()).is_err() || place == 0);

@@ -1,6 +1,6 @@
-//! Tests of the store: bundles of a simple planner are applied, resumed after a kill, and applied
-//! on top of damaged contents. The module also has the test images and bundles that other tests
-//! use.
+//! Tests of a worker's store: bundles that a simple planner makes are applied, resumed after a
+//! kill, and applied on top of damaged contents. Also tests exports with hard links, read-only
+//! stores and garbage collection. Other tests use the test images and bundles of this module.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -121,7 +121,8 @@ pub(crate) struct Encoded {
 }
 
 impl Encoded {
-    /// The response to a request for the frames from `first` on. Every frame has a record.
+    /// Returns the response to a request for the frames from `first` on, in which every frame has a
+    /// record.
     pub(crate) fn part(&self, first: usize) -> Vec<u8> {
         let prelude = Prelude {
             continued: true,
@@ -158,8 +159,8 @@ impl Sizes for TocSizes<'_> {
     }
 }
 
-/// Plans frames: patches against the file at the same path, copies of equal beginnings, groups of
-/// small files, and ranges of large files.
+/// Decides how a bundle sends the contents of an image: patches against the file at the same path,
+/// copies of equal beginnings, groups of small files, and ranges of large files.
 fn plan(want: &TestImage, have: Option<&TestImage>, layers: bool) -> Vec<Frame> {
     let toc = want.toc();
     let base_toc = have.map(TestImage::toc);
@@ -429,8 +430,8 @@ pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| random.u8(..) & random.u8(..)).collect()
 }
 
-/// Two versions of an image with files that are unchanged, patched, copied, removed, added, empty,
-/// or of several ranges.
+/// Returns two versions of an image with files that are unchanged, patched, copied, removed, added,
+/// empty, or of several ranges.
 pub(crate) fn versions() -> (TestImage, TestImage) {
     let large = noise(1, 9_000_000);
     let mut larger = large.clone();
@@ -531,7 +532,7 @@ fn a_pull_with_layers_stores_the_contents_of_layers() {
     let store = f.store();
     pull(&store, &f.old, None, false);
     assert!(!store.images().unwrap()[0].layers);
-    // Pull the same image again, now with its layers.
+    // Pulls the same image again, now with its layers.
     pull(&store, &f.old, Some(&f.old), true);
     assert!(store.images().unwrap()[0].layers);
     assert_eq!(store.images().unwrap().len(), 1);
@@ -560,7 +561,7 @@ fn an_interrupted_bundle_is_resumed() {
     let encoded = encode(&f.new, None, false);
     let all = encoded.bytes();
     let before: usize = 56 + encoded.body.len();
-    // The stream breaks off in the third record, which has a range of the large file.
+    // The response ends within the third record, which has a range of the large file.
     let cut = before + encoded.records[0].len() + encoded.records[1].len() + 100;
     let apply = feed(&store, &all[..cut], 50_000).unwrap();
     assert!(matches!(apply.finish().unwrap(), ApplyOutcome::Missing(_)));
@@ -600,7 +601,7 @@ fn altered_and_missing_files_are_reported_as_missing() {
     pull(&store, &f.old, None, false);
     let (same, large) = (f.of(&f.old, "a/same"), f.of(&f.old, "c/large"));
     fs::remove_file(f.file(&same)).unwrap();
-    // Alter a content that patches use as a base.
+    // Alters a content that patches use as a base.
     let mut bytes = fs::read(f.file(&large)).unwrap();
     bytes[5] ^= 1;
     fs::remove_file(f.file(&large)).unwrap();
@@ -621,7 +622,7 @@ fn altered_and_missing_files_are_reported_as_missing() {
         needed.contains(&same) && needed.contains(&new_large) && needed.len() == 2,
         "{needed:?}"
     );
-    // Wrong bytes are refused. The right bytes complete the image.
+    // The store refuses wrong bytes of the content. The right bytes complete the image.
     let mut receive = apply.receive(&same).unwrap();
     receive.write(&noise(9, 3000)).unwrap();
     assert!(matches!(receive.commit(), Err(Error::Digest { .. })));
@@ -637,7 +638,7 @@ fn altered_and_missing_files_are_reported_as_missing() {
     assert_holds(&store, &f.new, false);
 }
 
-/// Exports with hard links into a new folder.
+/// Exports an image into a new folder, with hard links to the store.
 fn export_linked(store: &Store, test_image: &TestImage) -> TempDir {
     export_linked_from(store, store, test_image)
 }
@@ -698,7 +699,7 @@ fn a_shared_file_counts_as_stored_until_a_write_changes_it() {
     assert_holds(&f.store(), &f.old, false);
     fs::remove_file(&stamps).unwrap();
     assert_holds(&f.store(), &f.old, false);
-    // A write through the tree changes a byte and restores the mtime.
+    // A program writes through the exported tree: it changes a byte, and restores the mtime.
     let store = f.store();
     corrupt(&inside);
     assert_eq!(store.size(&large).unwrap(), None);
@@ -708,7 +709,7 @@ fn a_shared_file_counts_as_stored_until_a_write_changes_it() {
     assert_ne!(times(&inside).1, times(&f.file(&large)).1);
 }
 
-/// A store in which one content is altered after it got its name in a tree.
+/// A store in which one content is altered after its file was linked into a tree.
 struct Altered<'a> {
     store: &'a Store,
     content: FileDigest,
@@ -723,7 +724,7 @@ impl StoreFiles for Altered<'_> {
         if *content == self.content {
             *linked = linked.or(Some(true));
         } else if *linked == Some(true) {
-            // The previous small file is in the same batch as this one, and still waits for a
+            // The previous small file is in the same batch as this file, and still waits for a
             // writer.
             *linked = Some(false);
             let changed = || {
@@ -733,7 +734,7 @@ impl StoreFiles for Altered<'_> {
             };
             let before = changed();
             corrupt(self.path);
-            // Wait until the ctime changes, since the clock of a file system has a coarse
+            // Waits until the ctime changes, since the clock of a file system has a coarse
             // resolution.
             while changed() == before {
                 fs::set_permissions(self.path, self.path.metadata().unwrap().permissions())
@@ -802,7 +803,7 @@ fn a_stamp_saves_the_read_of_a_shared_file() {
     assert!(contents().has_stamp(&same));
     fs::remove_file(f.folder.path().join("stamps")).unwrap();
     assert!(!contents().has_stamp(&same));
-    // After it was read and hashed once, the file has a stamp again.
+    // After the store has read and hashed the file once, the file has a stamp again.
     assert!(contents().has(&same, None));
     assert!(contents().has_stamp(&same));
 }
@@ -860,7 +861,7 @@ fn after_a_system_crash_unsynced_contents_are_verified() {
     pull(&store, &f.old, None, false);
     let cut = encode(&f.new, None, false);
     let apply = feed(&store, &cut.bytes(), 1 << 20).unwrap();
-    // Wait until all contents are written. None of them is synced.
+    // Waits until all contents are written. None of the contents is synced.
     while !apply.missing().is_empty() {
         std::thread::yield_now();
     }
@@ -875,7 +876,7 @@ fn after_a_system_crash_unsynced_contents_are_verified() {
     assert_holds(&store, &f.old, false);
 }
 
-/// Replaces a file by zeros with the same mtime.
+/// Replaces the bytes of a file by zeros, and keeps its mtime.
 fn replace_by_zeros(path: &Path) {
     let modified = fs::metadata(path).unwrap().modified().unwrap();
     let len = fs::metadata(path).unwrap().len();
@@ -905,7 +906,7 @@ fn contents_of_read_only_stores_are_copied_without_a_write_to_them() {
     pull(&store, &f.new, Some(&f.old), false);
     assert_eq!(listing(other.path()), before);
     drop(store);
-    // The store is complete without the other store.
+    // The first store is complete without the second store.
     let alone = Store::open(f.folder.path(), &[]).unwrap();
     assert_holds(&alone, &f.new, false);
     assert_eq!(alone.images().unwrap().len(), 1);
@@ -1019,7 +1020,8 @@ fn a_frame_may_arrive_in_full_in_place_of_a_patch() {
         TestImage::of(&[("a", noise(1, 3000))]),
     );
     new.files.insert(b"a".to_vec(), noise(2, 3000));
-    // Another skeleton changes the diff ID, so this is another image.
+    // A changed skeleton (the tar without contents) changes the diff ID, so the new image differs
+    // from the old one.
     new.files.insert(b"b".to_vec(), Vec::new());
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
@@ -1087,7 +1089,7 @@ fn a_wait_for_another_fetch_ends_with_the_complete_image() {
     });
     let held = second.complete(&f.old.digest(), false).unwrap();
     assert!(held.is_some());
-    // The next fetch of the same name has a new folder.
+    // The next fetch of the same name gets a new folder.
     finish(&feed(&second, &bytes, 5000).unwrap());
 }
 
@@ -1113,7 +1115,7 @@ fn a_store_with_a_lost_version_file_is_opened() {
     fs::remove_file(&version).unwrap();
     drop(Store::open(folder.path(), &[]).unwrap());
     assert_eq!(fs::read(&version).unwrap(), VERSION);
-    // A folder with another file does not become a store.
+    // A folder that contains another file does not become a store.
     fs::remove_file(&version).unwrap();
     fs::write(folder.path().join("letter"), "dear").unwrap();
     let error = Store::open(folder.path(), &[]).unwrap_err();
