@@ -2,8 +2,8 @@
 
 use crate::error::Error;
 
-/// Runs `work` on a thread that may block. If the caller is cancelled, `work` still runs to its
-/// end.
+/// Runs `work` on a thread that may block. If the caller's future is dropped, `work` still runs to
+/// its end.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {

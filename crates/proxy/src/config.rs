@@ -8,10 +8,10 @@ use pierhead_oci::Registry;
 
 use crate::access::rules::Rules;
 
-/// Settings of one [`Proxy`](crate::proxy::Proxy).
+/// The settings with which a [`Proxy`](crate::proxy::Proxy) is created.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The registry of requests that name no registry.
+    /// The registry for requests that name no registry.
     pub default_upstream: Registry,
     /// The configured registries. If the first segment of a path is the name of a configured
     /// registry, the request means that registry.
@@ -33,15 +33,15 @@ pub struct Config {
     /// If a client reads no byte of its response for this long, the proxy disconnects the client.
     pub client_stall_timeout: Duration,
     /// Time limit of a request's head, from the head's first byte or from the end of the previous
-    /// response. So it also limits how long a connection may be idle. A request body may take the
-    /// same time again.
+    /// response. Thus also limits how long a connection may be idle. A request body gets the same
+    /// time limit, counted from its own start.
     pub client_head_timeout: Duration,
-    /// How clients authenticate.
+    /// The method by which clients authenticate.
     pub auth: Auth,
     /// How long requests in progress may continue after SIGTERM.
     pub shutdown_grace: Duration,
     /// CPU time that serving blobs may use, so that the kernel never throttles the process. `None`:
-    /// no limit. A reload of the configuration does not change it.
+    /// no limit. A reload of the configuration does not change this limit.
     pub cpu_budget: Option<CpuBudget>,
 }
 
@@ -49,7 +49,7 @@ pub struct Config {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Auth {
-    /// Clients need no credentials.
+    /// Every client is accepted without credentials.
     #[default]
     Open,
     /// Clients authenticate by a certificate, which the TLS handshake verifies
@@ -63,8 +63,8 @@ pub enum Auth {
         /// How long the proxy remembers that a user and password are right.
         cache_ttl: Duration,
     },
-    /// Clients authenticate by their own credentials for the upstream. The upstream decides what
-    /// they may read.
+    /// Clients authenticate by their own credentials for the upstream. The upstream decides which
+    /// repositories the client may read.
     PassThrough {
         /// How long the proxy remembers a decision of an upstream.
         cache_ttl: Duration,
@@ -84,41 +84,41 @@ pub struct Limits {
     /// Maximum number of running downloads, over all clients and registries. Further downloads
     /// wait.
     pub downloads: usize,
-    /// Maximum number of running downloads of one client. Four times as many may run or wait. The
-    /// proxy refuses further downloads with 503.
+    /// Maximum number of running downloads of one client. Four times this number may run or wait;
+    /// the proxy refuses further downloads with 503.
     pub downloads_per_client: usize,
     /// Maximum number of running downloads from one registry. Further downloads wait. Unconfigured
     /// registries together use at most three quarters of the slots.
     pub downloads_per_registry: usize,
-    /// Maximum bytes of responses in memory that clients have not read yet. Beyond it, the proxy
-    /// responds 503. Request bodies count as they arrive. An eighth of this memory is reserved for
-    /// clients that hold less than an eighth of it.
+    /// Maximum bytes of responses in memory that clients have not read yet. Above this limit, the
+    /// proxy responds 503. The bytes of request bodies count, too, from their arrival on. An eighth
+    /// of this memory is reserved for clients that hold less than an eighth of it.
     pub response_memory: usize,
     /// Maximum bytes of `response_memory` for one client.
     pub response_memory_per_client: usize,
-    /// Maximum number of headers of a request. Beyond it, the proxy responds 431.
+    /// Maximum number of headers of a request. Above this limit, the proxy responds 431.
     pub headers: usize,
-    /// Maximum bytes of a request's headers. Beyond it, the proxy responds 431.
+    /// Maximum bytes of a request's headers. Above this limit, the proxy responds 431.
     pub header_size: usize,
-    /// Maximum bytes of path and query together. Beyond it, the proxy responds 414.
+    /// Maximum bytes of path and query together. Above this limit, the proxy responds 414.
     pub uri: usize,
 }
 
 impl Config {
-    /// Whether that registry is configured.
+    /// Whether the configuration lists that registry.
     pub(crate) fn is_configured(&self, registry: &Registry) -> bool {
         self.configured().any(|configured| configured == registry)
     }
 
-    /// The configured registries.
+    /// The registries that the configuration lists.
     pub(crate) fn configured(&self) -> impl Iterator<Item = &Registry> {
         std::iter::once(&self.default_upstream).chain(&self.upstreams)
     }
 }
 
 impl Limits {
-    /// Returns the default of `connections_per_client`: an eighth of all connections. Machines
-    /// behind one address count as one client and may need more.
+    /// Returns the default of `connections_per_client`: an eighth of all connections. Many machines
+    /// behind one address count as one client; such a site may need a higher value.
     pub fn default_connections_per_client(connections: usize) -> usize {
         (connections / 8).max(1)
     }
@@ -139,13 +139,14 @@ impl Default for Limits {
             // image, podman 6.
             downloads_per_client: 16,
             downloads_per_registry: Self::default_downloads_per_registry(32),
-            // The default is enough for 1024 responses of 128 KiB each that clients read slowly.
+            // The default is enough for 1024 responses of 128 KiB each to clients that read slowly.
             response_memory: 128 << 20,
             response_memory_per_client: 64 << 20,
             // Clients send about 12 headers. Credentials and tokens in headers take at most 8 KiB.
             headers: 100,
             header_size: 16 << 10,
-            // The default is twice the length of the longest name, tag, namespace and parameters.
+            // The default is twice the length of the longest path with name, tag, namespace and
+            // parameters.
             uri: 4096,
         }
     }
@@ -161,8 +162,8 @@ pub struct Tls {
     /// PEM file of certificate authorities. If set, clients must present a certificate of one of
     /// them.
     pub client_ca: Option<PathBuf>,
-    /// Whether clients may connect without a certificate. Clients without one authenticate by
-    /// [`Config::auth`].
+    /// Whether clients may connect without a certificate. A client without a certificate
+    /// authenticates by [`Config::auth`].
     pub client_optional: bool,
     /// If this list is not empty, a client's certificate must have one of these names. The proxy
     /// compares the alternative names of the kinds DNS, URI and e-mail. The common name counts only

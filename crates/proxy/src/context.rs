@@ -1,5 +1,5 @@
-//! The state that handlers of requests use: configuration, upstream client, cache, limits and
-//! metrics. This module imports no handler.
+//! The state that request handlers use: configuration, upstream client, cache, limits and metrics.
+//! This module imports no handler.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -31,11 +31,11 @@ use crate::pull::negative_cache::{NegativeCache, Subject};
 use crate::refusal_log::RefusalLog;
 use crate::shared_requests::SharedRequests;
 
-/// Gives each new request the current [`RequestContext`]. Clones share all state.
+/// Gives each new request the current [`RequestContext`]. Clones share all their state.
 #[derive(Clone)]
 pub(crate) struct CurrentContext {
     pub(crate) shared: Arc<SharedState>,
-    /// The context of new requests. A reload replaces it.
+    /// The context of new requests. A reload of the configuration replaces this context.
     current: Arc<ArcSwap<RequestContext>>,
 }
 
@@ -53,27 +53,29 @@ impl CurrentContext {
         self.current.load_full()
     }
 
-    /// Replaces the context: from now on, requests use these access rules and the current upstream
-    /// client.
+    /// Replaces the context: new requests use these access rules and the current upstream client.
     pub(crate) fn replace(&self, access: Option<Arc<Authenticator>>) {
         let context = RequestContext::new(self.shared.clone(), access);
         self.current.store(Arc::new(context));
     }
 }
 
-/// The state that a request works with: shared state, access rules and upstream client. It does not
-/// change during the request. Invariants:
-/// 1. A request uses one `RequestContext`, or one derived from it, from its admission to its end.
-/// 2. A reload replaces access rules and upstream client together. So requests under open access
-///    rules never use upstream credentials of a configuration that restricts access.
+/// The state for one request: shared state, access rules and upstream client. It does not change
+/// during the request. Invariants:
+/// 1. From its admission to its end, a request uses one `RequestContext` or a context that was
+///    derived from it.
+/// 2. A reload replaces access rules and upstream client together. Thus a request that was admitted
+///    by open access rules never uses upstream credentials of a configuration that restricts
+///    access.
 pub(crate) struct RequestContext {
     shared: Arc<SharedState>,
     pub(crate) generation: Arc<ConfigGeneration>,
     pub(crate) client: Client,
-    /// With pass-through, the request uses the credentials of a client, and that client may not
+    /// Whether the request uses the credentials of a client (pass-through). Such a client may not
     /// read the whole cache.
     acts_for_client: bool,
-    /// The request is a command of the operator: its reads count neither as hits nor as accesses.
+    /// Whether the request is a command of the operator. Its reads count neither as hits nor as
+    /// accesses.
     pub(crate) is_operator: bool,
 }
 
@@ -86,13 +88,13 @@ impl Deref for RequestContext {
 }
 
 /// The access rules and the cached upstream responses of one configuration. Requests under another
-/// configuration never see them.
+/// configuration never use these responses.
 pub(crate) struct ConfigGeneration {
     /// The authenticator of clients. `None`: clients need no credentials.
     access: Option<Arc<Authenticator>>,
     pub(crate) negative_cache: NegativeCache,
     pub(crate) document_requests: SharedRequests<TagKey, Result<(Document, CacheOutcome), Error>>,
-    /// Shared upstream requests for the sizes of blobs.
+    /// Upstream requests for the sizes of blobs. Concurrent requests for the same blob share one.
     pub(crate) size_requests: SharedRequests<Subject, Result<Option<u64>, Error>>,
 }
 
@@ -101,7 +103,8 @@ pub(crate) struct SharedState {
     pub(crate) cache: Cache,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) metrics: Arc<Metrics>,
-    /// The upstream client, which the daemon reloads. Requests use the copy in [`RequestContext`].
+    /// The upstream client, which a reload of the configuration replaces. Requests use the copy in
+    /// [`RequestContext`].
     pub(crate) client: Client,
     pub(crate) access_metrics: access::metrics::AccessMetrics,
     pub(crate) log_dedup: LogDedup,
@@ -113,7 +116,7 @@ pub(crate) struct SharedState {
     pub(crate) limits: ResourceLimits,
     pub(crate) fill_owners: FillOwners,
     pub(crate) costs: DownloadCosts,
-    /// The bundle server. `None`: bundles are off, or unavailable.
+    /// The bundle server. `None`: the configuration disables bundles, or they are unavailable.
     pub(crate) bundle_server: Option<BundleServer>,
     /// The reason why bundles are unavailable although the configuration enables them.
     pub(crate) bundle_server_failure: OnceLock<String>,
@@ -121,11 +124,13 @@ pub(crate) struct SharedState {
     /// Passes the hot ranges of images to the fast tier of the cache.
     pub(crate) hot_ranges: HotRanges,
     pub(crate) pending_images: PendingImages,
-    /// Slots for making plans. Each plan holds tables of contents (TOCs) in memory.
+    /// Slots for making bundle plans. Each plan in the making holds tables of contents (TOCs) in
+    /// memory.
     pub(crate) plan_slots: PlanSlots,
-    /// Permits to encode a record that no pack file has.
+    /// Permits to encode a record that is in no pack file.
     pub(crate) encoding: Arc<Semaphore>,
-    /// The queue of response pieces for CPU time. `None` if no CPU quota limits the process.
+    /// The queue in which response pieces wait for CPU time. `None` if no CPU quota limits the
+    /// process.
     pub(crate) pacer: Option<Arc<CpuPacer>>,
 }
 
@@ -157,7 +162,7 @@ impl RequestContext {
         }
     }
 
-    /// Records that all bytes of the verified content came from that repository.
+    /// Records that all bytes of the verified content came from the registry of that repository.
     pub(crate) fn record_origin(
         &self,
         registry: &Registry,
@@ -185,8 +190,8 @@ impl RequestContext {
         })
     }
 
-    /// Creates a context for a command of the operator. Its reads count neither as hits nor as
-    /// accesses.
+    /// Creates a context for a command of the operator. Reads of such a command count neither as
+    /// hits nor as accesses.
     pub(crate) fn for_operator(&self) -> Arc<Self> {
         Arc::new(Self {
             shared: self.shared.clone(),
@@ -209,7 +214,7 @@ impl RequestContext {
         self.config.load().keep_deleted.contains(registry)
     }
 
-    /// Whether content in the cache may be served to clients that pull it from that registry.
+    /// Whether content in the cache may be served to clients that request it from `registry`.
     pub(crate) fn may_share(&self, registry: &Registry, digest: &Digest) -> bool {
         !self.acts_for_client
             || self

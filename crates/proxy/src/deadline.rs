@@ -1,4 +1,5 @@
-//! The deadline of one HTTP response, and how much of that time a request may wait for an upstream.
+//! The deadline of one HTTP response, and how much of the time before the deadline a request may
+//! wait for an upstream.
 
 use std::time::Duration;
 

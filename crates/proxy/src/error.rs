@@ -101,15 +101,15 @@ fn not_ready_text(progress: &Progress) -> String {
     }
 }
 
-/// The kind of a refusal, for the log. It holds no text that a client chooses, so the number of
-/// kinds is bounded.
+/// The kind of a refusal, for the log. A kind holds no text that a client can choose, so the number
+/// of kinds is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Cause {
     Error(Discriminant<Error>, Option<Detail>),
     Text(&'static str),
 }
 
-/// The kind of the error that caused an [`Error`].
+/// The kind of the cache, bundle or upstream error that caused an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Detail {
     Upstream(Discriminant<pierhead_remote::Error>),
@@ -117,7 +117,7 @@ pub(crate) enum Detail {
     Limit(Limit),
 }
 
-/// The cache error is boxed, because it is four times as large as the other variants.
+/// Boxes the cache error, because a cache error is four times as large as the other variants.
 impl From<pierhead_cache::Error> for Error {
     fn from(error: pierhead_cache::Error) -> Self {
         Self::Cache(Box::new(error))
@@ -148,8 +148,8 @@ pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Whether the admission policy of the cache refused the blob. The proxy then streams it without
-/// storing it.
+/// Whether the admission policy of the cache refused the blob. The proxy then streams the blob to
+/// the client and does not store it.
 pub(crate) fn is_not_admitted(error: &pierhead_cache::Error) -> bool {
     matches!(error, pierhead_cache::Error::NotAdmitted { .. })
 }
@@ -184,7 +184,8 @@ impl Error {
         matches!(self, Self::Cache(error) if is_not_admitted(error))
     }
 
-    /// Whether pierhead's own disk failed. In that case the upstream can still deliver the bytes.
+    /// Whether pierhead's own disk failed. After such a failure, the upstream can still deliver the
+    /// bytes.
     pub(crate) fn is_storage(&self) -> bool {
         matches!(self, Self::Cache(error) if error.is_storage())
     }

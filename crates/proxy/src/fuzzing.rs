@@ -1,5 +1,5 @@
-//! Properties of the parsers that hold for every input. The fuzz targets and the tests of the
-//! stored corpus call them.
+//! Properties of the proxy's parsers that hold for every input. The fuzz targets and the tests of
+//! the stored corpus check these properties.
 
 use std::future::Future;
 use std::task::{Context, Poll, Waker};
@@ -20,7 +20,7 @@ use crate::pull::document::Document;
 use crate::pull::lists::{TagPageRequest, filtered, link};
 use crate::pull::tag_page;
 
-/// Checks the head of a request: a head that the HTTP/1.1 fast path accepts is unambiguous.
+/// Checks the parser of request heads: a head that the HTTP/1.1 fast path accepts is unambiguous.
 pub fn head(input: &[u8]) {
     let RequestHead::Simple(simple) = parse(input) else {
         return;
@@ -33,7 +33,8 @@ pub fn head(input: &[u8]) {
     assert!(!headers.contains_key("transfer-encoding") && !headers.contains_key("upgrade"));
     let lengths = headers.get_all("content-length");
     assert!(lengths.iter().all(|length| length == "0"), "a body");
-    // The parser gives the same result for any bytes after the head and any split into reads.
+    // The result does not depend on the bytes after the head, nor on how the bytes are split into
+    // reads.
     assert!(matches!(parse(&input[..len]), RequestHead::Simple(again) if again.len == len));
     assert!(matches!(
         parse(&input[..len - 1]),
@@ -41,8 +42,8 @@ pub fn head(input: &[u8]) {
     ));
 }
 
-/// Checks `Range`, `If-Range` and `If-None-Match`. Each line of the input is the value of one
-/// header.
+/// Checks the evaluation of `Range`, `If-Range` and `If-None-Match`. Each line of the input is the
+/// value of one header.
 pub fn range(input: &[u8]) {
     const TAG: &str = "\"sha256:aa\"";
     let mut headers = HeaderMap::new();
@@ -64,7 +65,8 @@ pub fn range(input: &[u8]) {
     }
 }
 
-/// Checks the path and query of a request: they name a repository of one registry, or are refused.
+/// Checks the parser of path and query of a request: the result is a repository of one registry, or
+/// a refusal.
 pub fn routed(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else {
         return;
@@ -86,7 +88,8 @@ pub fn routed(input: &[u8]) {
     assert!(!both.split('/').any(climbs), "{both}");
 }
 
-/// Checks a page of a cached list. The first line of the input is the query, the rest is the list.
+/// Checks the pages of a cached list of tags or repositories. The first line of the input is the
+/// query, the rest is the list.
 pub fn lists(input: &[u8]) {
     let range = input.iter().position(|byte| *byte == b'\n');
     let (query, list) = range.map_or((&b""[..], input), |range| {
@@ -142,7 +145,7 @@ fn at_once<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Checks the `Authorization` header of a client.
+/// Checks the parser of a client's `Authorization` header.
 pub fn authorization(input: &[u8]) {
     let Ok(header) = HeaderValue::from_bytes(input) else {
         return;
@@ -153,7 +156,7 @@ pub fn authorization(input: &[u8]) {
     }
 }
 
-/// Checks an htpasswd file: an error names a line of the file.
+/// Checks the htpasswd parser: an error names a line of the file.
 pub fn htpasswd(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else {
         return;
@@ -166,7 +169,7 @@ pub fn htpasswd(input: &[u8]) {
     }
 }
 
-/// Checks an access rule: formatting and parsing the rule again gives the same rule.
+/// Checks the parser of access rules: formatting and parsing a rule again gives the same rule.
 pub fn pattern(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else {
         return;

@@ -1,7 +1,7 @@
 //! The pull side of the OCI Distribution API: pierhead's HTTP server for clients, on top of the
 //! cache and the registry client.
 //!
-//! Modules, from the socket up:
+//! Modules, from the network to the cache:
 //!
 //! - `http`: listener, TLS, HTTP/1.1, HTTP/2, responses
 //! - `access`: authentication and authorization of clients
@@ -9,7 +9,8 @@
 //! - `pull`: cache hits, shared downloads, upstream requests, stale responses
 //! - `bundle`: pierhead's extension of the API for delta updates (bundles)
 //!
-//! All these modules use `context`, which is plain data. Only `http::respond` maps errors to HTTP.
+//! All these modules use `context`, which is plain data. Only `http::respond` converts errors to
+//! HTTP responses.
 
 #![forbid(unsafe_code)]
 

@@ -14,7 +14,7 @@ const LOG_DEDUP_TTL: Duration = Duration::from_secs(60);
 /// early, it logs the line once more.
 const MAX_LOGGED_LINES: u64 = 8192;
 
-/// The lines of the last minute, as keyed hashes.
+/// Keyed hashes of the lines that were logged in the last minute.
 pub(crate) struct LogDedup {
     hashes: RandomState,
     logged: Cache<u64, ()>,

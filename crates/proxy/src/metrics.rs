@@ -16,7 +16,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::limits::limit::Limit;
 
-/// The kind of endpoint that a request names.
+/// The kind of endpoint that a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EndpointKind {
     Base,
@@ -86,18 +86,19 @@ impl EncodeLabelValue for EndpointKind {
 /// Where the content of a response came from. The `X-Cache` header has the same value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum CacheOutcome {
-    /// From the cache, and the response is fresh.
+    /// The content came from the cache, and it is fresh.
     Hit,
-    /// From the upstream.
+    /// The content came from the upstream.
     Miss,
-    /// From the cache, and the response is stale, because the upstream failed.
+    /// The content came from the cache. It is stale, because the upstream failed.
     Stale,
-    /// From neither the cache nor the upstream: the proxy itself made the response.
+    /// The content came from neither the cache nor the upstream: the proxy itself made the
+    /// response.
     None,
 }
 
 impl CacheOutcome {
-    /// The value of `X-Cache`.
+    /// The value of the header `X-Cache`.
     pub(crate) fn header(self) -> Option<&'static str> {
         match self {
             Self::Hit => Some("HIT"),
@@ -107,7 +108,7 @@ impl CacheOutcome {
         }
     }
 
-    /// The value of the label `cache`.
+    /// The value of the metric label `cache`.
     fn name(self) -> &'static str {
         match self {
             Self::Hit => "hit",
@@ -144,8 +145,8 @@ const KINDS: usize = 10;
 const OUTCOMES: usize = 4;
 const CLASSES: usize = 6;
 
-/// Combinations of outcome and status class that usually occur. Each has a time series from the
-/// start, so that queries see its first increase.
+/// Combinations of outcome and status class that usually occur. Each of these combinations has a
+/// time series from the start, so that queries see the first increase.
 const USUAL_RESPONSES: [(CacheOutcome, usize); 6] = [
     (CacheOutcome::Hit, 2),
     (CacheOutcome::Miss, 2),
@@ -155,8 +156,8 @@ const USUAL_RESPONSES: [(CacheOutcome, usize); 6] = [
     (CacheOutcome::None, 5),
 ];
 
-/// One metric for each endpoint, in an array. A lookup by label would cost ten times as much as
-/// counting, and each request counts five times.
+/// One metric for each kind of endpoint, in an array. A lookup by label would take ten times as
+/// long as counting itself, and each request is counted five times.
 #[derive(Clone)]
 struct PerEndpoint<M> {
     family: Family<EndpointLabels, M>,
@@ -193,7 +194,8 @@ pub(crate) struct Metrics {
     pub(crate) connections: Gauge,
     pub(crate) accepted: Counter,
     pub(crate) refused: Counter,
-    /// Connections that were closed to make room for a client with fewer connections.
+    /// Connections that were closed to make room for a connection of a client with fewer
+    /// connections.
     pub(crate) displaced: Counter,
     limited: Family<LimitLabels, Counter>,
     /// Responses that the client did not read to their end.
@@ -226,13 +228,13 @@ impl Default for Metrics {
             requests,
             request_counters: Default::default(),
             bytes_out: PerEndpoint::new(Counter::default),
-            // The buckets are from 1 ms to 8 s: a hit takes microseconds, and the default of
-            // `limits.response_timeout` is 5 s.
+            // The buckets reach from 1 ms to 8 s: a cache hit takes microseconds, and the default
+            // of `limits.response_timeout` is 5 s.
             first_byte: PerEndpoint::new(|| {
                 Histogram::new([0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 8.0])
             }),
-            // The buckets are from 1 ms to 10 min, the time of a layer of gigabytes over a slow
-            // uplink.
+            // The buckets reach from 1 ms to 10 min, which is the time of a layer of gigabytes over
+            // a slow uplink.
             total: PerEndpoint::new(|| Histogram::new([0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0])),
             connections: Gauge::default(),
             accepted: Counter::default(),
@@ -248,7 +250,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts one response.
+    /// Counts one response by endpoint, cache outcome and status.
     pub(crate) fn responded(&self, kind: EndpointKind, outcome: CacheOutcome, status: StatusCode) {
         let class = usize::from(status.as_u16() / 100);
         let class = if class < CLASSES { class } else { 0 };
@@ -279,7 +281,7 @@ impl Metrics {
         self.total.of(kind).observe(seconds);
     }
 
-    /// Counts a request that was refused, or a connection that was aborted, because it reached that
+    /// Counts a request that was refused, or a connection that was aborted, because it reached this
     /// limit.
     pub(crate) fn limited(&self, limit: Limit) {
         self.limited.get_or_create(&LimitLabels { limit }).inc();

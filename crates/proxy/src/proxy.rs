@@ -37,20 +37,20 @@ use crate::pull::warm::{self, Progress};
 use crate::refusal_log::RefusalLog;
 
 /// Maximum number of large documents that are parsed at the same time. A document has up to 4 MiB,
-/// and takes more memory when parsed.
+/// and its parsed form takes more memory.
 const MAX_PARSING: usize = 2;
 /// Maximum number of bundle plans that are computed at the same time.
 const MAX_PLANNING: usize = 2;
 /// Maximum number of records (frames that no pack has) that are encoded at the same time. A record
-/// has up to 4 MiB and occupies one core.
+/// has up to 4 MiB, and encoding it occupies one core.
 const MAX_ENCODING: usize = 2;
 
-/// The proxy. Clones share all state.
+/// The proxy. Clones share all their state.
 #[derive(Clone)]
 pub struct Proxy(CurrentContext);
 
 impl Proxy {
-    /// The context of a new request.
+    /// Returns the context for a new request.
     #[cfg(test)]
     pub(crate) fn current(&self) -> Arc<crate::context::RequestContext> {
         self.0.current()
@@ -61,7 +61,7 @@ impl Proxy {
         Self::with_bundle_server(cache, client, config, None)
     }
 
-    /// Creates a proxy that offers pulled images to `bundle_server`. Blocks like [`Proxy::new`].
+    /// Creates a proxy that passes pulled images to `bundle_server`. Blocks like [`Proxy::new`].
     pub fn with_bundle_server(
         cache: Cache,
         client: Client,
@@ -118,7 +118,7 @@ impl Proxy {
     }
 
     /// Passes the hot ranges of all images with a trace to the cache, for its fast tier. Runs as
-    /// background work. Returns when all are passed.
+    /// background work. Returns when the hot ranges of all these images are passed.
     pub async fn report_hot_ranges(&self) {
         if let Some(bundle_server) = self.0.shared.bundle_server.clone() {
             let cache = self.0.shared.cache.clone();
@@ -127,9 +127,9 @@ impl Proxy {
         }
     }
 
-    /// Offers all cached images to the bundle server. It may not know them, because bundles were
-    /// off, or because the process ended before it indexed them. Runs as background work. Returns
-    /// when all are offered.
+    /// Passes all cached images to the bundle server, which indexes those that it does not know:
+    /// bundles may have been off, or the process may have ended before an image was indexed. Runs
+    /// as background work. Returns when all these images are indexed.
     pub async fn offer_stored(&self) {
         if let Some(bundle_server) = &self.0.shared.bundle_server {
             let offered = offer_stored(bundle_server, &self.0.shared.cache).await;
@@ -159,11 +159,12 @@ impl Proxy {
         shared.config.store(Arc::new(config));
     }
 
-    /// Serves HTTP/1.1 and HTTP/2, over TLS if `tls` is set, until `stop` resolves. Then it accepts
-    /// no further connections, and requests in progress may take [`Config::shutdown_grace`].
+    /// Serves HTTP/1.1 and HTTP/2, over TLS if `tls` is set, until `stop` resolves. After that,
+    /// accepts no further connections, and requests in progress may take
+    /// [`Config::shutdown_grace`].
     ///
     /// # Errors
-    /// A TLS file is unusable. The message names the file.
+    /// A TLS file is unusable. The error message names the file.
     pub async fn serve(
         &self,
         listener: TcpListener,
@@ -173,11 +174,11 @@ impl Proxy {
         listener::serve(self.0.clone(), listener, tls, stop).await
     }
 
-    /// Pulls an image into the cache, as a client does. If the image is an index, pulls its images
-    /// for `platforms`, or all its images if `platforms` is empty.
+    /// Pulls an image into the cache, as a client does. If the reference names an index, pulls the
+    /// images for `platforms`, or all images of the index if `platforms` is empty.
     ///
     /// # Errors
-    /// A message that names the failure and the upstream.
+    /// A message that names the upstream and what failed.
     pub async fn warm(
         &self,
         reference: &Reference,
@@ -200,7 +201,7 @@ impl Proxy {
         warmed
     }
 
-    /// Describes a cached image. Reading it counts neither as a hit nor as an access.
+    /// Describes a cached image. Reading the image counts neither as a hit nor as an access.
     ///
     /// # Errors
     /// A message that says that the image is not in the cache.
@@ -223,7 +224,8 @@ impl Proxy {
         blocking(move || Removal::of(&cache, &reference, &tagged)).await
     }
 
-    /// Registers the metrics of the proxy. The registry of the caller adds the prefix.
+    /// Registers the metrics of the proxy. The registry that the caller passes adds the prefix of
+    /// the names.
     pub fn register(&self, registry: &mut Metrics) {
         self.0.shared.metrics.register(registry);
         self.0.shared.access_metrics.register(registry);
@@ -256,7 +258,7 @@ mod tests {
         let new = proxy.current();
         assert!(!Arc::ptr_eq(&old, &new));
         assert!(Arc::ptr_eq(&new, &proxy.current()), "one context");
-        // The upstream denies a request that began under the old configuration.
+        // In this test, the upstream denies a request that began under the old configuration.
         let registry: Registry = "example.com".parse().unwrap();
         let digest = Digest::of(pierhead_oci::Algorithm::Sha256, b"a");
         let subject = || Subject::Blob(registry.clone(), "app".parse().unwrap(), digest);

@@ -1,8 +1,8 @@
-//! Reduces repeated log lines about refusals and failures: one line for the first, and one line
-//! with the number of repetitions at the end of a time window.
+//! Reduces repeated log lines about refusals and failures: one line for the first occurrence, and
+//! one line with the number of repetitions at the end of a time window.
 //!
-//! 1. The table has at most [`MAX_ENTRIES`] entries plus one per kind of refusal, whatever clients
-//!    send.
+//! 1. The table has at most [`MAX_ENTRIES`] entries plus one per kind of refusal, regardless of
+//!    what clients send.
 //! 2. The first repetition of an entry starts a task, which writes the number of repetitions once.
 
 use std::collections::HashMap;
@@ -24,19 +24,19 @@ use crate::error::Cause;
 const WINDOW: Duration = Duration::from_secs(60);
 /// Maximum number of different refusals in the log window, of about 400 bytes each.
 const MAX_ENTRIES: usize = 1024;
-/// Maximum number of images that get a log line of their own, for each time window, kind of
-/// refusal, client and registry.
+/// Maximum number of images that get a log line of their own, per time window, kind of refusal,
+/// client and registry.
 const MAX_LOGGED_IMAGES: usize = 8;
 /// Maximum bytes of an error's text in the log line with the number of repetitions.
 const MAX_ERROR_BYTES: usize = 256;
 
-/// Decides which refusals are logged. Clones share one table. Each use takes a lock, so only
-/// refusals may use it.
+/// Decides which refusals are logged. Clones share one table. Each use takes a lock, so it is used
+/// only for refusals and failures.
 #[derive(Clone, Default)]
 pub(crate) struct RefusalLog(Arc<RefusalTable>);
 
-/// The table of recent refusals. A general-purpose cache cannot hold it, because the count of an
-/// entry must not get lost.
+/// The table of recent refusals. A general-purpose cache cannot replace this table, because the
+/// counts of its entries must not get lost.
 #[derive(Default)]
 struct RefusalTable {
     hashes: RandomState,
@@ -45,7 +45,7 @@ struct RefusalTable {
 
 /// A refusal or failure to log.
 pub(crate) struct Refusal<'a> {
-    /// The message of the line, such as `pull refused`.
+    /// The message of the log line, such as `pull refused`.
     pub(crate) event: &'static str,
     pub(crate) cause: Cause,
     /// The client. `None`: the refusal concerns the registry and not a client.
@@ -71,8 +71,8 @@ struct Entry {
 }
 
 impl RefusalLog {
-    /// Whether to log this refusal now. If not, this counts it for the line at the end of the
-    /// window.
+    /// Whether to log this refusal now. A refusal that is not logged is counted for the line at the
+    /// end of the window.
     pub(crate) fn is_new(
         &self,
         refusal: &Refusal<'_>,
@@ -127,7 +127,7 @@ impl RefusalLog {
     }
 
     fn count_later(&self, key: Key, until: Instant) {
-        // While the runtime shuts down, the number of repetitions is not written.
+        // The runtime is shutting down, so the number of repetitions is not logged.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };

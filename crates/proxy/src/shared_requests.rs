@@ -11,12 +11,12 @@ use tokio::sync::watch;
 
 use crate::limits::limit::Limit;
 
-/// Maximum number of shared upstream requests in progress. Each holds a connection to an upstream
-/// that may never respond, and continues after its clients have left.
+/// Maximum number of shared upstream requests in progress. Each request holds a connection to an
+/// upstream that may never respond, and continues after its clients have disconnected.
 pub(crate) const MAX_SHARED_REQUESTS: usize = 512;
 
-/// Shared requests in progress, by key. Each runs in its own task, so that a caller that leaves
-/// does not cancel it.
+/// Upstream requests in progress, by key. Each request runs in a task of its own, so that it
+/// continues if a caller is cancelled.
 pub(crate) struct SharedRequests<K, V> {
     in_progress: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
     panics: Panics,
@@ -38,11 +38,12 @@ where
         }
     }
 
-    /// Joins the request in progress under `key`, or starts the request that `make` returns.
+    /// Joins the request in progress that has this `key`, or starts the request that `make`
+    /// returns.
     ///
     /// # Errors
-    /// [`MAX_SHARED_REQUESTS`] other requests are in progress, or `make` returns that another limit
-    /// is reached.
+    /// [`MAX_SHARED_REQUESTS`] other requests are in progress, or `make` returns an error because
+    /// another limit is reached.
     pub(crate) fn join<F>(
         &self,
         key: &K,
@@ -69,8 +70,8 @@ where
         tokio::spawn(async move {
             let _watch = watch;
             let result = request.await;
-            // The entry is removed before the result is sent, so that a caller that comes now
-            // starts a new request and gets no old result.
+            // The entry is removed before the result is sent, so that a later caller starts a new
+            // request and does not get an old result.
             drop(entry);
             sender.send_replace(Some(result));
         });
@@ -79,13 +80,15 @@ where
 }
 
 impl<V: Clone> PendingResponse<V> {
-    /// Waits for the result. `None` if the task of the request panicked. Cancel safe.
+    /// Waits for the result of the request. `None` if the task of the request panicked. Cancel
+    /// safe.
     pub(crate) async fn result(mut self) -> Option<V> {
         self.0.wait_for(Option::is_some).await.ok()?.clone()
     }
 }
 
-/// An entry of the table. Dropping it removes the key, even if the request panics or is aborted.
+/// An entry of the table. Dropping this value removes the key from the table, even if the request
+/// panics or is aborted.
 struct InProgressEntry<K: Eq + Hash, V> {
     in_progress: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
     key: K,

@@ -7,8 +7,8 @@ use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 
 /// Creates a cache of at most `max_entries` entries. Each entry expires `ttl` after its insertion.
-/// A full cache evicts the entry that `get` read or `insert` wrote least recently; `contains_key`
-/// is no use of an entry.
+/// A full cache evicts the entry that `get` read or `insert` wrote least recently; a call of
+/// `contains_key` does not count as a use.
 pub(crate) fn ttl_cache<K, V>(max_entries: u64, ttl: Duration) -> Cache<K, V>
 where
     K: Eq + Hash + Send + Sync + 'static,

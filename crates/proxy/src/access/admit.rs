@@ -16,7 +16,8 @@ use crate::http::peer::Peer;
 use crate::refusal_log::Refusal;
 
 /// Admits a request, or returns the reason of the refusal. With pass-through, returns the context
-/// that uses the client's credentials. Costs one comparison if clients need no credentials.
+/// that uses the client's credentials. If clients need no credentials, the check costs one
+/// comparison.
 pub(crate) async fn admit(
     context: &Arc<RequestContext>,
     peer: &Peer,
@@ -46,9 +47,9 @@ pub(crate) async fn admit(
     }
 }
 
-/// Authenticates a client before its request body is read. With pass-through, this only checks that
-/// the request has credentials if it needs any, because the body names the image for which the
-/// upstream decides.
+/// Authenticates a client before its request body is read. With pass-through, only checks that the
+/// request has credentials if the configuration requires credentials: the upstream decides about
+/// the image, whose name is in the body.
 pub(crate) async fn admit_body(
     context: &Arc<RequestContext>,
     peer: &Peer,
@@ -86,7 +87,7 @@ fn log_refused_login(context: &RequestContext, client: IpAddr, error: &Error) {
 }
 
 impl Authenticator {
-    /// Decides about a client when [`Self::cached_decision`] has no decision.
+    /// Decides whether a client may send requests, when [`Self::cached_decision`] has no decision.
     async fn decide(
         &self,
         context: &RequestContext,

@@ -1,4 +1,5 @@
-//! Authenticates clients by the configured method, with cached decisions.
+//! Authenticates clients by the configured method: htpasswd file, client certificate or
+//! pass-through. Caches the decisions.
 //!
 //! Clients need no credentials unless the configuration requires them. A cached decision costs one
 //! keyed hash and one table lookup.
@@ -22,14 +23,14 @@ pub(crate) enum Authenticator {
     Certificate,
     Htpasswd(HtpasswdAuth),
     PassThrough(PassThrough),
-    /// Denies all requests, because the system has no random numbers for keyed hashes.
+    /// Denies all requests. Used when the system has no random numbers for keyed hashes.
     DenyAll,
 }
 
 impl Authenticator {
     /// Creates the authenticator of the configuration. `None` means that clients need no
-    /// credentials. Blocks, because it reads files. If it cannot read a file, the authenticator
-    /// denies all requests.
+    /// credentials. Blocks, because it reads files. If a file of the configuration is unreadable,
+    /// the authenticator denies all requests.
     pub(crate) fn new(auth: &Auth, metrics: &AccessMetrics, panics: &Panics) -> Option<Arc<Self>> {
         Self::with(auth, metrics, panics, KeyedHasher::new).map(Arc::new)
     }
@@ -76,14 +77,15 @@ impl Authenticator {
         })
     }
 
-    /// Reads the htpasswd file again before the next decision, if it changed.
+    /// Reads the htpasswd file again before the next decision, if the file changed.
     pub(crate) fn recheck_file(&self) {
         if let Self::Htpasswd(logins) = self {
             logins.recheck_file();
         }
     }
 
-    /// Returns the decision about a client if it is known without waiting. Does not allocate.
+    /// Returns the decision about a client if the decision is cached or needs no waiting. Does not
+    /// allocate.
     pub(crate) fn cached_decision(
         &self,
         peer: &Peer,
@@ -137,8 +139,8 @@ mod tests {
         Authenticator::new(&auth, &AccessMetrics::default(), &Panics::default()).unwrap()
     }
 
-    /// Over plain TCP from another machine, the response must not be `LoginRequired`. That response
-    /// has a challenge, which makes clients send a password.
+    /// Over plain TCP from another machine, the response must not be `LoginRequired`.
+    /// `LoginRequired` has an authentication challenge, which makes clients send a password.
     #[test]
     fn passwords_are_accepted_over_tls_or_from_this_machine_only() {
         let access = htpasswd();
@@ -210,7 +212,8 @@ mod tests {
                 "{channel:?}"
             );
         }
-        // These methods cache no decisions, so they need no hasher.
+        // Authentication by certificate or pass-through caches no decisions here, so the
+        // authenticators need no hasher.
         let with = |auth| {
             Authenticator::with(auth, &AccessMetrics::default(), &Panics::default(), || None)
         };

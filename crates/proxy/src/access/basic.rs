@@ -5,15 +5,15 @@ use base64::engine::general_purpose::STANDARD;
 use http::HeaderValue;
 use zeroize::Zeroizing;
 
-/// The user and password of a request. Their memory is zeroed on drop.
+/// The user and password of a request. The memory of both is zeroed on drop.
 pub(crate) struct Basic {
     plain: Zeroizing<String>,
     colon: usize,
 }
 
 impl Basic {
-    /// Parses the header. `None` for another scheme, invalid base64, invalid UTF-8, or a text
-    /// without colon.
+    /// Parses an `Authorization` header. `None` for another scheme, invalid base64, invalid UTF-8,
+    /// or a text without colon.
     pub(crate) fn parse(header: &HeaderValue) -> Option<Self> {
         let text = std::str::from_utf8(header.as_bytes()).ok()?;
         let (scheme, encoded) = text.split_once(' ')?;

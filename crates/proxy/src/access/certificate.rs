@@ -1,5 +1,5 @@
-//! Verifies client certificates: whether the configuration allows a name in the certificate, and
-//! whether the certificate of a resumed TLS session is still valid.
+//! Verifies client certificates: checks that the configuration allows a name in the certificate,
+//! and that the certificate of a resumed TLS session has not expired.
 
 use std::sync::Arc;
 
@@ -30,8 +30,8 @@ impl NameVerifier {
             return false;
         };
         let is_allowed = |name: &str| self.names.iter().any(|allowed| allowed == name);
-        // Malformed alternative names do not count as absent, because then the common name would
-        // replace them.
+        // Malformed alternative names make the certificate invalid. If they counted as absent, the
+        // common name would be used instead.
         let Ok(alternatives) = certificate.subject_alternative_name() else {
             return false;
         };
@@ -44,7 +44,8 @@ impl NameVerifier {
             }
             _ => false,
         });
-        // A common name counts only if there are no alternative names (RFC 6125, section 6.4.4).
+        // The common name of a certificate is used only if there are no alternative names (RFC
+        // 6125, section 6.4.4).
         let has_common_name = || {
             let mut names = certificate.subject().iter_common_name();
             names.any(|name| name.as_str().is_ok_and(is_allowed))
@@ -106,9 +107,9 @@ impl ClientCertVerifier for NameVerifier {
     }
 }
 
-/// Whether these certificates are valid now. TLS does not verify the certificate of a resumed
-/// session again, and a session ticket is valid for hours. This check refuses the session once the
-/// certificate has expired.
+/// Whether these certificates are valid at this time. TLS does not verify the certificate of a
+/// resumed session again, and a session ticket is valid for hours. So pierhead itself refuses a
+/// resumed session whose certificate has expired.
 pub(crate) fn is_current(certificates: &[CertificateDer<'_>]) -> bool {
     certificates.iter().all(|certificate| {
         X509Certificate::from_der(certificate)
@@ -166,7 +167,7 @@ mod tests {
     fn a_certificate_with_malformed_alternative_names_has_no_allowed_name() {
         let malformed = certificate(|params| {
             params.distinguished_name.push(DnType::CommonName, "common");
-            // The test certificate has an integer in place of the list of names.
+            // The test certificate has an integer where the list of alternative names belongs.
             let names = rcgen::CustomExtension::from_oid_content(&[2, 5, 29, 17], vec![2, 1, 7]);
             params.custom_extensions = vec![names];
         });

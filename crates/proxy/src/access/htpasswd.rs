@@ -8,12 +8,13 @@ use std::path::Path;
 use pierhead_remote::open_file;
 use zeroize::Zeroizing;
 
-/// Maximum bytes of an htpasswd file: 10 000 users with long names.
+/// Maximum bytes of an htpasswd file: enough for 10 000 users with long names.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Accepted costs of bcrypt. Each step doubles the time of a hash: cost 12 takes about 0.2 s on a
-/// server's core. A hash that takes seconds would delay all other logins.
+/// Accepted bcrypt costs. A cost that is higher by one doubles the time of a hash: cost 12 takes
+/// about 0.2 s on a server's core. A hash that takes seconds would delay all other logins.
 const COSTS: std::ops::RangeInclusive<u32> = 4..=14;
-/// Cost of the hash for unknown users if the file has no users.
+/// Cost of the hash against which the password of an unknown user is checked, if the file has no
+/// users.
 const DEFAULT_COST: u32 = 10;
 /// Maximum bytes of a password. bcrypt uses only the first 72 bytes.
 const MAX_PASSWORD_BYTES: usize = 1024;
@@ -22,21 +23,21 @@ const MAX_PASSWORD_BYTES: usize = 1024;
 #[derive(Clone)]
 pub(crate) struct Users {
     hashes: HashMap<String, Zeroizing<String>>,
-    /// A hash that no password matches. It has the highest cost of the file, so that a login of an
-    /// unknown user takes as long as a login of a known user.
+    /// A hash that no password matches. The cost of this hash is the highest in the file, so that a
+    /// login of an unknown user takes as long as a login of a known user.
     unknown_user_hash: String,
 }
 
-/// Checks an htpasswd file.
+/// Checks that an htpasswd file is readable and valid.
 ///
 /// # Errors
-/// A message with the path, the line and the problem. It contains no hash.
+/// A message with the path, the line and the problem. The message contains no hash.
 pub fn check(path: &Path) -> Result<(), String> {
     Users::read(path).map(drop)
 }
 
 impl Users {
-    /// A file without users.
+    /// The users of an htpasswd file that does not exist: none.
     pub(crate) fn none() -> Self {
         Self::of(HashMap::new(), DEFAULT_COST)
     }
@@ -95,7 +96,7 @@ impl Users {
         self.hashes.len()
     }
 
-    /// Whether the file has this user with this password. Takes tens of milliseconds of a core,
+    /// Whether the file has this user with this password. Takes tens of milliseconds of CPU time,
     /// even if the user does not exist.
     pub(crate) fn verify(&self, user: &str, password: &str) -> bool {
         let user_hash = self.hashes.get(user);
@@ -179,7 +180,7 @@ mod tests {
         assert!(!Users::none().verify("ann", "one:two"));
     }
 
-    /// The line is the output of `htpasswd -nbB -C 5 user pass` of Apache.
+    /// The line that the test parses is the output of `htpasswd -nbB -C 5 user pass` of Apache.
     #[test]
     fn a_line_of_apache_is_accepted() {
         let hash = bcrypt::hash("pass", 5).unwrap().replacen("$2b$", "$2y$", 1);
@@ -187,7 +188,7 @@ mod tests {
         assert!(users.verify("user", "pass") && !users.verify("user", "Pass"));
     }
 
-    /// The test compares the costs of the hashes, because it cannot measure time.
+    /// The test compares the costs of the two hashes, because times of a test run are not reliable.
     #[test]
     fn an_unknown_user_costs_as_much_as_the_highest_cost() {
         let costly = bcrypt::hash("x", 6).unwrap();

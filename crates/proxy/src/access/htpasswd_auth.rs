@@ -27,21 +27,22 @@ use crate::ttl_cache::ttl_cache;
 /// Minimum interval between two checks of whether the htpasswd file changed. Only a request with
 /// credentials starts a check.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum number of concurrent bcrypt hashes. Each hash takes a core for tens of milliseconds, and
-/// pulls need cores, too.
+/// Maximum number of concurrent bcrypt hashes. Each hash occupies a core for tens of milliseconds,
+/// and serving pulls needs cores, too.
 const MAX_HASHING: usize = 2;
-/// How long pierhead remembers wrong credentials. A client that repeats them costs no hash.
+/// How long pierhead remembers wrong credentials. If a client repeats wrong credentials within this
+/// time, no hash is computed.
 const WRONG_CREDENTIALS_TTL: Duration = Duration::from_secs(10);
 
-/// Authenticates clients by an htpasswd file. Clones share all state.
+/// Authenticates clients by an htpasswd file. Clones share all their state.
 #[derive(Clone)]
 pub(crate) struct HtpasswdAuth(Arc<State>);
 
 struct State {
     file: PathBuf,
     cache_ttl: Duration,
-    /// The users of the file when it was last read. If the file changes, new users replace them,
-    /// together with all cached decisions.
+    /// The users of the file when it was last read. If the file changes, the new users replace the
+    /// old users and all cached decisions.
     users: ArcSwap<UsersFile>,
     hasher: KeyedHasher,
     throttle: Throttle,
@@ -54,8 +55,7 @@ struct State {
     panics: Panics,
 }
 
-/// The users of one version of the file, and the decisions about clients that were made by that
-/// version.
+/// The users of one version of the file, and the cached decisions that these users led to.
 struct UsersFile {
     stamp: Option<FileStamp>,
     users: Users,
@@ -74,8 +74,7 @@ impl UsersFile {
         }
     }
 
-    /// Returns the same users and decisions with another stamp, for a file that changed and cannot
-    /// be read.
+    /// Returns the same users and decisions with the stamp of a changed file that is unreadable.
     fn with_stamp(&self, stamp: Option<FileStamp>) -> Self {
         Self {
             stamp,
@@ -87,7 +86,7 @@ impl UsersFile {
 }
 
 impl HtpasswdAuth {
-    /// Reads the file and creates the authenticator. Blocks.
+    /// Reads the htpasswd file and creates the authenticator. Blocks.
     pub(crate) fn new(
         file: PathBuf,
         cache_ttl: Duration,
@@ -132,7 +131,7 @@ impl HtpasswdAuth {
     pub(crate) async fn decide(&self, header: &HeaderValue, address: IpAddr) -> Result<(), Error> {
         if self.0.take_check() {
             let state = self.0.clone();
-            // If the check panics, the users that were read before remain valid.
+            // If the check panics, the users of the previous version of the file remain valid.
             let _ = self.0.blocking(move || state.check_file()).await;
         }
         let state = &self.0;
@@ -184,7 +183,8 @@ impl State {
         self.now() >= self.due.load(Ordering::Relaxed)
     }
 
-    /// Whether a check of the file is due and this caller has to do it.
+    /// Whether a check of the htpasswd file is due. Only one caller gets `true`, and must do the
+    /// check.
     fn take_check(&self) -> bool {
         let (now, due) = (self.now(), self.due.load(Ordering::Relaxed));
         let next = now + u64::try_from(FILE_CHECK_INTERVAL.as_millis()).unwrap_or(u64::MAX);
@@ -195,17 +195,19 @@ impl State {
                 .is_ok()
     }
 
-    /// Reads the file again if it changed.
+    /// Reads the htpasswd file again if it changed.
     fn check_file(&self) {
         let stamp = FileStamp::read(&self.file);
         let old = self.users.load_full();
         if old.stamp == stamp {
             return;
         }
-        // If the changed file is unreadable (for example half written), its old users stay valid
-        // until the file changes again. A deleted file has no users, so all clients are refused.
+        // If the changed file is unreadable (for example half written), the users of its previous
+        // version stay valid until the file changes again. A deleted file has no users, so all
+        // clients are refused.
         let Some(users) = read(&self.file) else {
-            // The old users get the new stamp, so that the error is logged once.
+            // The stored users get the stamp of the unreadable file, so that the error is logged
+            // once.
             self.users.store(Arc::new(old.with_stamp(stamp)));
             return;
         };
@@ -246,7 +248,7 @@ impl State {
     }
 }
 
-/// Reads the users of the file. `None`: the file exists, but is unreadable or malformed.
+/// Reads the users of the htpasswd file. `None`: the file exists, but is unreadable or malformed.
 fn read(file: &Path) -> Option<Users> {
     match Users::read(file) {
         Ok(users) => Some(users),
@@ -284,7 +286,7 @@ mod tests {
         let lines = users
             .iter()
             .map(|(user, password)| format!("{user}:{}\n", bcrypt::hash(password, 4).unwrap()));
-        // The test replaces the file by a file with another inode.
+        // The test replaces the file by a new file, which has another inode.
         let next = file.with_extension("next");
         std::fs::write(&next, lines.collect::<String>()).unwrap();
         std::fs::rename(next, file).unwrap();
@@ -347,7 +349,7 @@ mod tests {
         assert!(logins.decide(&ann, CLIENT.into()).await.is_err());
     }
 
-    /// A decision that is made while the file changes counts only for the old version of the file.
+    /// A decision that is made while the htpasswd file changes is not used after the change.
     #[tokio::test]
     async fn a_decision_by_an_old_file_does_not_outlive_it() {
         let (logins, file, _folder) = open(&[("ann", "pw")]);
@@ -402,8 +404,8 @@ mod tests {
             }
         }
         assert_eq!(refused, 5);
-        // If the client repeats the same wrong credentials, that costs no hash and is no new guess.
-        // Right credentials still work.
+        // If the client repeats the same wrong credentials, no hash is computed, and the throttle
+        // counts no new guess. Right credentials still work.
         assert!(matches!(
             logins.decide(&header("ann", "0"), CLIENT.into()).await,
             Err(Error::LoginRequired)

@@ -9,8 +9,8 @@ use pierhead_remote::KeyedHash;
 /// Maximum number of facts in a set. A full set uses about 2 MB, with 16 bytes for each fact.
 const MAX_FACTS: usize = 1 << 16;
 
-/// A set that empties itself when it is full. A lost fact costs one upstream request. A
-/// general-purpose cache would need ten times the memory for each fact.
+/// A set of facts that is emptied when it is full. A lost fact costs one upstream request. A
+/// general-purpose cache would need ten times as much memory for each fact.
 #[derive(Default)]
 pub(crate) struct KeyedHashSet(Mutex<HashSet<[u8; 16]>>);
 

@@ -1,4 +1,4 @@
-//! Metrics of client authentication.
+//! Metrics of client authentication: counts checks of credentials by their result.
 
 use std::fmt;
 
@@ -12,9 +12,10 @@ use prometheus_client::registry::Registry;
 pub(crate) enum AuthResult {
     Granted,
     Denied,
-    /// The address of the client had too many failed logins.
+    /// pierhead did not check the credentials, because the client's address had too many failed
+    /// logins.
     Throttled,
-    /// The upstream gave no answer that allows or denies.
+    /// The upstream neither allowed nor denied the request, for example because it failed.
     Unknown,
 }
 

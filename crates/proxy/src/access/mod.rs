@@ -1,5 +1,5 @@
-//! Client authentication and authorization (htpasswd, certificates, pass-through, access rules),
-//! with cached decisions.
+//! Client authentication and authorization (htpasswd file, client certificates, pass-through,
+//! access rules), with cached decisions.
 
 /// Maximum number of cached decisions of one kind. Each decision uses about 200 bytes.
 const MAX_CACHED_DECISIONS: u64 = 4096;

@@ -1,13 +1,15 @@
-//! Pass-through authentication: a client may read exactly the content that the upstream allows for
-//! the client's own credentials.
+//! Pass-through authentication: pierhead sends the client's own credentials to the upstream. A
+//! client may read exactly the content that the upstream allows for these credentials.
 //!
-//! All clients share one cache, and a client may name any registry. So two invariants hold:
+//! All clients share one cache, and a client may name any registry. Two invariants protect private
+//! content:
 //!
 //! 1. Before a client reads a repository, the upstream confirms by a HEAD request with the client's
-//!    credentials that they may read it.
+//!    credentials that these credentials may read the repository.
 //! 2. Cached content counts as content of a registry only if all its bytes came from that registry.
-//!    It is not enough that a registry *claims* to have a digest: an attacker with a registry of
-//!    its own could then read a private blob of another registry by its digest.
+//!    It is not enough that a registry *claims* to have a digest: an attacker could otherwise run a
+//!    registry that claims to have a private blob of another registry, and read this blob from the
+//!    cache.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,11 +33,11 @@ use crate::http::peer::Peer;
 use crate::shared_requests::SharedRequests;
 use crate::ttl_cache::ttl_cache;
 
-/// Maximum time that pierhead remembers that an upstream denied a pull. Operators often grant a
-/// right soon after a pull was denied.
+/// Maximum time that pierhead remembers that an upstream denied a pull. The time is short, because
+/// operators often grant a right soon after a pull was denied.
 const DENIED_TTL: Duration = Duration::from_secs(60);
 
-/// The pass-through state. Clones share all state.
+/// The state of pass-through authentication. Clones share all their state.
 #[derive(Clone)]
 pub(crate) struct PassThrough(pub(super) Arc<State>);
 
@@ -48,14 +50,16 @@ pub(super) struct State {
         SharedRequests<KeyedHash, Result<AccessDecision, pierhead_remote::Error>>,
     /// The set of facts "this repository has this digest", according to the registry.
     pub(super) repository_contents: KeyedHashSet,
-    /// The set of facts "all bytes of this digest came from this registry".
+    /// The set of facts, seen by pierhead itself: "all bytes of this digest came from this
+    /// registry".
     origins: KeyedHashSet,
     /// For each digest, the number of running fills whose bytes all come from one registry.
     single_origin: Mutex<HashMap<Digest, usize>>,
     pub(super) metrics: AccessMetrics,
 }
 
-/// Marks a fill whose bytes all come from one registry, until dropped.
+/// While this value exists, the running fill of this digest counts as a fill whose bytes all come
+/// from one registry.
 pub(crate) struct SingleOriginFill(PassThrough, Digest);
 
 impl PassThrough {
@@ -79,7 +83,7 @@ impl PassThrough {
         }))
     }
 
-    /// Returns the credentials of a request in the form in which pierhead uses them at upstreams.
+    /// Returns the credentials of a request in the form in which pierhead sends them to upstreams.
     pub(super) fn credentials(
         &self,
         peer: &Peer,
@@ -96,7 +100,8 @@ impl PassThrough {
     }
 
     /// Returns the credentials of a request. `None` if there is no `Authorization` header, or if
-    /// user and password are empty, which podman sends when it has no credentials.
+    /// user and password are empty, because podman sends an empty user and password when it has no
+    /// credentials.
     pub(crate) fn credentials_of(
         &self,
         peer: &Peer,
@@ -115,14 +120,14 @@ impl PassThrough {
         }
     }
 
-    /// The fact that all bytes of that digest came from that registry.
+    /// Identifies the fact that all bytes of the digest came from the registry.
     fn origin(&self, registry: &Registry, digest: &Digest) -> KeyedHash {
         let digest = digest.to_string();
         let parts = [b"origin", registry.as_str().as_bytes(), digest.as_bytes()];
         self.0.hasher.hash(&parts)
     }
 
-    /// The fact that the repository has that digest.
+    /// Identifies the fact that the repository has the digest.
     pub(super) fn repository_content(
         &self,
         registry: &Registry,
@@ -140,7 +145,7 @@ impl PassThrough {
         self.0.hasher.hash(&parts)
     }
 
-    /// Records that all bytes of that digest came from that repository.
+    /// Records that all bytes of the digest came from the registry of this repository.
     pub(crate) fn record_origin(
         &self,
         registry: &Registry,
@@ -153,13 +158,14 @@ impl PassThrough {
             .insert(&self.repository_content(registry, repository, digest));
     }
 
-    /// Whether cached content may be served to clients that pull it from that registry.
+    /// Whether cached content may be served to clients that pull it from `registry`.
     pub(crate) fn may_share(&self, registry: &Registry, digest: &Digest) -> bool {
         self.0.origins.contains(&self.origin(registry, digest))
     }
 
-    /// Deletes the staged bytes of a fill, because they may come from another registry. A client of
-    /// this registry may have no right to read those bytes.
+    /// Deletes the staged bytes of an earlier fill of the digest, because they may come from
+    /// another registry. A client of this registry may have no right to read those bytes. Then
+    /// begins a fill whose bytes all come from this registry.
     pub(crate) async fn begin_single_origin(
         &self,
         fill: &mut Fill,

@@ -7,7 +7,7 @@ use pierhead_oci::{Registry, Repository};
 
 use crate::error::Error;
 
-/// Maximum bytes of a pattern. The longest possible name is shorter than this.
+/// Maximum bytes of a pattern. The longest possible name of a repository is shorter.
 const MAX_PATTERN_BYTES: usize = 512;
 
 /// Access rules. The default rules allow every registry and repository.
@@ -20,7 +20,8 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Whether clients may pull from that repository. Costs some hundred nanoseconds per pattern.
+    /// Whether clients may pull from `repository` of `registry`. Takes some hundred nanoseconds per
+    /// pattern.
     pub(crate) fn check(&self, registry: &Registry, repository: &Repository) -> Result<(), Error> {
         let (registry, repository) = (registry.as_str(), repository.as_str());
         let matches = |pattern: &&Pattern| pattern.matches(registry, repository);
@@ -82,8 +83,8 @@ impl FromStr for Pattern {
         let matches_hub = glob(registry, Registry::DOCKER_HUB);
         let registry = match registry.contains('*') {
             true => registry.to_owned(),
-            // Docker Hub has several names. The pattern gets the canonical name, because requests
-            // use it.
+            // Docker Hub has several host names. The pattern gets the canonical host name, because
+            // requests are matched by the canonical name.
             false => registry
                 .parse::<Registry>()
                 .map_err(|error| format!("{text:?}: {error}"))?
@@ -102,8 +103,8 @@ impl FromStr for Pattern {
             ));
         }
         let repository = match repository {
-            // On Docker Hub every repository name has two parts. A rule with one part would never
-            // match, so it is refused.
+            // On Docker Hub every repository name has two parts. A pattern with one part would
+            // never match, so it is refused.
             name if (names_hub || matches_hub) && !name.contains('/') && !name.contains("**") => {
                 if name.contains('*') {
                     return Err(format!(
@@ -133,14 +134,14 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// Whether `pattern` matches all of `text`. Takes at most time in proportion to the product of
-/// their lengths.
+/// Whether `pattern` matches all of `text`. The time is at most proportional to the product of the
+/// two lengths.
 fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut p, mut t) = (0, 0);
     // The state for backtracking: the positions after the last `*` and the last `**`, and the ends
     // of the text that they matched. No earlier position is needed, because the last `**` matches
-    // whatever a later `*` cannot.
+    // all text that a later `*` cannot match.
     let mut star: Option<(usize, usize)> = None;
     let mut deep: Option<(usize, usize)> = None;
     loop {
@@ -298,7 +299,7 @@ mod tests {
     }
 
     /// The reference matcher for the test: implements the definition of a pattern character by
-    /// character, without regard to speed.
+    /// character, slowly but simply.
     fn naive(pattern: &[u8], text: &[u8]) -> bool {
         match (pattern, text) {
             ([b'*', b'*', rest @ ..], _) => {

@@ -1,4 +1,5 @@
-//! Limits how many wrong passwords one address may try: ten at once, then ten per minute.
+//! Limits how many wrong passwords clients at one IP address may try: ten at once, then ten per
+//! minute.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -6,23 +7,24 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Delay that each wrong password adds to its address.
+/// Delay that each wrong password adds to the delay of the client's address.
 const GUESS_DELAY: Duration = Duration::from_secs(6);
-/// Maximum delay of one address after wrong passwords. If a guess would exceed it, pierhead refuses
-/// the guess without a check.
+/// Maximum delay of one address after wrong passwords. If a guess (an attempt with a password)
+/// would exceed this delay, pierhead refuses the guess without verifying the password.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 /// Maximum number of addresses with a delay for wrong passwords.
 const MAX_THROTTLED_ADDRESSES: usize = 4096;
 
-/// The time at which the delay of each address ends. Each guess adds [`GUESS_DELAY`]. A
-/// general-purpose cache cannot hold this table, because a full table must keep the addresses with
-/// the longest delays.
+/// For each address, the time at which its delay ends. Each guess adds [`GUESS_DELAY`]. A
+/// general-purpose cache cannot hold this table, because the addresses with the longest delays must
+/// stay when the table is full.
 #[derive(Default)]
 pub(crate) struct Throttle(Mutex<HashMap<IpAddr, Instant>>);
 
 impl Throttle {
-    /// Adds the delay of one guess before the password is verified, so that concurrent guesses
-    /// count, too. If the delay would exceed [`MAX_DELAY`], adds nothing and returns `false`.
+    /// Adds the delay of one guess to an address. Called before the password is verified, so that
+    /// concurrent guesses are all counted. If the delay would exceed [`MAX_DELAY`], adds nothing
+    /// and returns `false`.
     pub(crate) fn charge(&self, address: IpAddr, now: Instant) -> bool {
         let mut delays = self.0.lock();
         let network = network(address);
@@ -38,7 +40,7 @@ impl Throttle {
         true
     }
 
-    /// Removes the delay of one guess, because its password was right.
+    /// Removes the delay of one guess, because the password of the guess was right.
     pub(crate) fn refund(&self, address: IpAddr) {
         let mut delays = self.0.lock();
         if let Some(end) = delays.get_mut(&network(address)) {
@@ -46,7 +48,7 @@ impl Throttle {
         }
     }
 
-    /// Whether the address has a delay, or had one.
+    /// Whether a delay of this address is recorded, also one that has ended.
     #[cfg(test)]
     pub(crate) fn has_charged(&self, address: IpAddr) -> bool {
         self.0.lock().contains_key(&network(address))
@@ -54,8 +56,8 @@ impl Throttle {
 }
 
 /// Removes the addresses whose delay has ended. If all addresses have a delay, removes the half
-/// with the shortest delays. So many addresses with one guess each cannot displace an address with
-/// many guesses.
+/// with the shortest delays. Thus many addresses with one guess each cannot displace an address
+/// with many guesses.
 fn make_room(delays: &mut HashMap<IpAddr, Instant>, now: Instant) {
     delays.retain(|_, end| *end > now);
     if delays.len() < MAX_THROTTLED_ADDRESSES {

@@ -63,8 +63,8 @@ impl PassThrough {
     }
 }
 
-/// Returns the part of a repository that the endpoint reads. `None`: the response contains no
-/// content of an upstream.
+/// Returns the part of a repository that a request to this endpoint reads. `None`: the response
+/// contains no content of an upstream.
 fn part(endpoint: &Endpoint) -> Option<(&Name, RequestedPart)> {
     Some(match endpoint {
         Endpoint::Manifest { name, target } => match target {
@@ -79,7 +79,7 @@ fn part(endpoint: &Endpoint) -> Option<(&Name, RequestedPart)> {
     })
 }
 
-/// The access check of one request.
+/// The check of whether the upstream lets the credentials of one request read the repository.
 struct AccessCheck<'a> {
     pass_through: &'a PassThrough,
     basic: Option<&'a Basic>,
@@ -90,8 +90,8 @@ struct AccessCheck<'a> {
 
 impl AccessCheck<'_> {
     /// Identifies the right of these credentials to read the repository or a part of it. Some
-    /// registries serve blobs or lists to everybody who knows a digest or name. Such a response
-    /// proves no right to the rest of the repository.
+    /// registries serve blobs or lists to everybody who knows a digest or name. A successful
+    /// response from such a registry proves no right to the rest of the repository.
     fn right(&self, scope: &str) -> KeyedHash {
         let (user, password) = self.basic.map_or(("", ""), |it| (it.user(), it.password()));
         self.pass_through.0.hasher.hash(&[
@@ -122,7 +122,8 @@ impl AccessCheck<'_> {
     ) -> Result<(), Error> {
         let state = &self.pass_through.0;
         let repository_right = self.right("");
-        // The right that a positive response of the upstream to this request proves.
+        // The right to read, which the client has if the upstream answers this request with
+        // success.
         let right = match &self.part {
             RequestedPart::Blob(digest) => self.right(&digest.to_string()),
             RequestedPart::Tags => self.right("lists"),
@@ -189,8 +190,8 @@ impl AccessCheck<'_> {
         }
     }
 
-    /// The key by which requests with the same credentials for the same part share one upstream
-    /// request.
+    /// Identifies requests with the same credentials for the same part of a repository. Such
+    /// requests share one upstream request.
     fn key(&self, right: &KeyedHash) -> KeyedHash {
         let part = match &self.part {
             RequestedPart::Tag(target) => format!("tag {target}"),

@@ -1,16 +1,19 @@
-//! The slots of background pulls: pulls of images that bundle requests need and the cache lacks.
+//! Decides which background pulls may run. A background pull downloads an image that a bundle
+//! request needs and the cache lacks. The running pulls have slots, by these rules:
 //!
-//! 1. At most [`MAX_PULLS`] pulls have a slot, of which at most [`MAX_PER_CLIENT`] belong to one
+//! 1. At most [`MAX_PULLS`] pulls have a slot. At most [`MAX_PER_CLIENT`] of them belong to one
 //!    client.
-//! 2. A quarter of the slots is reserved for configured registries.
-//! 3. One slot is reserved for clients without a pull. One of the slots that unconfigured
-//!    registries may use is reserved in the same way.
-//! 4. A pull continues after its client has left. A client that waits repeats its request every
-//!    second. If no request came within [`YIELD_TIMEOUT`], the pull yields its slot to another
-//!    pull. The client with the most pulls yields first.
-//! 5. If no request came within [`UNREQUESTED_TIMEOUT`], the pull loses its slot in any case.
+//! 2. A quarter of the slots is reserved for images of configured registries.
+//! 3. One slot is reserved for clients that have no running pull. One of the slots that images of
+//!    unconfigured registries may use is reserved in the same way.
+//! 4. A pull continues after its client has disconnected. A client that waits for an image repeats
+//!    its request every second. If no request came within [`YIELD_TIMEOUT`], the pull yields its
+//!    slot to another pull. The client with the most pulls yields first.
+//! 5. If no request for the image came within [`UNREQUESTED_TIMEOUT`], the pull loses its slot even
+//!    if no other pull needs the slot.
 //! 6. A pull without a slot begins no download. Its running downloads yield to other downloads,
-//!    like the downloads of a client that has left. The bytes that they fetched stay staged.
+//!    like the downloads of a client that has disconnected. The bytes that they fetched stay staged
+//!    for a later pull.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,28 +31,30 @@ use crate::limits::limit::Limit;
 
 /// Maximum number of running background pulls. Each pull runs three downloads.
 const MAX_PULLS: usize = 8;
-/// Maximum number of background pulls of one client. The downloads of a pull count as downloads of
-/// that client.
+/// Maximum number of background pulls of one client. The downloads of such a pull count as
+/// downloads of that client.
 const MAX_PER_CLIENT: usize = 3;
 const BOUNDS: SlotBounds = SlotBounds {
     all: MAX_PULLS,
     per_client: MAX_PER_CLIENT,
-    // One slot stays free for clients without a pull.
+    // One slot stays free for clients that have no running pull.
     min_share: 1,
 };
-/// Time after the last request for a background pull, after which the pull yields its slot. Clients
-/// that wait repeat their request every second.
+/// Time after the last request for the image of a background pull, from which on the pull yields
+/// its slot. Clients that wait for an image repeat their request every second.
 const YIELD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum time without a request for a background pull; the pull then loses its slot.
+/// Maximum time without a request for the image of a background pull. After this time, the pull
+/// loses its slot.
 const UNREQUESTED_TIMEOUT: Duration = Duration::from_secs(600);
-/// How long requests get the error of a failed pull, before another pull starts.
+/// How long requests for an image get the error of a failed pull, before another pull starts.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
-/// Maximum number of running background pulls and remembered failures together.
+/// Maximum number of images in the table: running background pulls and remembered failures
+/// together.
 const MAX_FAILED: usize = 256;
 
-/// Running and failed pulls, by image reference: the same digest in another registry is another
-/// pull. A general-purpose cache cannot hold this table, because a running pull has no TTL, and an
-/// image is either running or failed.
+/// Running and failed background pulls, by image reference: a pull of the same digest from another
+/// registry is a separate pull. A general-purpose cache cannot hold this table, because a running
+/// pull has no TTL, and because each image has either a running pull or a failure.
 #[derive(Clone, Default)]
 pub(crate) struct BackgroundPulls(Arc<Mutex<PullTable>>);
 
@@ -65,7 +70,7 @@ enum PullState {
     Failed(String, Instant),
 }
 
-/// A pull with a slot. Dropping this notifies its task that it lost the slot.
+/// A pull with a slot. Dropping this value tells the task of the pull that it lost the slot.
 struct RunningPull {
     id: u64,
     holder: SlotHolder,
@@ -85,7 +90,7 @@ impl PullTable {
             })
     }
 
-    /// Returns the pull `id` of the image while that pull has its slot.
+    /// Returns the running pull `id` of the image, unless it has lost its slot.
     fn get_mut(&mut self, image: &Reference, id: u64) -> Option<&mut RunningPull> {
         match self.by_image.get_mut(image) {
             Some(PullState::Running(running)) if running.id == id => Some(running),
@@ -93,8 +98,8 @@ impl PullTable {
         }
     }
 
-    /// Returns the limit that prevents `holder` from pulling another image. `None` if `holder` may
-    /// pull one. Computed as if the pull of `without` had ended.
+    /// Returns the limit that prevents `holder` from pulling another image, or `None` if `holder`
+    /// may pull one. If `without` is given, its pull counts as ended.
     fn obstacle(&self, holder: SlotHolder, without: Option<SlotHolder>) -> Option<Limit> {
         let reached = self.held.obstacle(holder, BOUNDS, without);
         reached.map(|bound| match bound {
@@ -116,7 +121,8 @@ impl PullTable {
         Some(image.clone())
     }
 
-    /// Replaces or removes the state of `image`. Frees the slot of its running pull.
+    /// Replaces or removes the state of `image`. If a pull of this image was running, frees its
+    /// slot.
     fn set(&mut self, image: &Reference, state: Option<PullState>) {
         let old = match state {
             Some(state) => self.by_image.insert(image.clone(), state),
@@ -188,11 +194,12 @@ pub(crate) const JUST_STARTED: Progress = Progress {
 
 pub(crate) enum PullStart {
     Running(Progress),
-    /// The receiver resolves when the pull has lost its slot.
+    /// The pull has started. The receiver resolves when the pull has lost its slot.
     Started(PullSlot, oneshot::Receiver<()>),
 }
 
-/// The slot of one pull. Dropping this releases it, unless the pull has already lost it.
+/// The slot of one pull. Dropping this value releases the slot, unless the pull has already lost
+/// it.
 pub(crate) struct PullSlot {
     pulls: BackgroundPulls,
     pub(crate) image: Reference,
@@ -206,7 +213,7 @@ impl PullSlot {
         }
     }
 
-    /// Resolves when no request for this pull came within [`UNREQUESTED_TIMEOUT`].
+    /// Resolves when no request for the image of this pull came within [`UNREQUESTED_TIMEOUT`].
     pub(crate) async fn unrequested(&self) {
         loop {
             let last_request = self
@@ -273,7 +280,8 @@ mod tests {
         pulls.begin(holder, &image(nth))
     }
 
-    /// Returns the slots that the client gets when it pulls images from number `first` on.
+    /// Returns the slots that one client gets when it requests many images, from image number
+    /// `first` on.
     fn greedy(
         pulls: &BackgroundPulls,
         client: &ClientKey,
@@ -347,7 +355,7 @@ mod tests {
         let mut some = greedy(&pulls, &two, 10, false);
         let mut few = greedy(&pulls, &three, 20, false);
         tokio::time::sleep(YIELD_TIMEOUT / 2).await;
-        // A client still waits for the oldest pull, so that pull keeps its slot.
+        // A client still waits for the image of the oldest pull, so that pull keeps its slot.
         assert!(begin(&pulls, &two, 0, false).is_ok());
         assert_eq!(
             refused(&pulls, &four, 30, false),
@@ -363,7 +371,8 @@ mod tests {
         assert_eq!(lost, [false, true, false]);
         let mut others = some.iter_mut().chain(&mut few);
         assert!(!others.any(is_lost));
-        // The end of a pull that lost its slot does not release the slot of its successor.
+        // The end of a pull that lost its slot does not release the slot of the pull that took it
+        // over.
         let again = begin(&pulls, &five, 1, false);
         assert!(
             matches!(again, Ok(PullStart::Started(..))),

@@ -1,4 +1,4 @@
-//! Gives the bundle server read access to the blobs of the cache. Its reads do not count as
+//! Gives the bundle server read access to the blobs of the cache. These reads do not count as
 //! accesses for eviction.
 
 use std::io;
@@ -8,7 +8,7 @@ use pierhead_cache::{BackgroundReader, Cache, Error};
 use pierhead_oci::Digest;
 use pierhead_toc::{Blob, Blobs};
 
-/// A reader of the blobs in a cache.
+/// Reads the blobs of one cache for the bundle server.
 pub(crate) struct CacheBlobs(pub(crate) Cache);
 
 struct CacheBlob(BackgroundReader);
@@ -16,8 +16,8 @@ struct CacheBlob(BackgroundReader);
 impl Blobs for CacheBlobs {
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
         let failed = |error| match &error {
-            // This keeps the system's error code, which tells a lack of file descriptors from a
-            // damaged file.
+            // The error keeps its system error code: the bundle server tells by the code whether
+            // file descriptors are lacking or a file is damaged.
             Error::Io { source, .. } if let Some(code) = source.raw_os_error() => {
                 io::Error::from_raw_os_error(code)
             }
@@ -51,7 +51,7 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let config = Config::new(data.path(), 1 << 20);
         let cache = Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
-        // The content is larger than the blobs that the cache keeps in memory.
+        // The content of the test is larger than the blobs that the cache keeps in memory.
         let content = Bytes::from(vec![7; 100_000]);
         let digest = Digest::of(Algorithm::Sha256, &content);
         let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();

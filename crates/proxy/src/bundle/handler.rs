@@ -36,28 +36,28 @@ use crate::pull::document::MAX_EAGER;
 use crate::pull::manifest::manifest;
 use crate::refusal_log::Refusal;
 
-/// The body of the response to `_oci/ext/discover`.
+/// The body of the response to `_oci/ext/discover`: the list of API extensions.
 pub(crate) const EXTENSIONS: &str = concat!(
     r#"{"extensions":[{"name":"_pierhead","description":"Delta bundles of unmodified images: only the file contents "#,
     r#"that a worker lacks.","url":"docs/formats/bundle.md","endpoints":["_pierhead/bundle","_pierhead/file","#,
     r#""_pierhead/trace"]}]}"#
 );
 
-/// Maximum number of base images of one bundle request that pass-through checks. Each check may
-/// need an upstream request.
+/// Maximum number of base images of one bundle request for which pass-through checks the client's
+/// right. Each check may need an upstream request.
 const MAX_CHECKED_BASES: usize = 16;
 /// Maximum number of unknown base images in the header of a bundle response. The bundle itself
-/// names the known base images.
+/// lists the base images that the server knows.
 const MAX_NAMED_BASES: usize = 16;
 
-/// The progress of work that waits in a queue, for the response.
+/// The progress that the response reports for work that waits in a queue.
 const QUEUED: Progress = Progress {
     stage: Stage::Wait,
     done: 0,
     total: 0,
 };
 
-/// Handles one request of a client that may pull the manifest of the image.
+/// Handles one bundle request of a client that may pull the manifest of the image.
 pub(crate) struct BundleHandler<'a> {
     pub(crate) context: &'a Arc<RequestContext>,
     pub(crate) peer: &'a Peer,
@@ -68,7 +68,7 @@ pub(crate) struct BundleHandler<'a> {
     pub(crate) deadline: Deadline,
 }
 
-/// The image of a request.
+/// The image of a bundle request, resolved to its digests.
 struct ResolvedImage {
     digest: Digest,
     /// The digests of the image's config and layers.
@@ -110,7 +110,8 @@ impl BundleHandler<'_> {
         self.ready(bundle_server, &image).await?;
         let client = self.client();
         let (server, entries) = (bundle_server.clone(), trace.files.len());
-        // This takes a planning slot, because it reads a whole table of contents (TOC) into memory.
+        // The recording takes a planning slot, because it reads a whole table of contents (TOC)
+        // into memory.
         let recorded =
             self.in_planning_slot(move || server.trace(client, &image.digest, &trace.files));
         let recorded = recorded.await?.map_err(bundle_error)?;
@@ -150,19 +151,20 @@ impl BundleHandler<'_> {
         image: &ResolvedImage,
     ) -> HandlerResult {
         let (server, digest) = (bundle_server.clone(), image.digest);
-        // This takes a planning slot, because it reads a whole table of contents (TOC) and programs
-        // of the image.
+        // This work takes a planning slot, because it reads a whole table of contents (TOC) and
+        // programs of the image.
         let order = self.in_planning_slot(move || server.start_order(&digest));
         let order = order.await?.map_err(bundle_error)?;
         self.json(&order, image.outcome)
     }
 
     /// Waits for a planning slot, then runs `work` in the slot. `work` may block. If the client
-    /// leaves during the wait, `work` does not run. Once `work` runs, it keeps the slot to its end.
+    /// disconnects during the wait, `work` does not run. Once `work` runs, it keeps the slot to its
+    /// end.
     ///
     /// # Errors
-    /// [`Error::NotReady`] if the deadline of the request passes first. The client then repeats the
-    /// request.
+    /// [`Error::NotReady`] if the deadline of the request passes before a slot is free. The client
+    /// repeats the request after this error.
     async fn in_planning_slot<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -222,8 +224,8 @@ impl BundleHandler<'_> {
         let planned = self.plan(bundle_server, image.digest, base_images, query);
         let (bundle, is_new) = match planned.await? {
             Err(pierhead_bundle_server::Error::Missing(_)) => {
-                // A blob of the image was evicted since the check above. This call returns the
-                // progress of the new pull as an error.
+                // A blob of the image was evicted after the check above. So `ready` starts a new
+                // pull, and returns its progress as an error.
                 self.ready(bundle_server, &image).await?;
                 return Err(Error::NotReady(QUEUED));
             }
@@ -241,9 +243,11 @@ impl BundleHandler<'_> {
         }
         let range = part.map(|part| (part.first, part.end.unwrap_or(u32::MAX)));
         let share = query.share;
-        // Right after the plan was made, no other connection can have a piece of this bundle.
+        // A plan that was just made has no other connections yet, which could have received pieces
+        // of the bundle.
         let pieces = query.pieces && !is_new;
-        // This blocks, because it waits for the lock of packs that are being deleted or written.
+        // Opening the stream blocks, because it waits for the lock of packs that are being deleted
+        // or written.
         let stream = blocking(move || match share {
             Some(share) => bundle.share(share, pieces),
             None => bundle.stream(range),
@@ -258,9 +262,10 @@ impl BundleHandler<'_> {
         ))
     }
 
-    /// Finds the plan of the bundle, also a superseded plan that the client resumes. If there is
-    /// none, makes a plan in a planning slot. Returns whether the plan is new. If several
-    /// connections request parts of one bundle at once, only the first part makes a plan.
+    /// Finds the plan of the bundle, which may be a superseded plan whose download the client
+    /// resumes. If no plan exists, makes a plan in a planning slot. Returns whether the plan is
+    /// new. If several connections request parts of one bundle at once, only the first of these
+    /// requests makes a plan.
     async fn plan(
         &self,
         bundle_server: &BundleServer,
@@ -292,7 +297,7 @@ impl BundleHandler<'_> {
             return Err(Error::NotReady(QUEUED));
         }
         let (bundle_server, client) = (bundle_server.clone(), self.client());
-        // The plan is completed even if the client leaves, so that the next request finds it.
+        // The plan is completed even if the client disconnects, so that the next request finds it.
         let plan = self.in_planning_slot(move || {
             bundle_server.bundle_for(client, &want, &base_images, layers)
         });
@@ -332,7 +337,7 @@ impl BundleHandler<'_> {
         Body::records(records, length)
     }
 
-    /// The image of the request, resolved as for a pull.
+    /// Returns the image of the request. A tag is resolved in the same way as for a pull.
     async fn image(
         &self,
         mut target: Target,
@@ -342,7 +347,7 @@ impl BundleHandler<'_> {
             let reference = self.reference(target);
             let (document, outcome) =
                 manifest(self.context, &self.peer.client, &reference, self.deadline).await?;
-            // The permit limits the number of large documents in memory.
+            // This permit limits the number of large documents in memory.
             let mut permit = None;
             if document.size() > MAX_EAGER {
                 permit = self.context.parsing.acquire().await.ok();
@@ -377,7 +382,7 @@ impl BundleHandler<'_> {
         }
     }
 
-    /// Checks access as for a pull of that manifest from this repository.
+    /// Checks that the client may pull that manifest from this repository.
     async fn may_pull(&self, target: Target) -> Result<(), Error> {
         let name = self.name.clone();
         self.admit(Endpoint::Manifest { name, target }).await
@@ -395,7 +400,7 @@ impl BundleHandler<'_> {
         admitted.map(drop)
     }
 
-    /// The client for which the work of the bundle server counts.
+    /// The client to whom the bundle server attributes the work for this request.
     fn client(&self) -> ClientKey {
         ClientKey::of(self.peer.address)
     }
@@ -405,7 +410,7 @@ impl BundleHandler<'_> {
     }
 
     /// With pass-through, checks that the client may read each blob, and that the blob came from
-    /// this registry. See `access::pass_through`.
+    /// this registry. The module `access::pass_through` explains why.
     async fn check_blobs(&self, blobs: &[Digest]) -> Result<(), Error> {
         if !self.acts_for_client() {
             return Ok(());
@@ -421,8 +426,8 @@ impl BundleHandler<'_> {
         Ok(())
     }
 
-    /// Whether the client may use that base image. With pass-through, counts the check in
-    /// `checked`.
+    /// Whether the client may use that base image. With pass-through, adds one to the number of
+    /// checks in `checked`.
     async fn may_use_base(
         &self,
         bundle_server: &BundleServer,
@@ -441,8 +446,8 @@ impl BundleHandler<'_> {
             && self.check_blobs(&blobs).await.is_ok()
     }
 
-    /// Succeeds if the image is indexed. Otherwise starts the pull or the indexing, and returns its
-    /// progress as an error.
+    /// Succeeds if the image is indexed. If it is not, starts the pull or the indexing of the
+    /// image, and returns the progress as an error.
     async fn ready(
         &self,
         bundle_server: &BundleServer,
@@ -472,7 +477,7 @@ impl BundleHandler<'_> {
         Err(Error::NotReady(progress))
     }
 
-    /// Logs each bundle request as one line.
+    /// Logs one line for each bundle request.
     fn log(&self, query: &BundleQuery, result: &HandlerResult, started: Instant) {
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let client = self.peer.address;
@@ -492,7 +497,8 @@ impl BundleHandler<'_> {
                 let etag = response.headers().get(ETAG).and_then(|it| it.to_str().ok());
                 tracing::info!(%registry, %repository, want, have, %client, status, bytes, etag, duration_ms, "bundle");
             }
-            // This is logged at level debug, because a client repeats the request every second.
+            // `NotReady` is logged at level debug, because a client repeats the request every
+            // second.
             Err(error @ Error::NotReady(_)) => {
                 tracing::debug!(%registry, %repository, want, %client, %error, "bundle not ready");
             }
@@ -567,8 +573,8 @@ mod tests {
         assert!(matches!(result, Err(Error::Bundle(_))), "{result:?}");
     }
 
-    /// Requests the start order of an unknown image while other clients hold all planning slots.
-    /// With `releases`, those clients then release the slots.
+    /// In a test, requests the start order of an unknown image while other clients hold all
+    /// planning slots. With `releases`, the other clients then release their slots.
     async fn start_order_without_free_slot(
         limit: std::time::Duration,
         releases: bool,

@@ -18,7 +18,7 @@ use crate::blocking::blocking;
 /// remembers the hot ranges of a few thousand layers.
 const MAX_IMAGES: usize = 256;
 
-/// Reports the hot ranges of one image at a time. Clones share all state.
+/// Reports the hot ranges of one image at a time. Clones share all their state.
 #[derive(Clone)]
 pub(crate) struct HotRanges(Arc<State>);
 
@@ -43,15 +43,16 @@ impl HotRanges {
         self.0.waiting.lock()
     }
 
-    /// Reports the hot ranges of a traced image, in the background. Does nothing without a fast
-    /// tier.
+    /// Reports the hot ranges of a traced image, in the background. Does nothing if the cache has
+    /// no fast tier.
     pub(crate) fn report(&self, bundle_server: BundleServer, cache: Cache, image: Digest) {
         if cache.tier().is_some() && self.waiting().insert(image) {
             let hot_ranges = self.clone();
             tokio::spawn(async move {
                 let _watch = cache.panics().watch(BackgroundTask::HotRanges);
                 let _permit = hot_ranges.0.reporting.acquire().await;
-                // A trace that arrives after this line needs a report of its own.
+                // The image is removed before its report: if a further trace of the image arrives
+                // during the report, the image is reported again.
                 hot_ranges.waiting().remove(&image);
                 report_one(bundle_server, cache, image).await;
             });
@@ -84,7 +85,7 @@ async fn report_one(bundle_server: BundleServer, cache: Cache, image: Digest) {
         }
         Ok(Err(Error::Stopped | Error::Missing(_))) => {}
         Ok(Err(error)) => tracing::warn!(%image, %error, "cannot read the hot ranges of an image"),
-        // The panic hook has already logged the panic.
+        // The task panicked. The panic hook has already logged the panic.
         Err(_) => {}
     }
 }

@@ -1,4 +1,5 @@
-//! Pulls an image that a bundle request needs and the cache lacks, in the background.
+//! Background pulls for the bundle server: pulls an image that a bundle request needs and the cache
+//! lacks.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use crate::limits::client_usage::ClientUsage;
 use crate::limits::held_slots::SlotHolder;
 use crate::pull::warm;
 
-/// Returns the progress of the pull of that image (by digest). Starts a pull if none runs.
+/// Returns the progress of the pull of that image (by digest). Starts a pull if no pull of this
+/// image runs.
 pub(crate) fn progress(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,

@@ -1,5 +1,5 @@
-//! Watches images that clients pull, and offers each to the bundle server once all of its blobs are
-//! cached.
+//! Watches images that clients pull. Once all blobs of an image are cached, passes the image to the
+//! bundle server, which indexes it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,11 +12,12 @@ use crate::bundle::pending_images::PendingImage;
 use crate::context::RequestContext;
 use crate::pull::document::{Document, MAX_EAGER};
 
-/// Interval at which pending images are checked, while there are pending images.
+/// Interval at which pending images (images with blobs that are not cached yet) are checked.
+/// Without pending images, nothing is checked.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Adds an image whose manifest `client` has just got, because the client requests its blobs next.
-/// Takes less than a microsecond for a known image.
+/// Adds an image whose manifest `client` has just received, because the client requests the blobs
+/// of the image next. Takes less than a microsecond for a known image.
 pub(crate) fn add(
     context: &Arc<RequestContext>,
     client: ClientKey,
@@ -71,7 +72,7 @@ async fn watch(context: &Arc<RequestContext>) {
     }
 }
 
-/// Offers the images whose blobs are all cached to the bundle server. Returns whether no pending
+/// Passes the images whose blobs are all cached to the bundle server. Returns whether no pending
 /// image is left, which ends the watch.
 fn offer_complete(context: &RequestContext, bundle_server: &BundleServer) -> bool {
     let (complete, is_done) = context

@@ -1,9 +1,9 @@
-//! The bundle extension of the API: bundles of the file contents that a worker lacks, single files
-//! of images, and traces of container starts.
+//! The bundle extension of the API: bundles (only the file contents that a worker lacks), single
+//! files of images, and traces of the files that container starts open.
 //!
 //! A client may read the contents of an image exactly if it may pull the manifest and layers of the
-//! image. So `access` checks each request of the extension as a pull of that manifest and those
-//! layers.
+//! image. For this reason, `access` checks each request of the extension in the same way as pulls
+//! of the manifest and the layers of the image.
 
 pub(crate) mod background_pulls;
 pub(crate) mod cache_blobs;

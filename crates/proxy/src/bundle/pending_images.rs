@@ -8,14 +8,14 @@ use parking_lot::{Mutex, MutexGuard};
 use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
 
-/// Maximum number of pending images. Beyond it, the client with the most images loses its oldest
-/// image.
+/// Maximum number of pending images. If it is exceeded, the client with the most images loses its
+/// oldest image.
 const MAX_IMAGES: usize = 256;
 /// Time after which a pending image is dropped. A later pull adds it again.
 const PENDING_TTL: Duration = Duration::from_secs(3600);
 
-/// The pending images. A general-purpose cache cannot hold them, because a client with many images
-/// must not displace images of other clients.
+/// The pending images: images with blobs that are not cached yet. A general-purpose cache cannot
+/// hold them, because a client with many images must not displace images of other clients.
 #[derive(Default)]
 pub(crate) struct PendingImages(Mutex<PendingTable>);
 
@@ -26,7 +26,8 @@ struct PendingTable {
 }
 
 pub(crate) struct PendingImage {
-    /// The client that pulls the image. The work of indexing the image counts for this client.
+    /// The client that pulls the image. The bundle server attributes the indexing of the image to
+    /// this client.
     pub(crate) client: ClientKey,
     pub(crate) repository: String,
     pub(crate) blobs: Vec<Digest>,

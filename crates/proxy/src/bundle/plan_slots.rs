@@ -1,5 +1,5 @@
-//! Planning slots: limit the number of bundle plans that are made at once, and divide the slots
-//! fairly between clients.
+//! Planning slots: limit how many bundle plans pierhead makes at the same time, and divide the
+//! slots fairly between clients.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 type SlotShare = FairShare<ClientKey, oneshot::Sender<PlanSlot>>;
 
-/// The planning slots. One client never holds all of them. Clones share all state.
+/// The planning slots. A single client never holds all slots. Clones share all their state.
 #[derive(Clone)]
 pub(crate) struct PlanSlots(Arc<Mutex<SlotShare>>);
 
@@ -34,7 +34,7 @@ impl PlanSlots {
         let waiter = self.share().wait(&client, sender);
         let _position = QueuePosition(self, client, waiter);
         self.grant();
-        // An error is impossible here, because only the drop of this future drops the sender.
+        // An error is impossible here, because the sender exists until this future is dropped.
         receiver.await.ok()
     }
 
@@ -56,7 +56,8 @@ impl PlanSlots {
                 return;
             };
             let slots = self.clone();
-            // If the waiter has left, the slot is dropped, which grants it to the next waiter.
+            // If the waiter has left the queue, the slot is dropped, which grants it to the next
+            // waiter.
             let _ = sender.send(PlanSlot { slots, client });
         }
     }
@@ -74,7 +75,7 @@ struct QueuePosition<'a>(&'a PlanSlots, ClientKey, WaiterId);
 
 impl Drop for QueuePosition<'_> {
     fn drop(&mut self) {
-        // The call does nothing if the slot was already granted.
+        // If the slot was already granted, `cancel` does nothing.
         let _ = self.0.share().cancel(&self.1, self.2);
     }
 }

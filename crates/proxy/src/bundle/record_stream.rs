@@ -1,5 +1,5 @@
-//! The bytes of a bundle or a single file for a response: ranges of pack files, and records that
-//! are encoded at the speed of the client.
+//! Produces the bytes of a bundle or of a single file for a response: ranges of pack files (files
+//! with encoded records), and records that pierhead encodes as fast as the client reads.
 
 use std::sync::Arc;
 
@@ -13,14 +13,15 @@ use crate::limits::memory::MAX_FRAME_BYTES;
 
 /// The body of a response with a bundle or a file.
 pub(crate) struct RecordStream {
-    /// The source of the records. `None`: the stream has ended, or a thread encodes its next piece.
+    /// The source of the records. `None`: the stream has ended, or another thread uses the stream
+    /// to encode the next piece.
     stream: Option<Stream>,
-    /// The unsent rest of the current range of a pack.
+    /// The part of the current range of a pack file that is not sent yet.
     range: Option<FileRange>,
-    /// Encoded bytes that are sent next, in frames.
+    /// Encoded bytes that are sent next, divided into frames.
     encoded: Bytes,
-    /// Permits to encode a piece, which all responses share. Encoding a piece takes a core and the
-    /// memory of a frame.
+    /// Permits to encode a piece. All responses share these permits, because encoding occupies a
+    /// core and the memory of a frame.
     encoding: Arc<Semaphore>,
     name: String,
     offset: u64,
@@ -45,7 +46,7 @@ impl RecordStream {
         }
     }
 
-    /// Name of the content (bundle or file), for the log.
+    /// Name of the content (bundle or single file), for the log.
     pub(crate) fn name(&self) -> String {
         self.name.clone()
     }
@@ -55,7 +56,8 @@ impl RecordStream {
         self.offset
     }
 
-    /// Returns the start of the next range, at most `max` bytes, if it is in the page cache.
+    /// Returns the start of the next range, at most `max` bytes of it, if these bytes are in the
+    /// page cache.
     pub(crate) fn resident_range(&self, max: u64) -> Option<FileRange> {
         /// Maximum bytes that a socket accepts in one call of `sendfile`.
         const MAX_SENT: u64 = 2 << 20;
@@ -81,8 +83,9 @@ impl RecordStream {
         }
     }
 
-    /// Takes the next piece of the stream if the piece needs no encoding. `resident_range` then
-    /// offers a piece that is a range of a file.
+    /// Takes the next piece of the stream if the piece needs no encoding. If the piece is a range
+    /// of a file, [`Self::resident_range`] then returns it, and the caller can send it by
+    /// `sendfile`.
     pub(crate) fn take_ready(&mut self) {
         if self.range.is_some() || !self.encoded.is_empty() {
             return;
@@ -96,8 +99,8 @@ impl RecordStream {
         }
     }
 
-    /// Returns the next bytes, at most [`MAX_FRAME_BYTES`]. Empty at the end. Not cancel safe,
-    /// because a dropped future loses the stream.
+    /// Returns the next bytes, at most [`MAX_FRAME_BYTES`], or no bytes at the end of the stream.
+    /// Not cancel safe, because a dropped future loses the stream.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
         loop {
             self.take_ready();
@@ -135,7 +138,7 @@ impl RecordStream {
     }
 }
 
-/// Reads the start of a range of a pack. Blocks.
+/// Reads the first bytes of a range of a pack file. Blocks.
 fn read(range: &FileRange) -> std::io::Result<Bytes> {
     use std::os::unix::fs::FileExt as _;
     let len = usize::try_from(range.len)

@@ -10,7 +10,7 @@ use pierhead_toc::FileDigest;
 use crate::error::Error;
 use crate::http::request_body;
 
-/// A parsed request.
+/// A parsed request, which may be a request of the bundle extension.
 pub(crate) enum BundleRequest {
     /// A request to an endpoint outside of the extension.
     Other,
@@ -58,7 +58,8 @@ impl BundleRequest {
         })
     }
 
-    /// Returns the pull that the client must have the right to make.
+    /// Returns the pull that stands for this request in the access check: the client needs the
+    /// right to make this pull.
     pub(crate) fn as_pull(&self, endpoint: &Endpoint) -> Option<Endpoint> {
         let target = match self {
             Self::Other => return None,

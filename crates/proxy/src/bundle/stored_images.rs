@@ -1,5 +1,5 @@
-//! After the start, offers images that are already cached to the bundle server, one at a time,
-//! because the bundle server may not know them yet.
+//! After pierhead starts, passes the images that are already cached to the bundle server, one at a
+//! time, because the bundle server may not have indexed them yet.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use crate::blocking::blocking;
 use crate::pull::document::MAX_EAGER;
 use crate::pull::manifest::is_image;
 
-/// Maximum number of cached images that are offered to the bundle server: the images whose tags
-/// were confirmed last.
+/// Maximum number of cached images that are passed to the bundle server: the images whose tags were
+/// validated last.
 const MAX_IMAGES: usize = 256;
-/// Maximum number of tags that are considered after the start. The file of each of these tags is
-/// read.
+/// Maximum number of tags that are considered after the start. For each such tag, pierhead reads
+/// one file.
 const MAX_TAGS: usize = 10_000;
-/// Maximum number of images of one index that are considered.
+/// Maximum number of platform images that are considered of one image index.
 const MAX_PLATFORMS: usize = 64;
-/// Interval at which the state of the last offered image is checked.
+/// Interval at which pierhead checks whether the bundle server has indexed the image.
 const STATE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Offers each tagged image that is completely cached and that the bundle server does not know.
-/// Returns when all of them are indexed. Offers one image at a time, so that an image that a client
-/// pulls meanwhile waits for at most one of them.
+/// Passes each tagged image to the bundle server if the image is completely cached and not indexed.
+/// Returns when all of these images are indexed. Waits for the indexing of each image, so that an
+/// image that a client pulls meanwhile waits for at most one of them.
 pub(crate) async fn offer(bundle_server: &BundleServer, cache: &Cache) -> Result<(), Error> {
     let mut tags = Vec::new();
     for reference in cache.tags().images(MAX_TAGS).await? {
@@ -32,7 +32,7 @@ pub(crate) async fn offer(bundle_server: &BundleServer, cache: &Cache) -> Result
             tags.push((reference, record));
         }
     }
-    // Images of older tags are offered first, because a later image of a repository is an update of
+    // Images of older tags are indexed first, because a later image of a repository is an update of
     // an earlier image.
     tags.sort_unstable_by_key(|(_, record)| record.validated);
     let old = tags.len().saturating_sub(MAX_IMAGES);
@@ -52,7 +52,8 @@ pub(crate) async fn offer(bundle_server: &BundleServer, cache: &Cache) -> Result
     Ok(())
 }
 
-/// Returns the images of a tag that are completely cached and that the bundle server does not know.
+/// Returns the images of a tag that are completely cached and that the bundle server has not
+/// indexed.
 fn new_images(
     bundle_server: &BundleServer,
     cache: &Cache,
@@ -93,8 +94,8 @@ fn new_images(
     images.into_iter().map(image).collect()
 }
 
-/// Reads a cached manifest, without counting the read as an access. `None` also for a large
-/// manifest, whose image is indexed only on request.
+/// Reads a cached manifest. The read does not count as an access for eviction. Returns `None` also
+/// for a large manifest, because a large image is indexed only on request.
 fn read(cache: &Cache, digest: &Digest, media_type: &MediaType) -> Option<Manifest> {
     let blob = cache.open_for_background(digest).ok()??;
     let size = usize::try_from(blob.size()).ok();

@@ -1,4 +1,5 @@
-//! The body of a response: bytes, or a stream of frames that are read at the speed of the client.
+//! The body of a response: bytes in memory, or a stream of frames that pierhead reads only as fast
+//! as the client reads them.
 
 use std::fs::File;
 use std::future::{Future, poll_fn};
@@ -36,7 +37,7 @@ pub(crate) enum BodyPiece {
 pub(crate) enum FileSource {
     /// A verified range of a blob in the cache.
     VerifiedRange(VerifiedRange),
-    /// A pack file. The worker verifies the records in it.
+    /// A pack file of the bundle server. The worker, not pierhead, verifies the records in it.
     SentFile(SentFile),
 }
 
@@ -115,16 +116,17 @@ impl BodyReader {
 pub(crate) enum MemoryNeed {
     /// The memory of all bytes of the body.
     Bytes(usize),
-    /// The memory of one frame at a time.
+    /// The memory of one frame, because frames are in memory one after another.
     Stream,
-    /// No memory if `sendfile` sends the body, otherwise the memory of one frame at a time.
+    /// No memory if `sendfile` sends the body, otherwise the memory of one frame.
     File,
 }
 
 /// The body of a response.
 pub(crate) struct Body {
     content: BodyContent,
-    /// Set when the response begins. When it is dropped, it counts and logs how the response ended.
+    /// The account of this response, which is set when the response begins. Dropping the account
+    /// counts and logs how the response ended.
     account: Option<ResponseAccount>,
     /// Prevents pierhead from closing this connection to make room for another client's connection.
     in_progress: Option<ResponseInProgress>,
@@ -135,16 +137,18 @@ enum BodyContent {
     Stream(BodyStream),
 }
 
-/// Reads the next frame when the connection polls for it. If a read fails, the stream yields an
-/// error, which aborts the connection. So an incomplete body never looks complete.
+/// A body as a stream, whose next frame is read when the connection polls for it. If a read fails,
+/// the stream yields an error, which aborts the connection: the client must not take an incomplete
+/// body for a complete one.
 struct BodyStream {
     state: StreamState,
-    /// Remaining bytes of the body. `None`: the size is known only at the end.
+    /// Remaining bytes of the body. `None`: the size is known only at the end of the body.
     remaining: Option<u64>,
     progress: Option<BodyProgress>,
     /// The queue for CPU time, which delays each piece of a long body.
     pacer: Option<Arc<CpuPacer>>,
-    /// `sendfile` failed once for this body. From then on, all bytes are read and verified instead.
+    /// Set when `sendfile` failed for this body. From then on, pierhead reads and verifies all
+    /// bytes instead of sending them by `sendfile`.
     copies_only: bool,
     reservation: Option<Arc<MemoryReservation>>,
     /// Name of the content whose read failed, for the log.
@@ -164,8 +168,8 @@ type PendingRead = Pin<Box<dyn Future<Output = (Box<BodyReader>, Result<Bytes, E
 
 enum StreamState {
     Idle(Box<BodyReader>),
-    /// A future that reads the next frame. It is boxed so that `poll_frame` can poll it, which
-    /// costs one allocation per frame.
+    /// A future that reads the next frame. `poll_frame` polls this future later, so it is boxed,
+    /// which costs one allocation per frame.
     Reading(PendingRead),
     Done,
 }
@@ -210,7 +214,7 @@ impl Body {
         }
     }
 
-    /// The memory that the body needs while it is sent.
+    /// Returns the memory that the body needs while it is sent.
     pub(crate) fn memory_need(&self) -> MemoryNeed {
         match &self.content {
             BodyContent::Bytes(bytes) => MemoryNeed::Bytes(bytes.len()),
@@ -222,7 +226,8 @@ impl Body {
         }
     }
 
-    /// Attaches a memory reservation to the body until no byte of the body is in memory.
+    /// Attaches a memory reservation to the body. The reservation ends when no byte of the body is
+    /// in memory.
     pub(crate) fn with_reservation(mut self, reservation: Arc<MemoryReservation>) -> Self {
         match &mut self.content {
             BodyContent::Bytes(bytes) => *bytes = reservation.attach(std::mem::take(bytes)),
@@ -231,8 +236,8 @@ impl Body {
         self
     }
 
-    /// Makes the body count how the response ends, watch whether the client reads it, and pass
-    /// `pacer` if it is long.
+    /// Makes the body count how the response ends and watch whether the client reads it. A long
+    /// body waits for CPU time in the queue of `pacer`.
     pub(crate) fn accounted(
         mut self,
         account: ResponseAccount,
@@ -251,13 +256,13 @@ impl Body {
         self
     }
 
-    /// The kind of endpoint for which the response counts.
+    /// The kind of endpoint under which the response is counted.
     pub(crate) fn kind(&self) -> EndpointKind {
         let account = self.account.as_ref();
         account.map_or(EndpointKind::Other, |account| account.kind)
     }
 
-    /// Marks the connection as having a response in progress until this whole body is sent.
+    /// Marks the connection as busy with a response until the last byte of this body is sent.
     pub(crate) fn with_response_in_progress(
         mut self,
         in_progress: Option<ResponseInProgress>,
@@ -266,8 +271,8 @@ impl Body {
         self
     }
 
-    /// The queue for CPU time, for pieces that `sendfile` sends. [`Body::piece`] has already
-    /// delayed pieces of bytes.
+    /// The queue for CPU time. The caller delays pieces that it sends by `sendfile` with it;
+    /// [`Body::piece`] itself delays all other pieces.
     pub(crate) fn pacer(&self) -> Option<&CpuPacer> {
         match &self.content {
             BodyContent::Stream(stream) => stream.pacer.as_deref(),
@@ -275,8 +280,8 @@ impl Body {
         }
     }
 
-    /// Returns the next piece, or `None` at the end. After a piece of a file, the caller calls
-    /// [`Body::file_sent`] or [`Body::copy_only`]. Cancel safe.
+    /// Returns the next piece, or `None` at the end. If the piece is a range of a file, the caller
+    /// must then call [`Body::file_sent`] or [`Body::copy_only`]. Cancel safe.
     pub(crate) async fn piece(&mut self) -> Option<Result<BodyPiece, Error>> {
         if let BodyContent::Stream(stream) = &self.content
             && let Some(file) = stream.file()
@@ -287,7 +292,7 @@ impl Body {
         Some(frame.map(BodyPiece::Bytes))
     }
 
-    /// Records bytes that `sendfile` sent.
+    /// Records that `sendfile` sent this number of bytes.
     pub(crate) fn file_sent(&mut self, bytes: u64) {
         if let BodyContent::Stream(stream) = &mut self.content
             && let StreamState::Idle(reader) = &mut stream.state
@@ -302,7 +307,8 @@ impl Body {
         }
     }
 
-    /// Makes the body return no further piece of a file: all further bytes are read and verified.
+    /// After this call, the body returns no range of a file: all further bytes are read and
+    /// verified.
     pub(crate) fn copy_only(&mut self) {
         if let BodyContent::Stream(stream) = &mut self.content {
             stream.copies_only = true;
@@ -444,7 +450,7 @@ impl BodyStream {
     }
 }
 
-/// Counts and logs how one response ends.
+/// Counts and logs how one response ends: complete, cancelled by the client, or failed.
 pub(crate) struct ResponseAccount {
     metrics: Arc<Metrics>,
     kind: EndpointKind,
@@ -483,7 +489,7 @@ impl ResponseAccount {
         self.metrics.sent(self.kind, bytes);
     }
 
-    /// Logs a failed read. `content` is the name of the content.
+    /// Logs a failed read. `content` is the name of the content whose read failed.
     fn failed(&mut self, error: &Error, content: &str) {
         self.has_failed = true;
         self.metrics.aborted.inc();
@@ -497,7 +503,8 @@ impl Drop for ResponseAccount {
         self.metrics
             .ended(self.kind, self.started.elapsed().as_secs_f64());
         if !complete && !self.has_failed {
-            // This is not an error: clients regularly close connections in the middle of a body.
+            // An incomplete body without a failed read is no error: clients regularly close
+            // connections in the middle of a body.
             self.metrics.cancelled.inc();
         }
         let duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);

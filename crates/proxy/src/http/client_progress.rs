@@ -1,8 +1,8 @@
 //! Detects clients that stop reading their responses over HTTP/2.
 //!
 //! Over HTTP/1.1, the socket shows that a client stops reading. Over HTTP/2, a stream may wait for
-//! its flow-control window while the socket is idle. So each response body also records since when
-//! it has waited for its client.
+//! its flow-control window while the socket is idle. For HTTP/2, each response body therefore
+//! records since when it has waited for its client.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ struct WaitingBodies {
     since: HashMap<u64, Instant>,
 }
 
-/// Records whether one body waits for its client. Dropping this value removes the record.
+/// The record of whether one body waits for its client. Dropping this value removes the record.
 pub(crate) struct BodyProgress {
     progress: Arc<ClientProgress>,
     key: u64,
@@ -43,7 +43,7 @@ impl ClientProgress {
         }
     }
 
-    /// Whether some body has waited for its client longer than `limit`.
+    /// Whether any body has waited for its client longer than `limit`.
     pub(crate) fn is_stalled(&self, limit: Duration) -> bool {
         self.lock()
             .since

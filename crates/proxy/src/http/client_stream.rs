@@ -1,7 +1,7 @@
 //! Wraps the connection that hyper serves: gives hyper the bytes that were already read, checks
 //! line ends, and applies timeouts.
 //!
-//! 1. The bytes that pierhead's own HTTP/1 server has already read come first.
+//! 1. hyper first gets the bytes that pierhead's own HTTP/1 server has already read.
 //! 2. Each byte passes the [`LineEndChecker`] before hyper gets it.
 //! 3. A write fails if the client reads nothing for `limit`. A read fails if the first request does
 //!    not arrive within `limit`.
@@ -26,14 +26,14 @@ const PREFACE: usize = 24;
 /// Wraps a socket or a TLS stream for hyper.
 pub(crate) struct ClientStream<S> {
     io: S,
-    /// Bytes that pierhead's own HTTP/1 server has already read.
+    /// Bytes of the connection that pierhead's own HTTP/1 server has already read.
     front: Bytes,
     checker: LineEndChecker,
     limit: Duration,
     read: usize,
     read_timeout: Option<Pin<Box<Sleep>>>,
-    /// The timer of a write, created at the first write that has to wait. Most connections have
-    /// none.
+    /// The timer of a write, created at the first write that has to wait. Most connections need no
+    /// timer.
     write_timeout: Option<Pin<Box<Sleep>>>,
     is_write_waiting: bool,
     activity: Arc<ConnectionActivity>,
@@ -92,7 +92,7 @@ impl<S> ClientStream<S> {
 }
 
 impl<S: AsyncRead + Unpin> ClientStream<S> {
-    /// Reads bytes that passed the checker.
+    /// Reads bytes and passes them through the [`LineEndChecker`].
     fn poll_checked(
         &mut self,
         context: &mut Context<'_>,
@@ -216,8 +216,8 @@ mod tests {
         let writer = tokio::spawn(async move { server.write_all(&[0; 1000]).await });
         let mut some = [0; 100];
         client.read_exact(&mut some).await.unwrap();
-        // The paused clock of the test jumps to the next timer. If the writer waited for anything
-        // else than a timer, the test would never end.
+        // tokio's paused clock, which the test uses, jumps to the next timer. If the write waited
+        // for anything other than a timer, the test would never end.
         let error = writer.await.unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }

@@ -18,7 +18,7 @@ use crate::http::peer::{Channel, Peer};
 use crate::http::phase::{ListenerState, SHORT_TIMEOUT, displaced};
 use crate::http::{http1, hyper_server, tls};
 
-/// Serves one client until it leaves, exceeds a limit, or pierhead stops.
+/// Serves one client until the client disconnects or exceeds a limit, or until pierhead stops.
 pub(crate) async fn serve(
     state: ListenerState,
     stream: TcpStream,

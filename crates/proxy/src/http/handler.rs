@@ -36,8 +36,8 @@ use crate::pull::document::MAX_EAGER;
 use crate::pull::{lists, manifest};
 use crate::refusal_log::Refusal;
 
-/// Responds to one request. The head of the response is ready within the configured time; the bytes
-/// of its body may come later. `body` is the body of the request, or the reason why it could not be
+/// Responds to one request. The head of the response is ready before the configured deadline; the
+/// body may be sent later. `body` is the body of the request, or the reason why it could not be
 /// read.
 pub(crate) async fn handle(
     context: &Arc<RequestContext>,
@@ -70,7 +70,7 @@ pub(crate) async fn handle(
             }
         }
         Ok(Err(error)) => handler.error_response(&error),
-        // The disk hangs, or a part of the handler missed its own deadline.
+        // Either disk I/O hangs, or a part of the handler missed its own deadline.
         Err(_) => handler.error_response(&Error::Timeout),
     };
     let RequestHandler { kind, outcome, .. } = handler;
@@ -94,7 +94,7 @@ struct RequestHandler<'a> {
     peer: &'a Peer,
     parts: &'a Parts,
     body: &'a Result<Bytes, Error>,
-    /// The limit that serving this request would exceed, if any.
+    /// The limit that serving this request would exceed, if there is one.
     exceeded: Option<Limit>,
     deadline: Deadline,
     /// The kind of endpoint: `Other` until the path is parsed.
@@ -129,7 +129,8 @@ impl RequestHandler<'_> {
         }
         tracing::debug!(client = %self.peer.address, path = self.parts.uri.path(), %error, "refused");
         let mut response = respond::error(self.kind, &self.parts.method, error);
-        // The connection closes, as after a head that the parser refuses.
+        // The connection closes after this response, in the same way as after a head that the
+        // parser refuses.
         let is_head = matches!(error, Error::Limited(Limit::Headers | Limit::Uri));
         if is_head && self.parts.version < Version::HTTP_2 {
             let headers = response.headers_mut();
@@ -144,8 +145,8 @@ impl RequestHandler<'_> {
         }
         head::check(&self.context.config.load().limits, self.parts)?;
         let Parts { method, uri, .. } = self.parts;
-        // If a request had two hosts or an ambiguous host, a filter in front of pierhead could see
-        // another host than pierhead.
+        // A request with two Host headers or an ambiguous one is refused, because a filter in front
+        // of pierhead could take another host than pierhead.
         let mut hosts = self.parts.headers.get_all(HOST).iter();
         let (host, more) = (hosts.next(), hosts.next());
         let is_one = self.parts.version != Version::HTTP_11 || (host.is_some() && more.is_none());
@@ -158,7 +159,7 @@ impl RequestHandler<'_> {
         }
         let path = if path == "/v2" { "/v2/" } else { path };
         let endpoint = match Endpoint::parse(path, query) {
-            // A push gets this error whatever path it has.
+            // A push gets this error for every path, also for an invalid path.
             Err(_) if method == Method::POST => return Err(Error::ReadOnly),
             endpoint => endpoint?,
         };
@@ -170,7 +171,8 @@ impl RequestHandler<'_> {
             (_, true) => return Err(Error::ReadOnly),
             _ => BundleRequest::Other,
         };
-        // A client that may pull the manifest of an image may read the contents of the image, too.
+        // A client that may pull the manifest of an image may also read the contents of the image
+        // through the bundle extension.
         let as_pull = bundle_request.as_pull(&endpoint);
         let checked = as_pull.as_ref().unwrap_or(&endpoint);
         let admitted = admit(self.context, self.peer, self.parts, checked, self.deadline).await?;
@@ -190,7 +192,7 @@ impl RequestHandler<'_> {
         })
     }
 
-    /// Serves an admitted request.
+    /// Serves a request that was admitted.
     async fn serve(
         &mut self,
         endpoint: Endpoint,
@@ -318,7 +320,7 @@ impl RequestHandler<'_> {
         }
     }
 
-    /// The registry and repository of the request, if the access rules allow them.
+    /// Returns the registry and repository of the request if the access rules allow them.
     fn route(&self, name: &Name) -> Result<(Registry, Repository), Error> {
         let config = self.context.config.load();
         let (registry, repository) = route(name, self.parts.uri.query(), &config)?;
@@ -326,8 +328,8 @@ impl RequestHandler<'_> {
             .rules
             .check(&registry, &repository)
             .inspect_err(|error| {
-                // One line per pull is enough, because clients request no blobs after a refused
-                // manifest.
+                // A refused pull gets one log line, for its manifest, because clients request no
+                // blobs after a refused manifest.
                 if self.kind == EndpointKind::Manifest
                     && self.is_new("pull refused", &registry, &repository, error)
                 {
@@ -354,7 +356,7 @@ impl RequestHandler<'_> {
         // The duration is a `u64`, because the log writes a `u128` as a JSON string.
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let client = self.peer.address;
-        // One log line per pull.
+        // Each pull gets one log line, for its manifest.
         match &result {
             Ok((response, digest)) => {
                 let (cache, status) = (self.outcome.header(), response.status().as_u16());
@@ -373,8 +375,8 @@ impl RequestHandler<'_> {
             Err(error) => {
                 let status = respond::status(EndpointKind::Manifest, error).0;
                 let (code, error) = (status.as_u16(), tracing::field::display(error));
-                // A 4xx is no warning, because clients regularly request images that do not exist.
-                // A 5xx needs attention.
+                // A response 4xx is no warning, because clients regularly request images that do
+                // not exist. A response 5xx needs attention.
                 if status.is_server_error() {
                     tracing::warn!(%reference, %client, status = code, error, duration_ms, "pull refused");
                 } else {
@@ -441,7 +443,7 @@ impl RequestHandler<'_> {
                 )
                 .await?;
             for warning in document.warnings.iter() {
-                // Cannot fail, because the text was the value of a header.
+                // `from_str` cannot fail here, because the text was the value of a header before.
                 if let Ok(warning) = HeaderValue::from_str(warning) {
                     response.headers_mut().append(WARNING, warning);
                 }
@@ -473,7 +475,8 @@ impl RequestHandler<'_> {
         let (representation, outcome) =
             match tokio::time::timeout_at(self.deadline.wait_without_stale(), found).await {
                 Ok(found) => found?,
-                // If a limit delayed the request, the error names that limit and not the registry.
+                // If a limit of pierhead delayed the request, the error names that limit and not
+                // the registry.
                 Err(_) => match self.context.limits.why_waiting(&client, &registry, &digest) {
                     Some(limit) => return Err(limit.into()),
                     None => return Err(self.deadline.upstream_timeout(&registry)),
@@ -491,8 +494,8 @@ impl RequestHandler<'_> {
     }
 }
 
-/// Adds the authentication challenge to the response of `/v2/`. podman sends credentials only after
-/// a challenge, even if the status is 200.
+/// Adds the authentication challenge to the response for `/v2/`. podman sends credentials only
+/// after a challenge, even if the status is 200.
 pub(crate) fn with_challenge(mut response: Response<Body>, peer: &Peer) -> Response<Body> {
     if peer.is_private() {
         let challenge = HeaderValue::from_static(CHALLENGE);
@@ -502,10 +505,10 @@ pub(crate) fn with_challenge(mut response: Response<Body>, peer: &Peer) -> Respo
 }
 
 /// Number of frames that an unread HTTP/2 stream holds in memory: one in the send buffer, one that
-/// waits for the send buffer, and one between the two.
+/// waits for the send buffer, and one in transit from the queue to the buffer.
 const H2_FRAMES: usize = 3;
 
-/// Reserves the memory that the response needs.
+/// Reserves the memory that the response body needs.
 fn reserve_memory(
     limits: &ResourceLimits,
     peer: &Peer,
@@ -519,7 +522,7 @@ fn reserve_memory(
     let bytes = match response.body().memory_need() {
         MemoryNeed::Bytes(bytes) if bytes < MAX_UNCOUNTED => return Ok(response),
         MemoryNeed::Bytes(bytes) => bytes,
-        // Bytes that `sendfile` cannot send are counted when they are read.
+        // Bytes that `sendfile` cannot send reserve their memory when they are read.
         MemoryNeed::File if peer.sends_files => 0,
         MemoryNeed::File | MemoryNeed::Stream => frames * MAX_FRAME_BYTES,
     };

@@ -26,13 +26,13 @@ use crate::limits::limit::Limit;
 
 /// HTTP/2: idle time after which hyper sends a PING to the client.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(60);
-/// HTTP/2: bytes of the receive windows. They are small, because clients send only small request
-/// bodies.
+/// HTTP/2: bytes of the receive windows. The windows are small, because clients send only small
+/// request bodies.
 const RECEIVE_WINDOW: u32 = 64 << 10;
 /// HTTP/2: maximum number of concurrent streams of one connection. Clients use 3 to 6 streams. A
 /// stream that the client does not read holds about 300 KiB.
 const MAX_STREAMS: u32 = 16;
-/// HTTP/2: bytes of each stream that hyper buffers before it sends them.
+/// HTTP/2: maximum bytes of each stream that hyper buffers before it sends them.
 const SEND_BUFFER: usize = 128 << 10;
 
 /// Serves one client through hyper. `front` holds the bytes of `stream` that were already read.
@@ -55,7 +55,8 @@ where
         async move {
             let (parts, body) = request.into_parts();
             let is_last = line_ends::ends_unknown(&parts.headers);
-            // The request body has its own time limit.
+            // The time limit of the head ends here, because the request body has a time limit of
+            // its own.
             peer.activity.request_began();
             let body = match peer.exceeded {
                 None => request_body::read(&context, &peer, &parts, body).await,
@@ -74,8 +75,8 @@ where
     let checker = LineEndChecker::new(head::parser_bytes(&config.limits));
     let stream = ClientStream::new((front, stream), checker, stall, activity.clone());
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // This timer checks periodically for clients that do not read or do not send. `is_stalled` and
-    // `idle` hold the limits.
+    // The timer fires periodically, to find clients that do not read or do not send bytes.
+    // `is_stalled` and `idle` hold the limits.
     let head = config.client_head_timeout;
     let period = stall.min(head).max(Duration::from_millis(100));
     let mut tick = tokio::time::interval(period);
@@ -96,7 +97,7 @@ where
             changed = phase.changed() => match (changed, *phase.borrow()) {
                 (Ok(()), Phase::Serving) => {}
                 (Ok(()), Phase::Shutdown) => connection.as_mut().graceful_shutdown(),
-                // If the listener is gone, no task waits for the end of this connection.
+                // The listener is gone, so no task waits for the end of this connection.
                 (Ok(()), Phase::Abort) | (Err(_), _) => return,
             },
             _ = tick.tick() => {
@@ -106,8 +107,8 @@ where
                     tracing::debug!(%address, "client does not read its response: connection aborted");
                     return;
                 }
-                // hyper limits the time of a head only over HTTP/1.1, so this limits it over
-                // HTTP/2.
+                // hyper limits the time of a head only over HTTP/1.1, so pierhead limits the time
+                // of a head over HTTP/2 here.
                 match activity.idle() {
                     Some(idle) if idle > head + period => {
                         tracing::debug!(%address, "idle client: connection closed");
@@ -123,8 +124,8 @@ where
     }
 }
 
-/// Returns the limit that hyper or [`ClientStream`] applied: hyper responded 431 or 414, or the
-/// client did not read its response.
+/// Returns the limit whose excess caused this error: hyper responded 431 or 414, or the client did
+/// not read its response.
 fn reached(error: &(dyn std::error::Error + 'static)) -> Option<Limit> {
     let hyper = error.downcast_ref::<hyper::Error>();
     if hyper.is_some_and(hyper::Error::is_parse_too_large) {

@@ -1,20 +1,21 @@
 //! Refuses a bare LF as a line end in the heads of HTTP/1 requests.
 //!
-//! hyper accepts a bare LF as if it were CR LF. A stricter proxy in front of pierhead would then
-//! see a different request (request smuggling). This filter therefore replaces each bare LF of a
-//! head by a NUL. A NUL is invalid in a head, so hyper responds 400 and closes the connection.
+//! hyper accepts a bare LF as if it were CR LF. A stricter proxy in front of pierhead would see a
+//! different request (request smuggling). This filter therefore replaces each bare LF of a head by
+//! a NUL. A NUL is invalid in a head, so hyper responds 400 and closes the connection.
 //!
 //! hyper reads ahead, so it may accept a head that is longer than its limit. The filter passes at
 //! most as many bytes of a head as the limit allows. hyper then responds 431 and closes the
 //! connection.
 //!
-//! Bodies pass unchanged. One `Content-Length`, or several equal ones, tell where a body ends.
-//! After a body whose end is not told in this way, the connection closes: see [`ends_unknown`].
+//! Bodies pass unchanged. One `Content-Length`, or several equal ones, tell where a body ends. If
+//! the end of a body is not known from `Content-Length`, the connection closes after this body: see
+//! [`ends_unknown`].
 
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 
-/// The first line of the HTTP/2 preface. After it, the connection is binary HTTP/2.
+/// The first line of the HTTP/2 preface. After this line, the connection is binary HTTP/2.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\n";
 
 /// Whether a head has a line that does not end with CR LF.
@@ -26,8 +27,8 @@ pub(crate) fn has_bare_lf(head: &[u8]) -> bool {
     head.first() == Some(&b'\n') || head.iter().zip(behind).fold(false, is_bare)
 }
 
-/// Whether only hyper can tell where the body ends. Then the connection must close after the
-/// response.
+/// Whether only hyper can tell where the body of the request ends. If so, the connection must close
+/// after the response.
 pub(crate) fn ends_unknown(headers: &HeaderMap) -> bool {
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     let (first, more) = (lengths.next(), lengths.next());
@@ -50,8 +51,8 @@ enum CheckState {
     Head,
     /// The connection is within a body with this many remaining bytes.
     Body(u64),
-    /// All further bytes pass unchecked, because they are HTTP/2, or belong to the last request of
-    /// the connection.
+    /// All further bytes pass unchecked, because the connection is HTTP/2, or because they belong
+    /// to the last request of the connection.
     Unchecked,
     /// The head exceeds `max` bytes, so nothing more is read.
     TooLong,
@@ -124,7 +125,8 @@ impl LineEndChecker {
         self.is_first = false;
     }
 
-    /// Returns the state after a complete head. hyper validates the header lines.
+    /// Returns the state after a complete head: the connection continues with a body, a next head,
+    /// or unchecked bytes. hyper validates the header lines.
     fn framing(&self) -> CheckState {
         if self.is_first && self.head == PREFACE {
             return CheckState::Unchecked;
@@ -164,7 +166,7 @@ fn length_of(value: &[u8]) -> CheckState {
 mod tests {
     use super::*;
 
-    /// Returns the bytes of that text that hyper gets, for each read size.
+    /// In a test, returns the bytes of that text that hyper gets, for each read size.
     fn seen(text: &str) -> String {
         let mut all = Vec::new();
         for size in [1, 2, 3, 7, text.len()] {
@@ -210,8 +212,8 @@ mod tests {
         let twice = "POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 01\r\n\r\n\n";
         assert_eq!(seen(&format!("{twice}{post}")), format!("{twice}{post}"));
         assert!(seen(&format!("{twice}{bad}")).contains('\0'));
-        // A request whose end only hyper knows is the last request of the connection: see
-        // `ends_unknown`.
+        // A request whose body has an end that only hyper knows is the last request of the
+        // connection: see `ends_unknown`.
         for more in [
             "transfer-encoding: chunked",
             "content-length: 1\r\ncontent-length: 2",

@@ -18,8 +18,8 @@ use crate::http::peer::Peer;
 use crate::http::phase::{ListenerState, Phase};
 use crate::http::tls::ReloadingTls;
 
-/// Maximum number of connections over the limit that get a 503 at the same time. Further
-/// connections are closed without a response.
+/// Maximum number of connections above the limit that get a response 503 at the same time. pierhead
+/// closes further connections without a response.
 const MAX_REFUSALS: usize = 64;
 /// Delay after `accept` failed for lack of file descriptors or memory.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -66,7 +66,8 @@ pub(crate) async fn serve(
         }
     }
     drop(listener);
-    // This also drops the acceptor's receiver, so that the channel closes with the last connection.
+    // Dropping the acceptor also drops its receiver, so that the channel closes with the last
+    // connection.
     drop(acceptor);
     phase.send_replace(Phase::Shutdown);
     let grace = current.shared.config.load().shutdown_grace;

@@ -1,4 +1,4 @@
-//! The HTTP servers: from the listening socket to the bytes of a response.
+//! The HTTP servers of the proxy: accept connections, parse requests, and send responses.
 
 pub(crate) mod body;
 pub(crate) mod client_progress;

@@ -17,19 +17,20 @@ pub(crate) struct Peer {
     pub(crate) address: IpAddr,
     /// The resources that the client uses over all its connections together.
     pub(crate) client: Arc<ClientUsage>,
-    /// Whether this connection is idle.
+    /// The activity of this connection: whether it is idle or serves a request.
     pub(crate) activity: Arc<ConnectionActivity>,
     pub(crate) channel: Channel,
     pub(crate) progress: Arc<ClientProgress>,
-    /// The limit that this connection exceeds, if any. If set, each request gets 503.
+    /// The limit that this connection exceeds, if any. If a limit is exceeded, each request gets
+    /// 503.
     pub(crate) exceeded: Option<Limit>,
-    /// Whether the connection sends cached blobs by `sendfile`, which uses no memory of the
-    /// process.
+    /// Whether the connection sends cached blobs by `sendfile`, which needs no memory of the
+    /// pierhead process.
     pub(crate) sends_files: bool,
 }
 
 impl Peer {
-    /// Creates the peer of a connection that has a slot.
+    /// Creates the peer of a connection within the connection limits.
     pub(crate) fn new(
         address: SocketAddr,
         client: Arc<ClientUsage>,

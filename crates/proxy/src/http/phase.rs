@@ -1,5 +1,5 @@
-//! The state that all connections of one listener share: the current request context, and the phase
-//! of the daemon's shutdown.
+//! State that all connections of one listener share: the current request context, and the phase of
+//! the daemon (running, shutdown, abort).
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use tokio::sync::watch;
 
 use crate::context::CurrentContext;
 
-/// Time limit of a TLS handshake, and of sending a 503 to a connection over the limit.
+/// Time limit of a TLS handshake, and of sending a response 503 to a connection above the limit.
 pub(crate) const SHORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The phase of a listener. Each connection watches it.
+/// The phase of a listener. Each connection watches the phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Serving,
@@ -28,7 +28,7 @@ pub(crate) struct ListenerState {
     pub(crate) phase: watch::Receiver<Phase>,
 }
 
-/// Logs that pierhead closed this connection to make room for a connection of another client.
+/// Logs that pierhead closed a connection to make room for a connection of another client.
 pub(crate) fn displaced(address: impl Display) {
     tracing::debug!(%address, "idle connection closed for a client with fewer connections");
 }

@@ -13,15 +13,15 @@ pub(crate) enum Selection {
     Part {
         /// Offset of the first byte.
         first: u64,
-        /// Offset of the last byte, below the size.
+        /// Offset of the last byte, which is less than the size.
         last: u64,
     },
     /// The range is outside of the representation: status 416.
     Unsatisfiable,
 }
 
-/// Returns which bytes `headers` select of a representation of `size` bytes with the entity tag
-/// `etag` (with quotes).
+/// Returns which bytes of a representation the request headers select. The representation has
+/// `size` bytes and the entity tag `etag` (with quotes).
 ///
 /// Several ranges, other units and malformed ranges select all bytes: RFC 9110 lets a server ignore
 /// the header, and every client can read a 200. A range whose end is before its start is
@@ -38,8 +38,8 @@ pub(crate) fn select(headers: &HeaderMap, etag: &[u8], size: u64) -> Selection {
     {
         return Selection::Whole;
     }
-    // An empty representation has no satisfiable range, but this returns 200: some clients send
-    // `bytes=0-` with every request, and Go's file server responds 200, too.
+    // An empty representation has no satisfiable range, but pierhead responds 200: some clients
+    // send `bytes=0-` with every request, and Go's file server responds 200, too.
     match range.to_str().ok().and_then(parse) {
         Some(spec) if size > 0 => spec.within(size),
         _ => Selection::Whole,
@@ -99,8 +99,8 @@ fn parse(text: &str) -> Option<Spec> {
     }
 }
 
-/// Parses a number of digits only, because `u64::from_str` would accept a plus sign. A number over
-/// 64 bits becomes `u64::MAX`.
+/// Parses a number that consists of digits only. `u64::from_str` is not used, because it accepts a
+/// plus sign. A number that needs more than 64 bits becomes `u64::MAX`.
 fn number(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u64::MAX))

@@ -15,7 +15,7 @@ use crate::http::respond::{self, DOCKER_CONTENT_DIGEST};
 use crate::metrics::CacheOutcome;
 use crate::pull::blob::BlobSource;
 
-/// A document, blob or list to respond with.
+/// A representation: a manifest, blob or list with which pierhead responds.
 pub(crate) struct Representation {
     /// The size in bytes. `None`: the size is known only at the end of the content.
     size: Option<u64>,
@@ -23,7 +23,7 @@ pub(crate) struct Representation {
 }
 
 enum Content {
-    /// No content, for a HEAD request: the response has only the headers of a GET.
+    /// No content, because a response to HEAD has only the headers of a response to GET.
     None,
     Bytes(Bytes),
     Source(Box<BlobSource>),
@@ -52,7 +52,7 @@ impl Representation {
     }
 
     /// Builds the response according to the request's headers. The response never has a content
-    /// encoding, because the digest is the digest of these bytes.
+    /// encoding, because the digest is computed over the bytes without any encoding.
     pub(crate) async fn respond(
         self,
         headers: &HeaderMap,
@@ -63,7 +63,8 @@ impl Representation {
         let tag = Bytes::from(format!("\"{digest}\""));
         let is_not_modified = headers.contains_key(IF_NONE_MATCH) && matches_etag(headers, &tag);
         let selection = match (self.size, &self.content) {
-            // RFC 9110 defines Range only for GET. A range of an unknown size cannot be resolved.
+            // RFC 9110 defines Range only for GET. If the size is unknown, a range cannot be
+            // evaluated.
             (_, Content::None) | (None, _) => Selection::Whole,
             (Some(size), _) => select(headers, &tag, size),
         };
@@ -78,7 +79,8 @@ impl Representation {
             Some(Selection::Unsatisfiable) => Some(0),
             _ => self.size,
         };
-        // This uses no response builder, because a builder is moved for each header.
+        // The headers are added to a map, because a response builder would be moved for each
+        // header.
         let mut response_headers = respond::headers(outcome);
         let added = self.add_headers(&mut response_headers, tag, content_type, selection, length);
         if let Err(error) = added {
@@ -101,9 +103,9 @@ impl Representation {
         Ok(response)
     }
 
-    /// Adds the headers for the selected bytes; `length` is their number. `selection` is `None` if
-    /// the client already has the representation. Cannot fail, because all parts are constants or
-    /// validated values.
+    /// Adds the headers for the selected bytes; `length` is their number. If the client already has
+    /// the representation, `selection` is `None`. This function cannot fail, because all parts are
+    /// constants or validated values.
     fn add_headers(
         &self,
         headers: &mut HeaderMap,

@@ -27,17 +27,17 @@ use crate::limits::resource_limits::ResourceLimits;
 /// Maximum bytes of a request body.
 pub(crate) const MAX_BODY: usize = MAX_DOCUMENT;
 
-/// Bytes of a request body for which pierhead reserves memory in one step. They must arrive within
-/// `client_stall_timeout`.
+/// Bytes of a request body for which pierhead reserves memory in one step. The bytes of each step
+/// must arrive within `client_stall_timeout`.
 const STEP_BYTES: usize = 16 << 10;
 
-/// Whether a POST to that path may have a body. The path is not decoded: other spellings of it go
-/// to hyper, which serves or refuses them.
+/// Whether a POST to that path may have a body. The path is compared without decoding. Requests
+/// with another spelling of the path go to hyper, which serves or refuses them.
 pub(crate) fn accepts_body(path: &str) -> bool {
     path.ends_with("/_pierhead/bundle") || path.ends_with("/_pierhead/trace")
 }
 
-/// Parses a `Content-Length` that consists of digits only.
+/// Parses a `Content-Length` value, which must consist of digits only.
 pub(crate) fn length(value: &HeaderValue) -> Option<usize> {
     let text = value.to_str().ok()?;
     let has_digits_only = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -53,7 +53,7 @@ pub(crate) fn is_json(parts: &Parts) -> bool {
     essence.trim().eq_ignore_ascii_case(JSON)
 }
 
-/// Limits the memory and the time of a request body while it arrives.
+/// Limits the memory and the time that a request body takes while it arrives:
 ///
 /// 1. Memory is reserved in steps when the bytes arrive, not when the head announces their number.
 /// 2. Each step must arrive within `client_stall_timeout`, and the whole body within
@@ -62,7 +62,7 @@ pub(crate) struct BodyLimits<'a> {
     limits: &'a ResourceLimits,
     client: &'a Arc<ClientUsage>,
     reservation: Option<MemoryReservation>,
-    /// Bytes for which memory is reserved, or a number too small to be counted.
+    /// Bytes for which memory is reserved. A small number of bytes needs no reservation.
     reserved: usize,
     /// Maximum bytes of the whole body.
     max_len: usize,
@@ -91,7 +91,7 @@ impl<'a> BodyLimits<'a> {
         }
     }
 
-    /// Records that `bytes` of the body have arrived in total.
+    /// Records that `bytes` bytes of the body have arrived so far.
     pub(crate) fn arrived(&mut self, bytes: usize) -> Result<(), Limit> {
         if bytes >= self.step {
             self.step = bytes + STEP_BYTES;
@@ -111,9 +111,10 @@ impl<'a> BodyLimits<'a> {
         Ok(())
     }
 
-    /// Makes room for `more` bytes in `buffer`. The new buffer has the reserved size, or `more`
-    /// bytes beyond its contents. During the copy, the old buffer exists, too. `BytesMut::reserve`
-    /// is not used, because it would double the buffer without reserving memory.
+    /// Makes room for `more` bytes in `buffer`. The new buffer has the reserved size, or the size
+    /// of its contents plus `more`. The old buffer exists until its contents are copied.
+    /// `BytesMut::reserve` is not used, because it would double the buffer without reserving
+    /// memory.
     pub(crate) fn make_room(&self, buffer: &mut BytesMut, more: usize) {
         let len = buffer.len() + more;
         if buffer.capacity() < len {
@@ -128,8 +129,8 @@ impl<'a> BodyLimits<'a> {
         self.step_end.min(self.end)
     }
 
-    /// Attaches the memory reservation to the whole body, until the last reference to the body is
-    /// dropped.
+    /// Attaches the memory reservation to the complete body. The reservation ends when the last
+    /// reference to the body is dropped.
     pub(crate) fn attach_to(self, body: Bytes) -> Bytes {
         match self.reservation {
             Some(reservation) => Arc::new(reservation).attach(body),
@@ -138,8 +139,8 @@ impl<'a> BodyLimits<'a> {
     }
 }
 
-/// Authenticates the client, then reads the body of a request that may have one. Of a request that
-/// may have no body, reads nothing.
+/// Authenticates the client, then reads the request body if the request may have one. Reads nothing
+/// otherwise.
 pub(crate) async fn read<B>(
     context: &Arc<RequestContext>,
     peer: &Peer,
@@ -154,7 +155,7 @@ where
     }
     let len = match parts.headers.get(CONTENT_LENGTH) {
         Some(value) => length(value).unwrap_or(usize::MAX),
-        // A chunked body announces no length.
+        // The length of a chunked body is not known before its end.
         None => MAX_BODY,
     };
     if len > MAX_BODY {

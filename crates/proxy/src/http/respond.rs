@@ -24,23 +24,23 @@ pub(crate) const DOCKER_CONTENT_DIGEST: HeaderName =
     HeaderName::from_static("docker-content-digest");
 pub(crate) const X_CACHE: HeaderName = HeaderName::from_static("x-cache");
 pub(crate) const OCI_FILTERS_APPLIED: HeaderName = HeaderName::from_static("oci-filters-applied");
-/// Names the registry that a request of a mirror's client meant by `ns` (OCI distribution
+/// Names the registry that a client of a mirror named in the query parameter `ns` (OCI distribution
 /// specification, section "Registry Proxying").
 pub(crate) const OCI_NAMESPACE: HeaderName = HeaderName::from_static("oci-namespace");
 pub(crate) const JSON: &str = "application/json";
 const API_VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
 
-/// The authentication challenge. It is sent only over TLS or to this machine, because clients
-/// respond to it with a password.
+/// The authentication challenge. pierhead sends the challenge only over TLS or to this machine,
+/// because clients respond to a challenge with a password.
 pub(crate) const CHALLENGE: &str = r#"Basic realm="pierhead", charset="UTF-8""#;
 
-/// The value of `Retry-After` for a failure of the upstream that sent no such header.
+/// The value of `Retry-After` in the response after an upstream failure without this header.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
 /// Number of headers of a response with content, which is the initial capacity of the header map.
 const HEADERS: usize = 8;
 
-/// Creates the headers that every response has.
+/// Creates the headers that every response of pierhead has.
 pub(crate) fn headers(outcome: CacheOutcome) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(HEADERS);
     headers.insert(API_VERSION, HeaderValue::from_static("registry/2.0"));
@@ -59,14 +59,16 @@ pub(crate) fn respond(status: StatusCode, outcome: CacheOutcome) -> http::respon
     builder
 }
 
-/// Adds the body to the response. Cannot fail, because all parts are constants or validated values.
+/// Adds the body to the response. This cannot fail, because all parts are constants or validated
+/// values.
 pub(crate) fn finish(builder: http::response::Builder, body: Body) -> Response<Body> {
     builder
         .body(body)
         .unwrap_or_else(|error| internal_error(&error))
 }
 
-/// The response that is sent if building another response fails, which cannot happen.
+/// The response if building another response fails. Such a failure is impossible, because all parts
+/// are valid.
 pub(crate) fn internal_error(error: &http::Error) -> Response<Body> {
     tracing::error!(%error, "cannot build a response");
     let mut response = Response::new(Body::empty());
@@ -92,7 +94,8 @@ pub(crate) fn whole(
     finish(builder, Body::bytes(bytes))
 }
 
-/// Does the same as [`whole`], for a list that may be on disk.
+/// Creates a response with a list as its body. The list may be in memory or on disk. A HEAD request
+/// gets only the headers.
 pub(crate) fn text(
     builder: http::response::Builder,
     method: &Method,
@@ -114,10 +117,10 @@ pub(crate) fn text(
     }
 }
 
-/// Creates the response of an error: the error body of the specification, and a status to which
-/// clients react properly. The status is never 429, because on 429 podman stalls and containerd
-/// retries at once. The response has a challenge only for pierhead's own passwords, and only over a
-/// private connection.
+/// Creates the response of an error: the error body of the specification, and a status that makes
+/// clients retry or give up as they should. The status is never 429, because on 429 podman stalls
+/// and containerd retries at once. The response has a challenge only for pierhead's own passwords,
+/// and only over a private connection.
 pub(crate) fn error(kind: EndpointKind, method: &Method, error: &Error) -> Response<Body> {
     let (status, code) = status(kind, error);
     let mut builder = respond(status, CacheOutcome::None);
@@ -149,7 +152,7 @@ pub(crate) fn error(kind: EndpointKind, method: &Method, error: &Error) -> Respo
     response
 }
 
-/// Maximum characters of the cause in the status line. The body has the complete text.
+/// Maximum number of characters of the cause in the status line. The body has the complete text.
 const MAX_REASON_CHARS: usize = 300;
 
 /// Writes the cause into the status line, because Docker, podman and skopeo print the status line
@@ -173,7 +176,7 @@ pub(crate) fn status(kind: EndpointKind, error: &Error) -> (StatusCode, ErrorCod
         Error::Parse(ParseError::Digest | ParseError::DigestAlgorithm) => {
             (StatusCode::BAD_REQUEST, ErrorCode::DigestInvalid)
         }
-        // An invalid tag cannot exist, and the conformance suite requires 404.
+        // No tag with an invalid name can exist, and the conformance suite requires 404.
         Error::Parse(ParseError::Tag) => (StatusCode::NOT_FOUND, ErrorCode::ManifestUnknown),
         Error::Parse(ParseError::Endpoint) => (StatusCode::NOT_FOUND, ErrorCode::NameUnknown),
         Error::Host | Error::Parse(ParseError::Query(_)) => {
@@ -188,8 +191,8 @@ pub(crate) fn status(kind: EndpointKind, error: &Error) -> (StatusCode, ErrorCod
         Error::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, ErrorCode::Unavailable),
         Error::BadRequest(_) => (StatusCode::BAD_REQUEST, ErrorCode::Unsupported),
         Error::NoBundles => (StatusCode::NOT_FOUND, ErrorCode::Unsupported),
-        // After this response, a worker pulls layers and does not retry. Descriptors and memory are
-        // short only for a moment.
+        // After this response, a worker pulls layers and does not retry. If the host lacks only
+        // file descriptors or memory, the worker retries, because this lack is short.
         Error::Bundle(bundle) if bundle.fault() == Fault::Host && !bundle.is_exhausted() => {
             (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unsupported)
         }
@@ -210,14 +213,15 @@ pub(crate) fn status(kind: EndpointKind, error: &Error) -> (StatusCode, ErrorCod
             ErrorCode::Unsupported,
         ),
         Error::Upstream(RemoteError::NotFound { .. }) => (StatusCode::NOT_FOUND, unknown(kind)),
-        // A 401 of the upstream becomes 403, too, because a challenge of pierhead would make
-        // clients send credentials. After a 403, all clients fall back to the origin.
+        // The status 401 of an upstream becomes 403, because a challenge from pierhead would make
+        // clients send credentials. After the status 403, all clients fall back to the upstream
+        // registry.
         Error::Forbidden { .. }
         | Error::Upstream(
             RemoteError::Denied { .. }
             | RemoteError::Forbidden { .. }
-            // The response is the same as for `Forbidden`, so that a client cannot find out which
-            // internal names exist.
+            // A host name that does not exist gets the same response as `Forbidden`, so that a
+            // client cannot find out which internal names exist.
             | RemoteError::NoSuchHost { .. },
         ) => (StatusCode::FORBIDDEN, ErrorCode::Denied),
         Error::Cache(cache)

@@ -7,14 +7,15 @@ use crate::config::Config;
 use crate::error::Error;
 
 /// Returns the registry and the repository of a request. `name` is from the path, `query` is the
-/// raw query. The first source that exists wins:
+/// raw query. The first of these sources that exists decides:
 ///
 /// 1. `?ns=REGISTRY`, which containerd, BuildKit and dockerd 29 send to a mirror.
 /// 2. The first path segment, if it is a configured registry or has the form of a registry. podman
 ///    and crane use this.
 /// 3. The default upstream, for dockerd up to version 28.
 ///
-/// Official images of Docker Hub are in `library/`, so a name with one part gets this prefix.
+/// Official images of Docker Hub are in `library/`, so a repository name with one part gets this
+/// prefix there.
 pub(crate) fn route(
     name: &Name,
     query: Option<&str>,
@@ -68,7 +69,7 @@ mod tests {
             ("localhost:5000/app", None, "localhost:5000 app"),
             ("corp/app", None, "corp app"),
             ("owner/app", None, "docker.io owner/app"),
-            // A single segment is never a registry, because no repository would be left.
+            // A path with a single segment names a repository and no registry.
             ("a.b", None, "docker.io library/a.b"),
             (
                 "library/redis",

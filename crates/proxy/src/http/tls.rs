@@ -1,5 +1,5 @@
-//! The TLS configuration of the listener, from files. pierhead applies changes of the files without
-//! a restart.
+//! Loads the TLS configuration of the listener from files. pierhead applies changes of the files
+//! without a restart.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::refusal_log::{Refusal, RefusalLog};
 /// starts a check.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Holds the TLS configuration of the current files, and loads changed files.
+/// Holds the TLS configuration that was loaded last, and loads changed files.
 pub(crate) struct ReloadingTls {
     files: Tls,
     current: ArcSwap<ServerConfig>,
@@ -38,10 +38,10 @@ struct FileCheck {
 }
 
 impl ReloadingTls {
-    /// Reads the files. Blocks.
+    /// Reads the TLS files. Blocks.
     pub(crate) fn new(files: Tls) -> io::Result<Self> {
-        // The stamps are read before `load`, so that a file that changes between the two is read
-        // again.
+        // The stamps are read before `load`, so that a file that changes during the load is loaded
+        // again at the next check.
         let stamps = stamps(&files);
         let current = ArcSwap::from_pointee(load(&files)?);
         Ok(Self {
@@ -54,9 +54,9 @@ impl ReloadingTls {
         })
     }
 
-    /// Returns the configuration for a new connection. Checks the files if a check is due. If the
-    /// files are unusable (for example half written), the previous configuration stays in use, and
-    /// pierhead logs the error.
+    /// Returns the configuration for a new connection. First loads changed files, if a check of the
+    /// files is due. If the files are unusable (for example half written), the previous
+    /// configuration stays in use, and pierhead logs the error.
     pub(crate) async fn current(self: &Arc<Self>) -> Arc<ServerConfig> {
         if self.take_check() {
             let this = self.clone();
@@ -68,7 +68,7 @@ impl ReloadingTls {
         self.current.load_full()
     }
 
-    /// Whether a check of the files is due and this caller has to do it.
+    /// Whether a check of the TLS files is due. Only one caller gets `true`, and must do the check.
     fn take_check(&self) -> bool {
         let mut last_check = self.last_check.lock();
         let is_due = last_check.at.elapsed() >= FILE_CHECK_INTERVAL;
@@ -78,7 +78,7 @@ impl ReloadingTls {
         is_due
     }
 
-    /// Loads the files again if they changed.
+    /// Loads the TLS files again if they changed.
     fn check_files(&self) {
         let stamps = stamps(&self.files);
         {
@@ -101,7 +101,7 @@ impl ReloadingTls {
 }
 
 /// Logs why a handshake failed. Failures that an operator can fix have level info; other failures
-/// (such as those of scanners) have level debug.
+/// (such as those that port scanners cause) have level debug.
 pub(crate) fn log_error(log: &RefusalLog, address: SocketAddr, error: &io::Error) {
     let inner = error.get_ref().and_then(|error| error.downcast_ref());
     let why = match inner {
@@ -132,7 +132,7 @@ pub(crate) fn log_error(log: &RefusalLog, address: SocketAddr, error: &io::Error
     log_failure(log, address, why, error);
 }
 
-/// Logs a failed handshake once for each reason and client, and counts its repetitions.
+/// Logs a failed handshake once for each reason and client, and counts the repetitions.
 pub(crate) fn log_failure(
     log: &RefusalLog,
     address: SocketAddr,
@@ -198,8 +198,8 @@ fn load(files: &Tls) -> io::Result<ServerConfig> {
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     // Clients that open a connection for each request resume their session by a ticket, without
     // state on the server and without a key exchange. The ticket key changes with the TLS files, so
-    // tickets of clients that are no longer allowed become invalid. For sessions of TLS 1.2 by ID,
-    // rustls remembers 256 sessions by default.
+    // tickets of clients that are no longer allowed become invalid. For TLS 1.2, rustls also
+    // remembers 256 sessions by session ID, which is its default.
     config.ticketer = ring::Ticketer::new().map_err(io::Error::other)?;
     Ok(config)
 }
@@ -231,7 +231,8 @@ fn unusable(path: &Path, why: impl std::fmt::Display) -> io::Error {
 mod tests {
     use super::*;
 
-    /// If pierhead read from the pipe, it would block all new connections.
+    /// pierhead must refuse a pipe in place of a TLS file: a read from the pipe would block all new
+    /// connections.
     #[test]
     fn a_pipe_in_place_of_a_file_is_an_error_at_once() {
         let folder = tempfile::tempdir().unwrap();

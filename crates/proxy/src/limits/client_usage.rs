@@ -1,12 +1,12 @@
-//! Counts the resources that one client uses now: connections, upstream requests, memory. An
-//! address identifies a client.
+//! Counts the resources that one client uses at this moment: connections, upstream requests,
+//! memory. A client is identified by its address.
 
 use std::sync::atomic::AtomicUsize;
 
 use pierhead_host::ClientKey;
 
-/// The resources that one client uses now. All connections and background tasks of the client share
-/// this value.
+/// The resources that one client uses at this moment. All connections and background tasks of the
+/// client share this value.
 #[derive(Debug)]
 pub(crate) struct ClientUsage {
     pub(crate) key: ClientKey,
@@ -28,7 +28,7 @@ impl ClientUsage {
         }
     }
 
-    /// Creates the usage of the operator.
+    /// Creates the usage counts for commands of the operator, which act for no client.
     pub(crate) fn operator() -> Self {
         Self::new(ClientKey::OPERATOR)
     }

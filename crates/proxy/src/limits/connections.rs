@@ -2,11 +2,12 @@
 //! needs a slot.
 //!
 //! 1. A connection with a response in progress is never closed to make room for another connection.
-//! 2. The configuration limits the connections of one client, by default to an eighth of all. For a
-//!    further connection, the client loses its connection that has been idle longest.
-//! 3. When all slots are in use, the client with the most connections loses its connection that has
-//!    been idle longest. A new client takes no slot from a client that has only as many
-//!    connections.
+//! 2. The configuration limits the connections of one client, by default to an eighth of all
+//!    connections. For a connection above this limit, pierhead closes the connection of the same
+//!    client that has been idle longest.
+//! 3. When all slots are in use, pierhead closes a connection of the client with the most
+//!    connections: the one that has been idle longest. A client with as many connections as the
+//!    client of the new connection loses none.
 //! 4. An eighth of all slots is reserved for clients that use less than an eighth of all slots for
 //!    responses. When no other slot is left, a new request of any other client gets 503.
 
@@ -49,11 +50,11 @@ impl Default for OpenConnections {
 #[derive(Debug, Default)]
 struct ConnectionTotals {
     capacity: AtomicUsize,
-    /// Connections with a response in progress.
+    /// Number of connections with a response in progress.
     responding: AtomicUsize,
 }
 
-/// One open connection, which is counted until this value is dropped.
+/// One open connection, which counts as open until this value is dropped.
 pub(crate) struct ConnectionSlot {
     connections: Arc<Connections>,
     client: ClientKey,
@@ -67,7 +68,7 @@ pub(crate) struct ConnectionSlot {
 #[derive(Debug)]
 pub(crate) struct ConnectionActivity {
     client: Arc<ClientUsage>,
-    /// The totals in which the connection counts. `None` for a refused connection.
+    /// The totals that this connection changes. `None` for a refused connection.
     totals: Option<Arc<ConnectionTotals>>,
     state: Mutex<ActivityState>,
     closed: Notify,
@@ -81,7 +82,7 @@ struct ActivityState {
     is_closed: bool,
 }
 
-/// Marks a response in progress on the connection until this value is dropped.
+/// While this value exists, the connection has a response in progress.
 #[derive(Debug)]
 pub(crate) struct ResponseInProgress(Arc<ConnectionActivity>);
 
@@ -90,8 +91,8 @@ impl Connections {
         self.open.lock()
     }
 
-    /// Counts a connection of `client`, and closes another connection to make room if necessary. If
-    /// there is no room, returns the limit that the connection exceeds.
+    /// Counts a new connection of `client`. If necessary, closes another connection to make room.
+    /// If there is no room, returns the limit that the connection exceeds.
     pub(super) fn admit(
         self: &Arc<Self>,
         client: &Arc<ClientUsage>,
@@ -144,12 +145,12 @@ impl OpenConnections {
             if self.close_idle(&client) {
                 return true;
             }
-            // No connection can be closed, because every idle connection has just received a
-            // request.
+            // `close` failed for every idle connection, because each has just received a request.
         }
     }
 
-    /// Closes the connection of `client` that has been idle longest. `false` if none is idle.
+    /// Closes the connection of `client` that has been idle longest. `false` if no connection is
+    /// idle.
     fn close_idle(&mut self, client: &ClientKey) -> bool {
         while let Some(id) = self.longest_idle(client) {
             let of_client = self.by_client.get(client);
@@ -160,7 +161,7 @@ impl OpenConnections {
                 self.remove(client, id);
                 return true;
             }
-            // The connection has just received a request, so it stays open.
+            // `close` failed, because the connection has just received a request. It stays open.
         }
         false
     }
@@ -202,7 +203,7 @@ impl ConnectionActivity {
         }
     }
 
-    /// Creates the activity of a connection that pierhead refuses.
+    /// Creates the activity of a connection that pierhead refuses, which changes no totals.
     pub(crate) fn uncounted(client: Arc<ClientUsage>) -> Self {
         Self::new(client, None)
     }
@@ -223,12 +224,12 @@ impl ConnectionActivity {
     }
 
     /// Resolves when pierhead closes the connection to make room for another client. Only one task
-    /// may wait for this.
+    /// may wait for the result.
     pub(crate) async fn closed(&self) {
         self.closed.notified().await;
     }
 
-    /// Closes the connection, unless a response is in progress.
+    /// Closes the connection, unless the connection has a response in progress.
     fn close(&self) -> bool {
         let mut state = self.lock();
         if state.responses_in_progress > 0 || state.is_closed {
@@ -239,12 +240,13 @@ impl ConnectionActivity {
         true
     }
 
-    /// Records that the head of a request arrived, which restarts the idle time.
+    /// Records that the head of a request arrived. The idle time starts anew.
     pub(crate) fn request_began(&self) {
         self.lock().idle_since = Instant::now();
     }
 
-    /// Records that a whole request arrived, so the response begins.
+    /// Records that a complete request arrived, so that the connection now has a response in
+    /// progress.
     pub(crate) fn begin(self: &Arc<Self>) -> Result<ResponseInProgress, Limit> {
         let state = self.lock();
         // A connection with a response in progress already has its slot.
@@ -254,8 +256,8 @@ impl ConnectionActivity {
         self.count(state).ok_or(Limit::Connections)
     }
 
-    /// Marks the connection while response bytes wait for the client. `None`: the connection was
-    /// closed.
+    /// Marks a response in progress while bytes of the response wait for the client. `None`: the
+    /// connection was closed.
     pub(crate) fn mark_unread_response(self: &Arc<Self>) -> Option<ResponseInProgress> {
         self.count(self.lock())
     }
@@ -387,8 +389,8 @@ mod tests {
     fn the_client_that_holds_most_loses_its_longest_idle_connection() {
         let ([one, two, three], host) = (clients(), Host::new(16));
         let (most, some) = (host.fill(&one, 10), host.fill(&two, 6));
-        // The connections that were idle longest have just received a request, so they cannot be
-        // closed.
+        // The connections that were idle longest have just received a request, so pierhead may not
+        // close them.
         let _responses: Vec<_> = most[..3].iter().map(|it| it.activity.begin()).collect();
         let newcomer = host.connect(&three).ok().unwrap();
         assert!(newcomer.has_displaced);
@@ -399,7 +401,8 @@ mod tests {
             most[3].activity.begin().is_err(),
             "a closed connection takes no request"
         );
-        // When the closed connection ends, it does not release its slot a second time.
+        // The connection that was closed released its slot already. Its end must not release the
+        // slot a second time.
         let open = most
             .into_iter()
             .filter(|it| !is_closed(it))

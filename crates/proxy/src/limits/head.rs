@@ -1,15 +1,16 @@
 //! Limits of a request's head: length of the URI, number and length of the headers.
 //!
-//! The HTTP parsers have limits of their own, and beyond these respond 431 or 414 without a body.
-//! Their limits are twice the configured limits. So a request that is a little too long gets a
-//! response that names the configured limit.
+//! The HTTP parsers (hyper and pierhead's own) have limits for heads, too. A head above a parser's
+//! limit gets the status 431 or 414 without a body. The parsers' limits are twice the configured
+//! limits. Thus a request that is a little too long gets a response that names the configured
+//! limit.
 
 use http::request::Parts;
 
 use crate::config::Limits;
 use crate::limits::limit::Limit;
 
-/// Minimum bytes of hyper's buffer for a head. hyper also writes through this buffer.
+/// Minimum bytes of hyper's buffer for a head. hyper uses this buffer for responses, too.
 const MIN_HEAD_BUFFER: usize = 32 << 10;
 
 /// Checks whether the head is within the limits. Does not allocate.
@@ -18,7 +19,8 @@ pub(crate) fn check(limits: &Limits, head: &Parts) -> Result<(), Limit> {
     if uri > limits.uri {
         return Err(Limit::Uri);
     }
-    // Each header counts 4 more bytes: the colon, the space and the line end.
+    // Each header takes 4 bytes more than its name and value: the colon, the space and the line
+    // end.
     let bytes = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
         name.as_str().len() + value.len() + 4
     };

@@ -1,11 +1,11 @@
 //! Counts the slots that running work holds, and decides whether a client may take another slot.
 //!
-//! Downloads and background pulls share this mechanism:
+//! The limits of downloads and of background pulls use these rules:
 //!
 //! 1. The number of slots is limited: in total, and for one client.
 //! 2. A quarter of all slots is reserved for configured registries.
-//! 3. A part of all slots is reserved for clients that hold fewer slots than this part has. A part
-//!    of the slots for unconfigured registries is reserved in the same way.
+//! 3. A part of all slots (the share) is reserved for clients that hold fewer slots than this
+//!    share. A part of the slots for unconfigured registries is reserved in the same way.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use pierhead_host::ClientKey;
 
 use crate::limits::share::{SHARE_DIVISOR, configured_reserve, leaves_no_room};
 
-/// The number of slots of one kind, by client.
+/// The number of slots of one kind that running work holds, for each client.
 #[derive(Default)]
 pub(crate) struct SlotCounts {
     all: usize,
@@ -32,8 +32,8 @@ pub(crate) struct SlotHolder {
 pub(crate) struct SlotBounds {
     pub(crate) all: usize,
     pub(crate) per_client: usize,
-    /// Minimum number of slots that are reserved for clients that hold fewer than this. An eighth
-    /// of all slots is reserved in any case.
+    /// Minimum size of the share: the number of slots that are reserved for clients that hold fewer
+    /// slots. The share is at least an eighth of all slots.
     pub(crate) min_share: usize,
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum ReachedBound {
     All,
 }
 
-/// All slots that running work holds.
+/// The slots of one kind that running work holds.
 #[derive(Default)]
 pub(crate) struct HeldSlots {
     all: SlotCounts,
@@ -76,8 +76,8 @@ impl SlotCounts {
     }
 
     /// Whether `client` gets none of `capacity` slots. An eighth of the slots, and at least
-    /// `min_share`, is reserved for clients that hold fewer. Computed as if the slot `without` were
-    /// free; this slot must be counted here.
+    /// `min_share` slots, is reserved for clients that hold fewer slots. The slot `without` counts
+    /// as free; it must be one of the slots counted here.
     pub(crate) fn leave_no_share(
         &self,
         client: &ClientKey,
@@ -107,7 +107,7 @@ impl HeldSlots {
     }
 
     /// Returns the bound that prevents `holder` from taking another slot. `None`: the holder may
-    /// take one. Computed as if the slot `without` were free.
+    /// take a slot. The slot `without` counts as free.
     pub(crate) fn obstacle(
         &self,
         holder: SlotHolder,
@@ -133,7 +133,7 @@ impl HeldSlots {
     }
 
     /// Returns the slot that yields first: the oldest slot of the client that holds the most slots.
-    /// Ids grow with time.
+    /// An older slot has a lower id.
     pub(crate) fn yields_first(&self, idle: impl Iterator<Item = (u64, ClientKey)>) -> Option<u64> {
         idle.max_by_key(|(id, client)| (self.all.of(client), Reverse(*id)))
             .map(|(id, _)| id)

@@ -5,7 +5,7 @@ use std::fmt;
 
 use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
 
-/// A limit that a request or connection reached. It is the label of the metric.
+/// A limit that a request or connection reached. Each limit is a value of the metric's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Limit {
     Connections,
@@ -56,7 +56,7 @@ impl Limit {
     }
 }
 
-/// Formats the message for the client: the limit, and what an operator can change.
+/// Formats the message for the client, which names the limit and what an operator can change.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,5 +1,5 @@
 //! Limits the memory of responses. The bytes of a response count from before its head is sent until
-//! the last reference to them is dropped. Request bodies count as they arrive.
+//! the last reference to them is dropped. The bytes of a request body count from their arrival on.
 //!
 //! 1. The configuration limits the bytes: in total, and for one client.
 //! 2. An eighth of the total is reserved for clients that hold less than an eighth of it.
@@ -14,11 +14,11 @@ use crate::limits::limit::Limit;
 use crate::limits::share::{SHARE_DIVISOR, leaves_no_room};
 
 /// Maximum bytes of a response or request body that is not counted as memory. There is at most one
-/// such body per connection or stream, and the number of connections and streams is limited.
+/// such small body per connection or stream, and the number of connections and streams is limited.
 pub(crate) const MAX_UNCOUNTED: usize = 4 << 10;
 
-/// Maximum bytes of one frame of a response. One stream holds one frame, in addition to the buffers
-/// of hyper and the kernel.
+/// Maximum bytes of one frame of a response. A stream holds one frame in memory. hyper and the
+/// kernel have buffers in addition.
 pub(crate) const MAX_FRAME_BYTES: usize = 128 << 10;
 
 /// The number of bytes that all clients together have reserved.
@@ -33,7 +33,7 @@ pub(crate) struct MemoryBounds {
 }
 
 impl Memory {
-    /// Reserves `bytes` of memory for `client`.
+    /// Reserves `bytes` of response memory for `client`.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         client: &Arc<ClientUsage>,
@@ -47,7 +47,7 @@ impl Memory {
         };
         let all = self.0.fetch_add(bytes, Ordering::Relaxed);
         let own = client.response_bytes.fetch_add(bytes, Ordering::Relaxed);
-        // If this returns an error, dropping the reservation releases the bytes.
+        // If `reserve` returns an error, dropping the reservation releases the bytes.
         if own.saturating_add(bytes) > bounds.per_client {
             return Err(Limit::ResponseMemoryPerClient);
         }
@@ -58,7 +58,7 @@ impl Memory {
     }
 }
 
-/// Reserved bytes of memory. Dropping this value releases them.
+/// Reserved bytes of memory. Dropping this value releases the bytes.
 pub(crate) struct MemoryReservation {
     memory: Arc<Memory>,
     client: Arc<ClientUsage>,
@@ -66,7 +66,7 @@ pub(crate) struct MemoryReservation {
 }
 
 impl MemoryReservation {
-    /// Extends the reservation by `bytes`.
+    /// Extends the reservation by `bytes` more bytes.
     pub(crate) fn grow(&mut self, bytes: usize, bounds: MemoryBounds) -> Result<(), Limit> {
         let mut more = self.memory.reserve(&self.client, bytes, bounds)?;
         self.bytes += std::mem::take(&mut more.bytes);
@@ -87,8 +87,8 @@ impl MemoryReservation {
         }
     }
 
-    /// Attaches the reservation to `bytes`. It lasts until the last reference to the bytes is
-    /// dropped, even if hyper has them in a write queue.
+    /// Attaches the reservation to `bytes`. The reservation lasts until the last reference to the
+    /// bytes is dropped, also while hyper holds the bytes in a write queue.
     pub(crate) fn attach(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         let _reservation = match self.bytes {
             0 => Arc::new(self.reserve_unbounded(bytes.len())),

@@ -1,7 +1,7 @@
 //! Limits the resources (connections, downloads, memory, request sizes) of one client, of one
-//! registry, and of all together.
+//! registry, and of all clients together.
 //!
-//! Each limit has one name, which the response, the metric and the documentation share.
+//! Each limit has one name: responses, metrics and the documentation use the same name.
 
 pub(crate) mod client_usage;
 pub(crate) mod connections;

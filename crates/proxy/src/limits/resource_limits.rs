@@ -25,7 +25,7 @@ pub(crate) struct ResourceLimits {
     connections: Arc<Connections>,
     pub(crate) downloads: Arc<DownloadSlots>,
     pub(crate) memory: Arc<Memory>,
-    /// Usage of operator commands (`cache warm`), which act for no client.
+    /// The usage of operator commands (`cache warm`). They act for no client.
     operator: Arc<ClientUsage>,
 }
 
@@ -46,23 +46,23 @@ impl ResourceLimits {
         self.bounds.store(Arc::new(bounds));
     }
 
-    /// Returns the counts of the client with this address. This takes a lock, so each connection
-    /// calls it only once.
+    /// Returns the counts of the client with this address. This function takes a lock, so each
+    /// connection calls it only once.
     pub(crate) fn client(&self, address: IpAddr) -> Arc<ClientUsage> {
         let key = ClientKey::of(address);
         self.clients.get(&key, || ClientUsage::new(key))
     }
 
-    /// Returns the counts of the operator. Of the limits, only those of upstreams apply to the
+    /// Returns the usage of the operator. Only the limits of upstream requests apply to the
     /// operator.
     pub(crate) fn operator(&self) -> Arc<ClientUsage> {
         self.operator.clone()
     }
 
-    /// Counts a connection of `client`; at most `all` connections exist. When all are in use,
-    /// closes an idle connection of the client with the most connections. At the client's own
-    /// limit, closes an idle connection of this client. If there is no idle connection to close,
-    /// returns the limit.
+    /// Counts a connection of `client`. `all` is the maximum number of connections of all clients.
+    /// When `all` connections exist, closes an idle connection of the client with the most
+    /// connections. At the client's own limit, closes an idle connection of this client. If there
+    /// is no idle connection to close, returns the limit.
     pub(crate) fn connect(
         &self,
         client: &Arc<ClientUsage>,
@@ -72,7 +72,7 @@ impl ResourceLimits {
         self.connections.admit(client, all, per_client)
     }
 
-    /// Reserves `bytes` of response memory for `client`.
+    /// Reserves `bytes` of response memory for `client`. Several owners can share the reservation.
     pub(crate) fn reserve_shared(
         &self,
         client: &Arc<ClientUsage>,
@@ -81,7 +81,8 @@ impl ResourceLimits {
         self.reserve(client, bytes).map(Arc::new)
     }
 
-    /// Does the same as [`Self::reserve_shared`], for a reservation that [`Self::grow`] extends.
+    /// Reserves `bytes` of response memory for `client`, in a reservation that [`Self::grow`] can
+    /// extend.
     pub(crate) fn reserve(
         &self,
         client: &Arc<ClientUsage>,
@@ -90,7 +91,7 @@ impl ResourceLimits {
         self.memory.reserve(client, bytes, self.memory_bounds())
     }
 
-    /// Extends a memory reservation by `bytes`.
+    /// Extends a reservation of response memory by `bytes` more bytes.
     pub(crate) fn grow(&self, held: &mut MemoryReservation, bytes: usize) -> Result<(), Limit> {
         held.grow(bytes, self.memory_bounds())
     }
@@ -116,7 +117,7 @@ impl ResourceLimits {
         self.bounds.load().downloads.max(1)
     }
 
-    /// Waits for one of `all` download slots, the slots of all clients. Cancel safe.
+    /// Waits for a download slot. All clients together have `all` slots. Cancel safe.
     pub(crate) async fn acquire_download(
         &self,
         permit: UpstreamPermit,

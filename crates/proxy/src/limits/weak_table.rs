@@ -1,5 +1,5 @@
-//! A map of values that several users share, such as the counts of a client. An entry ends when the
-//! last user of its value drops the value.
+//! A map of values that several users share, such as the counts of a client. An entry is dead when
+//! the last user of its value has dropped the value.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -7,12 +7,12 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-/// Maximum number of dead entries in the table beyond the number of live entries.
+/// Maximum number of dead entries beyond the number of live entries.
 const SLACK: usize = 64;
 
-/// A map that holds weak references to its values. It has at most twice as many entries as values
-/// in use, plus [`SLACK`]. A general-purpose cache cannot replace it: the values are counts that
-/// limits depend on, so an entry in use must never expire or be evicted.
+/// A map that holds weak references to its values. The map has at most twice as many entries as
+/// values in use, plus [`SLACK`]. A general-purpose cache cannot replace this table: the values are
+/// counts that limits depend on, so an entry in use must never expire or be evicted.
 pub(crate) struct WeakTable<K, V>(Mutex<Entries<K, V>>);
 
 struct Entries<K, V> {
@@ -31,7 +31,7 @@ impl<K, V> Default for WeakTable<K, V> {
 }
 
 impl<K: Eq + Hash + Clone, V> WeakTable<K, V> {
-    /// Returns the value in use under `key`, or a new value.
+    /// Returns the value in use for `key`, or a new value.
     pub(crate) fn get(&self, key: &K, make: impl FnOnce() -> V) -> Arc<V> {
         let mut entries = self.0.lock();
         if let Some(found) = entries.map.get(key).and_then(Weak::upgrade) {

@@ -1,9 +1,9 @@
 //! Reads the bytes of one blob for one client: from the cache, from a running fill, or from the
 //! upstream.
 //!
-//! A source starts with the stored blob or the running fill. If reading it fails (a corrupt blob, a
-//! full disk, a failed fill of another client), the source continues from another place at its
-//! offset. The client notices nothing.
+//! A read starts with the stored blob or with a running fill. If the read fails there (a corrupt
+//! blob, a full disk, a failed fill of another client), it continues at the same offset from
+//! another place, such as the upstream. The client notices nothing.
 
 use std::sync::Arc;
 
@@ -20,15 +20,16 @@ use crate::pull::claim::claim;
 use crate::pull::direct_download::{DirectDownload, ReadPosition};
 use crate::pull::download::HandedOverStream;
 
-/// Maximum number of times that one client's read of a blob continues from another place. After
-/// more, neither the disk nor the upstream is likely to recover.
+/// Maximum number of times that one client's read of a blob continues from another place. After so
+/// many failures, neither the disk nor the upstream is likely to recover.
 const MAX_SOURCE_CHANGES: u32 = 4;
 
-/// Maximum bytes of a blob of which a range is sent only after the whole blob is verified. A range
-/// has no digest, so the client cannot verify it. A range of a larger blob is sent as it arrives.
+/// Maximum bytes of a blob that pierhead verifies completely before it sends a range of the blob.
+/// The verification is necessary because a client cannot verify a range. A range of a larger blob
+/// is sent as it arrives.
 const MAX_VERIFIED_FIRST: u64 = 8 << 20;
 
-/// The bytes of one blob for one client.
+/// Reads the bytes of one blob for one client.
 pub(crate) struct BlobSource {
     context: Arc<RequestContext>,
     request: BlobRequest,
@@ -37,11 +38,11 @@ pub(crate) struct BlobSource {
     offset: u64,
     /// Offset at which the read stops. `None`: at the end of the blob.
     end: Option<u64>,
-    /// Whether no byte is sent before the digest of the blob matches.
+    /// Whether the whole blob is verified before its first byte is sent.
     verified_first: bool,
-    /// Bytes that are sent before the blob.
+    /// Bytes that are sent before the bytes of the blob.
     before: Bytes,
-    /// Bytes that are sent after the blob.
+    /// Bytes that are sent after the bytes of the blob.
     after: Bytes,
     changes: u32,
     /// Receives the upstream stream of the fill that this source started, if the cache does not
@@ -96,7 +97,7 @@ impl BlobSource {
         Ok((source, outcome))
     }
 
-    /// Creates the source of a blob that is already open.
+    /// Creates the source for a stored blob that is already open.
     pub(crate) fn of(context: Arc<RequestContext>, request: BlobRequest, blob: StoredBlob) -> Self {
         Self::new(
             context,
@@ -121,13 +122,13 @@ impl BlobSource {
         }
     }
 
-    /// Puts other bytes before and after the blob. The caller calls this before the first read, and
-    /// after [`BlobSource::in_range`], because `after` needs a known end.
+    /// Sets bytes to send before and after the blob. The caller calls this before the first read.
+    /// [`BlobSource::in_range`] must come earlier, because `after` needs a known end.
     pub(crate) fn surround(&mut self, before: Bytes, after: Bytes) {
         (self.before, self.after) = (before, after);
     }
 
-    /// Name of the blob, for the log.
+    /// Name of the blob for log lines.
     pub(crate) fn name(&self) -> String {
         let BlobRequest {
             registry,
@@ -138,14 +139,15 @@ impl BlobSource {
         format!("{registry}/{repository}@{digest}")
     }
 
-    /// Limits the read to `[first, end)`. The caller calls this before the first read.
+    /// Limits the read to the bytes `[first, end)` of the blob. The caller calls this before the
+    /// first read.
     pub(crate) async fn in_range(mut self, first: u64, end: u64) -> Result<Self, Error> {
         (self.start, self.offset) = (first, first);
         self.end = Some(end);
         let size = match &self.active {
             ActiveSource::Cache(BlobReader::Stored(_)) => None,
-            // A failure here is ignored, because it happens again at the first read, which handles
-            // it.
+            // A failure of this read is ignored, because the first read of the content fails in the
+            // same way and handles the failure.
             ActiveSource::Cache(BlobReader::Tail(tail)) => tail.size().await.ok().flatten(),
             ActiveSource::Upstream(direct) => direct.size(),
         };
@@ -164,8 +166,8 @@ impl BlobSource {
         matches!(&self.active, ActiveSource::Cache(BlobReader::Stored(blob)) if blob.extent(0).is_some())
     }
 
-    /// Returns the next verified bytes in a file of the cache, at most `max`, if they are in the
-    /// page cache. After sending them, the caller calls [`BlobSource::advance`].
+    /// Returns the next verified bytes in a file of the cache, at most `max` bytes, if they are in
+    /// the page cache. After the caller sends these bytes, it must call [`BlobSource::advance`].
     pub(crate) fn verified_range(&self, max: u64) -> Option<VerifiedRange> {
         let ActiveSource::Cache(BlobReader::Stored(blob)) = &self.active else {
             return None;
@@ -179,7 +181,7 @@ impl BlobSource {
         blob.verified_range(self.offset, max.min(left))
     }
 
-    /// Skips bytes of the blob that `sendfile` has sent.
+    /// Skips bytes of the blob that the caller has sent by `sendfile`.
     pub(crate) fn advance(&mut self, bytes: u64) {
         self.offset += bytes;
     }
@@ -189,7 +191,7 @@ impl BlobSource {
         self.offset
     }
 
-    /// Waits for the size of the blob. `None`: the size is known only at the end.
+    /// Waits for the size of the blob. `None`: the size is known only at the end of the blob.
     pub(crate) async fn size(&mut self) -> Result<Option<u64>, Error> {
         loop {
             match &self.active {
@@ -202,7 +204,8 @@ impl BlobSource {
         }
     }
 
-    /// Returns the next bytes, at most [`MAX_FRAME_BYTES`]. Empty at the end.
+    /// Returns the next bytes, at most [`MAX_FRAME_BYTES`]. Returns no bytes at the end of the
+    /// blob.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
         loop {
             let left = self
@@ -255,15 +258,15 @@ impl BlobSource {
         }
         self.active = match error {
             error if error.is_storage() => self.download_directly().await?,
-            // The staged bytes of an earlier fill may have been corrupt. The cache has deleted
-            // them, so another attempt starts from the first byte.
+            // The staged bytes of an earlier fill may have been corrupt. The cache has deleted the
+            // staged bytes, so another attempt starts from the first byte.
             CacheError::WrongDigest { resumed: true, .. } | CacheError::Restarted
                 if nothing_sent =>
             {
                 self.claim_again().await?
             }
-            // The bytes may have been damaged in transit, so pierhead retries, because podman does
-            // not.
+            // The bytes may have been damaged in transit, so pierhead downloads the blob again.
+            // podman would not retry.
             CacheError::WrongDigest { .. } | CacheError::WrongSize { .. }
                 if nothing_sent && self.changes == 1 =>
             {
@@ -273,8 +276,8 @@ impl BlobSource {
             CacheError::WrongDigest { .. }
             | CacheError::WrongSize { .. }
             | CacheError::Restarted => return Err(error.into()),
-            // The fill used another repository, so its failure may not apply to the requested
-            // repository.
+            // The fill of another client used another repository, so its failure may not apply to
+            // the requested repository.
             CacheError::Abandoned(_) => match self
                 .context
                 .generation
@@ -284,7 +287,7 @@ impl BlobSource {
                 Some(upstream) => return Err(upstream.into()),
                 None => self.claim_again().await?,
             },
-            // The cache has deleted the corrupt blob, so this claim starts a fill.
+            // The cache has deleted the corrupt blob, so the new claim starts a fill.
             _ => self.claim_again().await?,
         };
         Ok(())
@@ -306,7 +309,7 @@ impl BlobSource {
         let Self { start, offset, .. } = *self;
         if let Some(handed_over) = self.handed_over.take()
             && DirectDownload::reads_from_start(start)
-            // The fill has ended, or ends at once, so this does not wait long.
+            // The fill has ended or ends at once, so this wait is short.
             && let Ok(handed_over) = handed_over.await
         {
             let direct =

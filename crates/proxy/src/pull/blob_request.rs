@@ -1,4 +1,5 @@
-//! `BlobRequest`: the request of one client for one blob of one repository.
+//! `BlobRequest`: the request of one client for one blob of one repository, with the client's usage
+//! counts.
 
 use std::sync::Arc;
 
@@ -8,13 +9,13 @@ use pierhead_oci::{Digest, Registry, Repository};
 use crate::limits::client_usage::ClientUsage;
 use crate::pull::negative_cache::Subject;
 
-/// The request of one client for one blob of one repository.
+/// A client's request for one blob of one repository.
 #[derive(Clone, Debug)]
 pub(crate) struct BlobRequest {
     pub(crate) registry: Registry,
     pub(crate) repository: Repository,
     pub(crate) digest: Digest,
-    /// The client for which upstream requests count.
+    /// The client to which upstream requests for this blob are attributed.
     pub(crate) client: Arc<ClientUsage>,
 }
 

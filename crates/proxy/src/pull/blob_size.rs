@@ -1,4 +1,4 @@
-//! Asks the upstream for the size of a blob that the cache lacks.
+//! Finds the size of a blob that the cache lacks, by a request to the upstream.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::pull::blob_request::BlobRequest;
 
 impl RequestContext {
-    /// Whether the cache has that blob from this registry, or fills it from this registry.
+    /// Whether the cache has this blob from this registry, or a fill from this registry runs.
     pub(crate) fn is_available(&self, request: &BlobRequest) -> bool {
         self.cache.contains(&request.digest)
             && self.may_share(&request.registry, &request.digest)
@@ -27,9 +27,9 @@ impl RequestContext {
             return Err(error.into());
         }
         let pending = self.generation.size_requests.join(&subject, || {
-            // The upstream request counts for the client, because each request to a registry that
-            // does not respond holds a socket. It takes no download slot, because a short request
-            // must not wait for downloads that take minutes.
+            // The upstream request counts as a request of the client, because each request to a
+            // registry that does not respond holds a socket. The upstream request takes no download
+            // slot, because a short request must not wait for downloads that take minutes.
             let permit = self.limits.upstream_permit(&request.client)?;
             let (context, request) = (self.clone(), request.clone());
             Ok(async move {

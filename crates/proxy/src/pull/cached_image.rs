@@ -1,5 +1,5 @@
-//! Describes an image from the cache alone, and finds what can be deleted with it. Reading it
-//! counts neither as a hit nor as an access for eviction.
+//! Describes an image from the cache alone, and finds what can be deleted with it. Reading the
+//! image counts neither as a hit nor as an access for eviction.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -9,7 +9,8 @@ use serde::Deserialize;
 
 use crate::pull::manifest::is_distributable;
 
-/// Maximum number of manifests and blobs of one image. An index of 20 platforms has a few hundred.
+/// Maximum number of manifests and blobs of one image. An index of 20 platforms has a few hundred
+/// of them.
 const MAX_PARTS: usize = 10_000;
 /// Maximum bytes of an image's config that is read to find the image's platform.
 const MAX_CONFIG: usize = 1 << 20;
@@ -17,11 +18,13 @@ const MAX_CONFIG: usize = 1 << 20;
 /// The cached parts of one image.
 #[derive(Clone, Debug)]
 pub struct CachedImage {
-    /// The digest to which the reference resolves: of an index or a manifest.
+    /// The digest of the index or manifest to which the reference resolves.
     pub root: Digest,
-    /// The root and all digests that it references, cached or not.
+    /// The digest of the root, and all digests that the root references directly or indirectly,
+    /// whether cached or not.
     pub digests: Vec<Digest>,
-    /// The platforms whose manifest is cached: one platform, or those of an index.
+    /// The platforms of the image whose manifest is cached. An image without an index has one
+    /// platform.
     pub platforms: Vec<CachedPlatform>,
 }
 
@@ -30,9 +33,9 @@ pub struct CachedImage {
 pub struct CachedPlatform {
     /// The platform of the image. `None`: neither the index nor the config names a platform.
     pub platform: Option<Platform>,
-    /// Digest of the manifest.
+    /// Digest of the image's manifest for this platform.
     pub manifest: Digest,
-    /// Bytes of the manifest, config and layers that are cached.
+    /// Number of cached bytes of the manifest, config and layers.
     pub size: u64,
     /// Whether the manifest, the config and all layers are cached.
     pub is_complete: bool,
@@ -41,7 +44,7 @@ pub struct CachedPlatform {
 }
 
 impl CachedImage {
-    /// Reads the manifests of a cached image. Blocks.
+    /// Reads the manifests of a cached image from the cache. Blocks.
     ///
     /// # Errors
     /// A message that says that the image is not in the cache, or that its root is unreadable.
@@ -125,8 +128,8 @@ impl CachedPlatform {
 /// The tags and digests that are deleted when an image is removed.
 #[derive(Clone, Debug)]
 pub struct Removal {
-    /// The tags to delete: the requested tag, or, if the image is named by a digest, all tags of
-    /// that digest in the repository.
+    /// The tags to delete: the requested tag. If the request names the image by a digest: all tags
+    /// of this digest in the repository.
     pub tags: Vec<Reference>,
     /// The digests that no other cached image uses.
     pub digests: Vec<Digest>,
@@ -136,7 +139,7 @@ impl Removal {
     /// Finds the digests that only this image uses. Reads every manifest in the cache. Blocks.
     ///
     /// # Errors
-    /// As [`CachedImage::read`].
+    /// The same errors as [`CachedImage::read`].
     pub(crate) fn of(
         cache: &Cache,
         reference: &Reference,
@@ -159,7 +162,7 @@ impl Removal {
                 false => drop(still_tagged.insert(record.digest)),
             }
         }
-        // All manifests in the cache, with the digests that they reference.
+        // Contains all manifests in the cache, with the digests that they reference.
         let mut manifests = HashMap::new();
         let mut after = None;
         loop {

@@ -1,5 +1,5 @@
-//! Decides how a request gets a blob: from the cache, as a follower that reads a running fill (a
-//! download into the cache), or as the leader that starts the fill.
+//! Decides how a request gets a blob. Either the blob is cached; or a fill (a download into the
+//! cache) runs, and the request follows the fill; or the request starts a fill as its leader.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use crate::pull::download::{self, HandedOverStream};
 use crate::pull::fill_owner::FillOwner;
 
 /// Maximum number of running fills. Each fill holds a staged file open while it waits for a
-/// download slot, and continues after its client has left.
+/// download slot, and continues after its client has disconnected.
 const MAX_FILLS: u64 = 512;
 
-/// Claims the blob. `None`: another registry fills this digest. Only clients of that other registry
-/// may wait for its fill or trust its bytes.
+/// Claims the blob. `None`: a fill of this digest from another registry runs. Only clients of that
+/// registry may wait for the fill or trust its bytes.
 pub(crate) async fn claim_of(
     context: &RequestContext,
     request: &BlobRequest,
@@ -30,7 +30,7 @@ pub(crate) async fn claim_of(
         registry, digest, ..
     } = request;
     let Some(owner) = context.fill_owners.enter(digest, registry) else {
-        // An earlier fill may have stored the blob meanwhile.
+        // A fill may have stored the blob after the caller looked for it.
         let found = context.cache.get(digest).await?;
         return Ok(found.map(ClaimResult::Stored));
     };
@@ -52,15 +52,17 @@ pub(crate) async fn claim_of(
 /// The [`Claim`] of the cache, with the state that the proxy adds for a fill.
 pub(crate) enum ClaimResult {
     Stored(StoredBlob),
-    /// A running fill. The sender offers it a download slot, if the fill has no slot.
+    /// A fill runs. If the fill has no download slot, this request can offer a slot to it through
+    /// the sender.
     Follower(BlobReader, Option<Sender<DownloadSlot>>),
-    /// A new fill. Its owner prevents fills of the digest from other registries until the fill has
-    /// ended.
+    /// The request starts a fill. The owner prevents fills of the digest from other registries
+    /// until the fill has ended.
     Leader(Fill, BlobReader, FillOwner),
 }
 
-/// Claims the blob for a client. As the leader, starts the download in its own task, which may hand
-/// over its stream. `None` as for [`claim_of`], or if pass-through forbids the content.
+/// Claims the blob for a client. The leader starts the download in a task of its own, which may
+/// hand over its upstream stream. `None` for the reason that [`claim_of`] gives, or if pass-through
+/// forbids the content.
 pub(crate) async fn claim(
     context: &Arc<RequestContext>,
     request: &BlobRequest,
@@ -119,7 +121,7 @@ pub(crate) async fn claim(
             };
             let permit = match permit {
                 Some(permit) => permit,
-                // The blob was evicted since the check above. If there is no permit, the fill is
+                // The blob was evicted after the check above. If no permit is free, the fill is
                 // cancelled.
                 None => context.limits.upstream_permit(&request.client)?,
             };

@@ -16,8 +16,8 @@ use crate::pull::download::{self, HandedOverStream};
 use crate::pull::download_log::DownloadLog;
 
 /// Largest offset of a range for which pierhead also downloads the bytes before the range, to
-/// verify the digest of the blob. For a range that starts later, this would cost too much. Then
-/// only the client can verify the content.
+/// verify the digest of the blob. For a range that starts later, downloading the bytes before it
+/// would cost too much, so only the client can verify the content.
 const MAX_HASHED_PREFIX: u64 = 8 << 20;
 
 /// The offset where a read started (0 for a whole blob), and the offset of its next byte.
@@ -29,24 +29,26 @@ pub(crate) struct ReadPosition {
 /// A running download for one client.
 pub(crate) struct DirectDownload {
     stream: BlobStream,
-    /// Number of bytes before the client's offset. They are hashed and discarded.
+    /// Number of bytes before the client's offset that are still to arrive. They are hashed and
+    /// discarded.
     skip: u64,
-    /// The last bytes that arrived. They are sent only when more bytes arrive, or when the digest
+    /// The bytes that arrived last. They are sent only when more bytes arrive, or when the digest
     /// matches.
     withheld: Bytes,
-    /// The hasher of the content, taken at the end. `None`: the range starts after
-    /// [`MAX_HASHED_PREFIX`], so nothing is hashed.
+    /// Computes the digest of the content. `None`: the range starts after [`MAX_HASHED_PREFIX`], so
+    /// nothing is hashed, or the digest was computed at the end.
     hasher: Option<Hasher>,
     has_ended: bool,
-    /// The reserved memory of a range that is verified before it is sent.
+    /// The memory reservation of a range that is verified before it is sent.
     reservation: Option<Arc<MemoryReservation>>,
     slot: DownloadSlot,
     download: DownloadLog<'static>,
 }
 
 impl DirectDownload {
-    /// Opens a download. For a whole blob, the download starts at 0 even if the client already has
-    /// some bytes: the response is completed only if the digest of all bytes matches.
+    /// Opens a download. A download of a whole blob starts at byte 0 even if the client already has
+    /// some bytes. Thus pierhead can check the digest of all bytes before it completes the
+    /// response.
     pub(crate) async fn open(
         context: &RequestContext,
         request: &BlobRequest,
@@ -104,8 +106,8 @@ impl DirectDownload {
         Ok(Self::of(stream, hasher, skip, (slot, download)))
     }
 
-    /// Continues with the upstream stream of a fill that the cache did not admit, for a read at
-    /// `offset`.
+    /// Continues with the upstream stream of a fill that the cache did not admit, for a read from
+    /// `offset` on.
     pub(crate) fn handed_over(
         context: &RequestContext,
         handed_over: HandedOverStream,
@@ -118,9 +120,10 @@ impl DirectDownload {
         Self::of(stream, hasher, offset, (slot, download))
     }
 
-    /// Moves the download to the range from `first`, before the first read. If the range needs the
-    /// bytes before it, a download from 0 continues. Otherwise the range is requested again in the
-    /// same download slot. Waiting for another slot while this one is held could deadlock.
+    /// Moves the download to the range that starts at `first`. Must be called before the first
+    /// read. If the digest needs the bytes before the range, the download from byte 0 continues.
+    /// Otherwise the range is requested again in the same download slot: if this task waited for a
+    /// second slot while it holds one, it could deadlock.
     pub(crate) async fn part(
         mut self: Box<Self>,
         context: &RequestContext,
@@ -140,7 +143,7 @@ impl DirectDownload {
         Self::open_in(slot, context, request, position).await
     }
 
-    /// Whether a read that starts at this offset downloads the bytes from 0.
+    /// Whether a read that starts at this offset also downloads all bytes before the offset.
     pub(crate) fn reads_from_start(start: u64) -> bool {
         start <= MAX_HASHED_PREFIX
     }
@@ -164,7 +167,7 @@ impl DirectDownload {
         })
     }
 
-    /// Size of the blob, if the upstream stated it.
+    /// Size of the blob, if the upstream stated the size.
     pub(crate) fn size(&self) -> Option<u64> {
         self.stream.size()
     }
@@ -174,8 +177,8 @@ impl DirectDownload {
         self.has_ended
     }
 
-    /// Reads the blob to its end and keeps the next `len` bytes of it. None of them is sent before
-    /// the digest matches.
+    /// Reads the blob to its end and returns the next `len` bytes. No byte is returned before the
+    /// digest matches.
     pub(crate) async fn verify(
         &mut self,
         context: &RequestContext,
@@ -192,7 +195,8 @@ impl DirectDownload {
         Ok(())
     }
 
-    /// Returns up to `max` bytes. The last bytes are returned only after the digest matched.
+    /// Returns up to `max` bytes. The last bytes of the blob are returned only after the digest
+    /// matched.
     pub(crate) async fn next(
         &mut self,
         context: &RequestContext,
@@ -211,7 +215,7 @@ impl DirectDownload {
             if self.has_ended {
                 continue;
             }
-            // There are at most `max` bytes, by the first test of the loop.
+            // The first condition of the loop ensures that there are at most `max` bytes.
             let ready = std::mem::replace(&mut self.withheld, bytes);
             if !ready.is_empty() {
                 return Ok(ready);
@@ -219,8 +223,8 @@ impl DirectDownload {
         }
     }
 
-    /// Returns the next bytes from the client's offset on. Empty at the end, after the digest
-    /// matched.
+    /// Returns the next bytes from the client's offset on. Returns no bytes at the end, once the
+    /// digest has matched.
     async fn receive(
         &mut self,
         context: &RequestContext,

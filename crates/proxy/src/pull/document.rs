@@ -6,10 +6,11 @@ use bytes::Bytes;
 use pierhead_cache::{Error as CacheError, StoredBlob};
 use pierhead_oci::{Digest, MediaType};
 
-/// Maximum bytes of a document that is read as a whole before the head of the response is sent.
+/// Maximum bytes of a document that pierhead reads completely before it sends the head of the
+/// response.
 pub(crate) const MAX_EAGER: u64 = 128 << 10;
 
-/// One document to respond with. Cheap to clone.
+/// A document for a response. A clone shares the bytes and costs little.
 #[derive(Clone)]
 pub(crate) struct Document {
     pub(crate) digest: Digest,
@@ -21,13 +22,14 @@ pub(crate) struct Document {
 
 #[derive(Clone)]
 pub(crate) enum DocumentContent {
-    /// The bytes in memory, because the document has just arrived, or the disk refused it.
+    /// The bytes in memory, because the document has just arrived from the upstream, or because the
+    /// disk refused it.
     Bytes(Bytes),
     Stored(StoredBlob),
 }
 
 impl Document {
-    /// A document in memory.
+    /// Creates a document from bytes in memory.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn of(bytes: Bytes) -> Self {
         Self {
@@ -38,7 +40,7 @@ impl Document {
         }
     }
 
-    /// Number of bytes.
+    /// Number of bytes of the document.
     pub(crate) fn size(&self) -> u64 {
         match &self.content {
             DocumentContent::Bytes(bytes) => u64::try_from(bytes.len()).unwrap_or(u64::MAX),
@@ -46,7 +48,7 @@ impl Document {
         }
     }
 
-    /// Returns the stored blob, unless the document is in memory.
+    /// Returns the stored blob of the document. `None` if the document is in memory.
     pub(crate) fn stored_blob(&self) -> Option<&StoredBlob> {
         match &self.content {
             DocumentContent::Bytes(_) => None,
@@ -54,8 +56,8 @@ impl Document {
         }
     }
 
-    /// Returns up to `max` bytes (and at most 128 KiB) from `offset`. Fewer only at the end of the
-    /// document.
+    /// Returns up to `max` bytes (and at most 128 KiB) from `offset`. Returns fewer bytes only at
+    /// the end of the document.
     pub(crate) async fn part(&self, offset: u64, max: usize) -> Result<Bytes, CacheError> {
         match &self.content {
             DocumentContent::Bytes(bytes) => {
@@ -67,7 +69,7 @@ impl Document {
         }
     }
 
-    /// Returns all bytes if there are at most `limit`.
+    /// Returns all bytes of the document if there are at most `limit` bytes.
     pub(crate) async fn bytes(&self, limit: usize) -> Result<Bytes, CacheError> {
         match &self.content {
             DocumentContent::Bytes(bytes) => Ok(bytes.clone()),

@@ -18,7 +18,7 @@ use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
 use crate::pull::fill_owner::FillOwner;
 
-/// Downloads into `fill` in a background task. If the client leaves, the download continues.
+/// Downloads into `fill` in a background task. If the client disconnects, the download continues.
 pub(crate) fn start(
     context: Arc<RequestContext>,
     request: BlobRequest,
@@ -28,37 +28,38 @@ pub(crate) fn start(
 ) -> oneshot::Receiver<HandedOverStream> {
     let (pass, handed_over) = oneshot::channel();
     tokio::spawn(async move {
-        // If this task panics, dropping the fill fails its readers. The next request downloads the
-        // blob again.
+        // If this task panics, dropping the fill reports an error to its readers. The next request
+        // downloads the blob again.
         let _watch = context.cache.panics().watch(BackgroundTask::FillOwner);
         let waiters = DownloadWaiters::readers(fill.readers());
         let slot = acquire_slot_for_fill(&context, (&request, waiters), permit, &owner).await;
         let mut stream = None;
         let fill = (fill, AdmissionMode::IfAdmitted);
         let arrived = AtomicU64::new(0);
-        // The readers of the fill get the result of the download. No task waits for this task.
+        // The readers of the fill get the result of the download, so this task returns nothing.
         tokio::select! {
             _ = run(&context, &request, fill, (&slot, &arrived), &mut stream) => {}
             () = slot.yield_requested() => {}
         }
-        // The client decides how fast it reads, so it may delay only a download slot of its own.
+        // The stream is handed over only with a download slot of the client itself. The client
+        // decides how fast it reads, and must not hold the slot of another client.
         if let Some(stream) = stream
             && slot.is_of(&request.client)
         {
             slot.set_owner_waiting(true);
-            // Sending fails if the client has left.
+            // The send fails if the client has disconnected.
             let _ = pass.send(HandedOverStream { stream, slot });
         }
-        // These are dropped in this order: while the fill is marked as single-origin, no other
-        // registry may fill the digest.
+        // These values are dropped in this order: while the fill is marked as single-origin, no
+        // other registry may fill the digest.
         drop(single_origin);
         drop(owner);
     });
     handed_over
 }
 
-/// The upstream stream of a fill that the cache did not admit, from its first byte. The client that
-/// started the fill continues with this stream, without a second upstream request.
+/// The upstream stream of a fill that the cache did not admit, from the first byte of the blob on.
+/// The client that started the fill continues with this stream, without a second upstream request.
 pub(crate) struct HandedOverStream {
     pub(crate) stream: BlobStream,
     pub(crate) slot: DownloadSlot,
@@ -81,8 +82,8 @@ pub(crate) async fn acquire_slot(
     context.limits.acquire_download(permit, download, all).await
 }
 
-/// Waits for the first slot that the fill gets: a slot of the client that started it, or of another
-/// client that waits for it.
+/// Waits for the first slot that the fill gets: a slot of the client that started the fill, or of
+/// another client that waits for the fill.
 pub(crate) async fn acquire_slot_for_fill(
     context: &RequestContext,
     (request, waiters): (&BlobRequest, DownloadWaiters),
@@ -100,14 +101,14 @@ pub(crate) async fn acquire_slot_for_fill(
         slot = acquire_slot(context, permit, request, waiters.clone()) => slot,
         Some(slot) = other => {
             // The slot belongs to another client that waits for the fill, and that client may
-            // leave.
+            // disconnect.
             slot.set_waiters(waiters);
             slot
         }
     }
 }
 
-/// Waits for a slot on behalf of another client's fill, until that fill has one.
+/// Waits for a slot on behalf of another client's fill, until that fill has a slot.
 pub(crate) async fn offer_slot(
     context: &RequestContext,
     permit: UpstreamPermit,
@@ -123,12 +124,13 @@ pub(crate) async fn offer_slot(
     }
 }
 
-/// Whether the admission policy of the cache decides about storing the blob.
+/// Whether the cache may refuse to store the blob.
 #[derive(Clone, Copy)]
 pub(crate) enum AdmissionMode {
-    /// The policy decides: for a pull of a client.
+    /// The admission policy of the cache decides. For a pull of a client.
     IfAdmitted,
-    /// The blob is always stored: for `cache warm` or a bundle, which need the blob in the cache.
+    /// The blob is stored in any case. For `cache warm` and for bundles, which need the blob in the
+    /// cache.
     Always,
 }
 
@@ -140,10 +142,11 @@ impl AdmissionMode {
     }
 }
 
-/// Downloads the whole blob in that slot, and commits it. `arrived` counts the bytes as they
-/// arrive. `handed_over` gets the upstream stream if the cache does not admit the blob.
+/// Downloads the whole blob in that slot and stores it in the cache. `arrived` counts the bytes as
+/// they arrive. `handed_over` gets the upstream stream if the cache does not admit the blob.
 ///
-/// Dropping the future fails the readers of the fill. The staged bytes of the fill stay.
+/// If the future is dropped, the readers of the fill get an error. The staged bytes of the fill
+/// stay.
 pub(crate) async fn run(
     context: &Arc<RequestContext>,
     request: &BlobRequest,
@@ -154,8 +157,8 @@ pub(crate) async fn run(
     let resumed = fill.offset() > 0;
     admission.apply_to(&mut fill);
     match download_into(context, request, fill, (slot, arrived), handed_over).await {
-        // The staged bytes of an earlier fill may have been corrupt. The cache has deleted them, so
-        // a new fill starts.
+        // The staged bytes of an earlier fill may have been corrupt. The cache has deleted these
+        // bytes, so a new fill starts.
         Err(error) if resumed && error.is_wrong_content() => {
             match context
                 .cache
@@ -163,10 +166,11 @@ pub(crate) async fn run(
                 .await?
             {
                 Claim::Leader(mut fill, reader) => {
-                    // This reader is dropped, because it must not count as a reader of the fill.
+                    // The reader is dropped, because the download task must not count as a reader
+                    // of the fill.
                     drop(reader);
                     admission.apply_to(&mut fill);
-                    // The readers of the first fill wait for this fill.
+                    // The readers of the first fill now wait for the new fill.
                     slot.set_readers(fill.readers());
                     download_into(context, request, fill, (slot, arrived), handed_over).await
                 }
@@ -188,7 +192,7 @@ pub(crate) async fn committed(
     }
 }
 
-/// Downloads the blob into `fill`, commits it, and records how the download ended.
+/// Downloads the blob into `fill`, stores it, and records how the download ended.
 async fn download_into(
     context: &RequestContext,
     request: &BlobRequest,
@@ -213,10 +217,11 @@ async fn download_into(
                 return Ok(blob);
             }
             Err(error) => {
-                // Whether another address of the upstream may have the right bytes of the blob.
+                // Becomes `true` if another address of the upstream may have the right bytes of the
+                // blob.
                 let mut has_other_address = false;
-                // Staged bytes of an earlier fill may have been corrupt. If so, no address of the
-                // upstream caused the mismatch.
+                // If corrupt staged bytes of an earlier fill may have caused the mismatch, no
+                // address of the upstream is blamed.
                 if is_wrong(&error) && !has_staged_bytes(&error) {
                     sources.report_mismatch();
                     let (registry, digest) = (&request.registry, &request.digest);
@@ -230,8 +235,8 @@ async fn download_into(
         },
         Err(failed) => failed,
     };
-    // The failure is recorded before the fill ends, because its readers then look into the negative
-    // cache.
+    // The failure is recorded before the fill ends, because the readers of the fill look into the
+    // negative cache after its end.
     match &failed {
         crate::error::Error::Upstream(error) => context.generation.negative_cache.record_failure(
             &request.registry,
@@ -278,7 +283,8 @@ async fn transfer(
         }
         return Err(error.into());
     }
-    // Only the time spent waiting for the upstream counts, without disk, eviction and CPU pacer.
+    // The measured time is the wait for the upstream, without the time for disk, eviction and CPU
+    // pacer.
     let (mut first, mut waited, mut rest) = (None, Duration::ZERO, 0);
     waiting_since = Instant::now();
     let mut since_pause = 0;
@@ -304,12 +310,12 @@ async fn transfer(
     if let Some(first) = first {
         context.costs.learn(registry, first, waited, rest);
     }
-    // If several addresses sent parts, this is the last of them.
+    // If several addresses of the upstream sent parts of the blob, the log names the last of them.
     download.from(stream.address());
     Ok(stream.sources())
 }
 
-/// Whether staged bytes of an earlier fill may have caused the mismatch.
+/// Whether staged bytes of an earlier fill may have caused the digest mismatch.
 fn has_staged_bytes(error: &CacheError) -> bool {
     matches!(error, CacheError::WrongDigest { resumed: true, .. })
 }
@@ -328,7 +334,8 @@ fn record_cache_error(
         digest,
         ..
     } = request;
-    // This is not recorded, because the policy may admit the blob at the next request.
+    // A blob that is not admitted is not recorded as a failure, because the policy may admit it at
+    // the next request.
     if is_not_admitted(error) {
         tracing::debug!(%registry, %repository, %digest, %error, "blob streamed without storing it");
         return;
@@ -404,7 +411,7 @@ mod tests {
                 _ => panic!("the blob is neither stored nor being filled"),
             }
         };
-        // An earlier fill has left corrupt staged bytes.
+        // In this test, an earlier fill has left corrupt staged bytes.
         let mut fill = claim().await;
         let size = u64::try_from(blob.bytes.len()).ok();
         fill.begin(size).await.unwrap();
@@ -418,7 +425,7 @@ mod tests {
         let waiters = DownloadWaiters::owner_and(fill.readers());
         let permit = context.limits.upstream_permit(&one.client).unwrap();
         let slot = acquire_slot(&context, permit, &one, waiters).await;
-        // The operator's client leaves before the fill restarts.
+        // The operator's command ends before the fill restarts.
         slot.set_owner_waiting(false);
         let (arrived, mut handed_over) = (AtomicU64::new(0), None);
         let fill = (fill, AdmissionMode::Always);

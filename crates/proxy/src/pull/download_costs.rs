@@ -1,5 +1,5 @@
-//! Estimates how long a client waits for a blob that is not cached, for the eviction policy: a + b
-//! · size, learned for each registry.
+//! Estimates how long a client waits for a blob that is not cached, for the eviction policy. The
+//! model is a + b · size, with a and b learned for each registry.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use pierhead_cache::Access;
 use pierhead_oci::Registry;
 
-/// Maximum number of registries whose download costs are learned. Beyond it, the least recently
-/// used registry is dropped.
+/// Maximum number of registries whose download costs are learned. If there are more, the least
+/// recently used registry is dropped.
 const MAX_REGISTRIES: usize = 256;
 
 /// Assumed seconds to the first byte, before the first measurement of a registry.
@@ -18,8 +18,8 @@ const ASSUMED_FIRST_BYTE: f64 = Access::<()>::ROUND_TRIP;
 const ASSUMED_PER_BYTE: f64 = Access::<()>::PER_MEGABYTE / 1e6;
 
 /// Maximum download cost of a registry, as a multiple of the assumed cost. Without this limit, a
-/// client could use a slow registry of its own to make its blobs more valuable than all other
-/// blobs.
+/// client with a slow registry of its own could make the blobs of this registry more valuable to
+/// the policy than all other blobs.
 const MAX_COST_FACTOR: f64 = 4.0;
 
 /// Weight of the assumed rate, as a number of measured bytes.
@@ -30,24 +30,24 @@ const MAX_WEIGHED_BYTES: f64 = 256e6;
 /// Minimum bytes for a measurement of the rate of a registry. Fewer bytes arrive together with the
 /// head of the response.
 const MIN_RATE_BYTES: u64 = 64 << 10;
-/// Maximum factor between a measurement and the model. It limits the effect of one stalled
+/// Maximum factor between a measurement and the model. The limit bounds the effect of one stalled
 /// download.
 const MAX_OUTLIER: f64 = 8.0;
 /// Minimum weight of a new measurement of the time to the first byte.
 const MIN_WEIGHT: f64 = 1.0 / 16.0;
 
-/// The cost models of all registries. A restart forgets them, but each cached blob keeps its cost.
-/// A general-purpose cache cannot hold them, because a model learns from each download and does not
-/// expire.
+/// The cost models of all registries. A restart forgets the models, but each cached blob keeps its
+/// cost. A general-purpose cache cannot hold the models, because a model learns from each download
+/// and does not expire.
 #[derive(Default)]
 pub(crate) struct DownloadCosts(Mutex<HashMap<Registry, CostModel>>);
 
 struct CostModel {
-    /// Average seconds to the first byte.
+    /// Average number of seconds to the first byte of a download.
     first: f64,
-    /// Number of downloads.
+    /// Number of downloads that the average contains, up to a limit.
     downloads: f64,
-    /// Seconds that `bytes` took. Both numbers decay alike.
+    /// Seconds that the arrival of `bytes` took. `seconds` and `bytes` decay by the same factor.
     seconds: f64,
     bytes: f64,
     used: Instant,

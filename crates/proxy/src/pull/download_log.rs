@@ -1,4 +1,4 @@
-//! Logs each blob download as one line.
+//! Writes one log line for each download of a blob.
 
 use std::time::Instant;
 
@@ -10,11 +10,11 @@ use crate::limits::downloads::DownloadSlot;
 use crate::pull::blob_request::BlobRequest;
 use crate::refusal_log::{Refusal, RefusalLog};
 
-/// One blob download from an upstream. Dropping it writes its log line.
+/// One blob download from an upstream. Dropping this value writes the log line.
 pub(crate) struct DownloadLog<'a> {
     refusals: RefusalLog,
     request: BlobRequest,
-    /// The slot of the download, if the download yields to other clients.
+    /// The slot of the download, if the download can yield its slot to other clients.
     slot: Option<&'a DownloadSlot>,
     started: Instant,
     address: Option<String>,
@@ -23,14 +23,14 @@ pub(crate) struct DownloadLog<'a> {
 }
 
 enum DownloadOutcome {
-    /// The client left, or pierhead is shutting down.
+    /// The client disconnected, or pierhead is shutting down.
     Cancelled,
     Stored,
     Streamed,
     Failed(Cause, String),
-    /// The cache has no room for the blob. The client gets the blob by another download.
+    /// The cache has no room for the blob. Another download gets the blob for the client.
     NoRoom(Cause, String),
-    /// Another [`DownloadLog`] continues with the upstream stream.
+    /// The stream was handed over: another [`DownloadLog`] logs the rest of the download.
     HandedOver,
 }
 
@@ -70,8 +70,8 @@ impl<'a> DownloadLog<'a> {
     }
 
     pub(crate) fn failed(&mut self, error: &Error) {
-        // That the cache refuses to store the blob is no failure: the client gets the blob by a
-        // download with its own log line.
+        // A blob that the cache refuses to store is no failed download: the client gets the blob by
+        // a download with a log line of its own.
         let is_refused = matches!(error, Error::Cache(error) if matches!(**error, pierhead_cache::Error::TooLarge { .. }));
         let has_no_room = matches!(error, Error::Cache(error) if matches!(**error, pierhead_cache::Error::NoRoom { .. }));
         self.end = match error.is_not_admitted() || is_refused {
@@ -94,7 +94,7 @@ impl Drop for DownloadLog<'_> {
         let seconds = seconds(self.started);
         let outcome = match &self.end {
             DownloadOutcome::HandedOver => return,
-            // No byte arrived, so there is nothing to log.
+            // No byte arrived before the cancellation, so there is nothing to log.
             DownloadOutcome::Cancelled if bytes == 0 => return,
             DownloadOutcome::Cancelled if self.slot.is_some_and(DownloadSlot::is_yielding) => {
                 "paused"

@@ -1,11 +1,11 @@
 //! Fill owners: record which registry fills a digest, and pass download slots from waiting clients
 //! to the fill.
 //!
-//! 1. A client can name any registry for any digest. So clients share a fill only if they name the
-//!    same registry. A registry that sends corrupt bytes, or sends slowly, harms only the clients
-//!    that named it.
-//! 2. A fill without a download slot takes the first slot that any of its clients gets. So no
-//!    client delays the fill for the other clients.
+//! 1. A client can name any registry for any digest. Therefore only clients that name the same
+//!    registry share a fill. A registry that sends corrupt or slow bytes harms only the clients
+//!    that named this registry.
+//! 2. A fill without a download slot takes the first slot that any of its clients gets. Thus a
+//!    client without free slots does not delay the fill for the other clients.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -29,12 +29,11 @@ struct OwnedFill {
 
 /// The channel through which clients that share a fill offer a download slot to it.
 struct SlotOffers {
-    /// The sending end. The channel closes as soon as the fill has a slot.
+    /// The sending end of the channel. The channel closes as soon as the fill has a slot.
     sender: Sender<DownloadSlot>,
-    /// The receiving end, which the fill takes.
+    /// The receiving end of the channel, which the fill takes.
     receiver: Option<Receiver<DownloadSlot>>,
-    /// Clients that already wait for a slot for this fill. Each client needs only one place in the
-    /// queue.
+    /// Clients that already wait for a slot for this fill. A client waits only once for each fill.
     clients: Vec<Arc<ClientUsage>>,
 }
 
@@ -61,16 +60,16 @@ impl SlotOffers {
 #[derive(Default)]
 pub(crate) struct FillOwners(OwnerTable);
 
-/// Prevents fills of this digest from other registries until this value is dropped. A fill holds it
-/// from before the claim until the fill has ended.
+/// Prevents fills of this digest from other registries until this value is dropped. A fill holds
+/// this value from the time before its claim until its end.
 pub(crate) struct FillOwner {
     table: OwnerTable,
     digest: Digest,
 }
 
 impl FillOwners {
-    /// Enters `registry` as the registry that fills `digest`. Several requests may enter the same
-    /// registry. `None`: another registry fills the digest.
+    /// Records `registry` as the registry that fills `digest`. Several requests may do this for the
+    /// same registry. `None`: another registry fills the digest.
     pub(crate) fn enter(&self, digest: &Digest, registry: &Registry) -> Option<FillOwner> {
         let mut table = self.0.lock();
         match table.entry(*digest) {
@@ -100,8 +99,8 @@ impl FillOwners {
 }
 
 impl FillOwner {
-    /// Opens the channel for offers to a new fill, because an earlier fill may have taken the
-    /// previous receiver. The leader calls this at once.
+    /// Opens a new channel for offers of slots, because an earlier fill may have taken the previous
+    /// receiver. The leader calls this immediately after it starts the fill.
     pub(crate) fn begin(&self) {
         self.with_offers(|offers| {
             if offers.receiver.is_none() {

@@ -21,15 +21,15 @@ use crate::pull::document::{Document, MAX_EAGER};
 use crate::pull::resolve::resolve;
 use crate::pull::tag_page::{self, find_page};
 
-/// The end of a tag list in JSON, after the last tag.
+/// The JSON text at the end of a tag list, after the last tag.
 const LIST_END: &[u8] = b"]}";
 
 /// The request of a client for a page of a tag list.
 pub(crate) struct TagPageRequest<'a> {
     /// The name of the repository as the client wrote it. The field `name` and the header `Link` of
-    /// the response use it.
+    /// the response contain this name.
     pub(crate) name: &'a oci::Name,
-    /// The query of the request. The `Link` header needs its `ns`.
+    /// The query of the request. The `Link` header repeats its parameter `ns`.
     pub(crate) query: Option<&'a str>,
     pub(crate) n: Option<u32>,
     pub(crate) last: Option<&'a str>,
@@ -38,20 +38,20 @@ pub(crate) struct TagPageRequest<'a> {
 /// The body of a response with a list.
 pub(crate) enum ListBody {
     Whole(Bytes),
-    /// A body of this length, which is read from the disk at the speed of the client.
+    /// A body of this length in bytes, which is read from the disk at the speed of the client.
     Long(Box<BlobSource>, u64),
 }
 
-/// A page of tags.
+/// A page of a tag list.
 pub(crate) struct TagPage {
     pub(crate) body: ListBody,
-    /// The value of the `Link` header, if a further page exists.
+    /// The value of the `Link` header. `None` on the last page.
     pub(crate) next: Option<String>,
     /// Values of the `Warning` headers of the upstream's response.
     pub(crate) warnings: Arc<[String]>,
 }
 
-/// A list of referrers.
+/// A list of referrers for a response.
 pub(crate) struct ReferrersPage {
     pub(crate) body: ListBody,
     pub(crate) media_type: MediaType,
@@ -68,7 +68,7 @@ pub(crate) struct ListRequest<'a> {
     pub(crate) deadline: Deadline,
 }
 
-/// Returns one page of the complete tag list.
+/// Returns the page of a repository's tag list that the client requested.
 pub(crate) async fn tags(
     list: &ListRequest<'_>,
     page: TagPageRequest<'_>,
@@ -77,8 +77,8 @@ pub(crate) async fn tags(
     let (document, outcome) = list.resolve(&name).await?;
     match list.page(&document, &page).await {
         Ok(tags) => Ok((tags, outcome)),
-        // The stored list was damaged, and the cache deleted it. So this requests the list from the
-        // upstream.
+        // The stored list was damaged, and the cache deleted it. `tags` now requests the list from
+        // the upstream.
         Err(_) => {
             let (document, outcome) = list.resolve(&name).await?;
             Ok((list.page(&document, &page).await?, outcome))
@@ -144,7 +144,8 @@ impl ListRequest<'_> {
             }
             (None, _) => ListBody::Whole(document.bytes(Manifest::MAX_SIZE).await?),
             (Some(artifact_type), _) => {
-                // The permit is taken only now, so that none is held during an upstream request.
+                // The permit is taken here and not earlier, so that no permit is held during an
+                // upstream request.
                 let _permit = match document.size() > MAX_EAGER {
                     true => self.context.parsing.acquire().await.ok(),
                     false => None,
@@ -173,8 +174,8 @@ impl ListRequest<'_> {
     }
 }
 
-/// Formats the value of the `Link` header for the next page. By their grammar, tags need no
-/// escaping in a query. Other characters are dropped.
+/// Formats the value of the `Link` header for the next page. Characters that need escaping in a
+/// query are dropped; a valid tag has none.
 pub(crate) fn link(page: &TagPageRequest<'_>, last: &str) -> String {
     let last: String = last
         .chars()
@@ -189,7 +190,8 @@ pub(crate) fn link(page: &TagPageRequest<'_>, last: &str) -> String {
     format!("</v2/{name}/tags/list?n={n}&last={last}{namespace}>; rel=\"next\"")
 }
 
-/// The fields of an index that a filtered index keeps. Their values stay as they were written.
+/// The fields of an index that a filtered index keeps. The values of these fields stay as the
+/// upstream sent them.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FilteredIndex<'a> {
@@ -212,7 +214,7 @@ struct ArtifactTypeOnly<'a> {
 
 pub(crate) fn filtered(document: &[u8], artifact_type: &str) -> Result<Bytes, Error> {
     let malformed = |error: serde_json::Error| Error::Document(format!("referrers list: {error}"));
-    // The response is not content-addressed, so serializing the index again changes no digest.
+    // A filtered list is not content-addressed, so serializing the index again changes no digest.
     let mut index: FilteredIndex<'_> = serde_json::from_slice(document).map_err(malformed)?;
     index.manifests.retain(|manifest| {
         serde_json::from_str::<ArtifactTypeOnly<'_>>(manifest.get())
@@ -229,7 +231,7 @@ fn as_u64(length: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// Returns a page of the stored list of `tags`, and its `Link` value.
+    /// In a test, returns a page of the stored list of `tags`, and its `Link` value.
     async fn paged(tags: &str, n: Option<u32>, last: Option<&str>) -> (String, Option<String>) {
         let name = "docker.io/library/redis".parse().unwrap();
         let page = TagPageRequest {

@@ -1,4 +1,5 @@
-//! Serves manifests. While the upstream fails, serves only manifests whose blobs are cached.
+//! Serves manifests. While the upstream fails, serves a manifest only if the blobs of its image are
+//! cached.
 
 use std::sync::Arc;
 
@@ -15,12 +16,12 @@ use crate::pull::negative_cache::Subject;
 use crate::pull::resolve::resolve;
 
 /// Maximum number of images of an index that are looked up in the cache while the upstream fails.
-/// Real indexes have about 12.
+/// Real indexes have about 12 images.
 const MAX_IMAGES: usize = 64;
 
-/// Returns the manifest or index of that reference. All clients fall back to the origin if a
-/// manifest fails. But some clients (podman) fail the pull if a blob fails after its manifest. So
-/// while the upstream fails, a manifest is served only if its blobs are cached.
+/// Returns the manifest or index of that reference. If a manifest fails, all clients fall back to
+/// the upstream registry. If a blob fails after its manifest was served, some clients (podman) fail
+/// the pull. So while the upstream fails, a manifest is served only if its blobs are cached.
 pub(crate) async fn manifest(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -61,7 +62,7 @@ async fn check_blobs(
         return Err(not_cached(reference, missing));
     };
     // The upstream may work again, or it may refuse only manifests (Docker Hub's rate limit). A
-    // HEAD request for the blob shows which.
+    // HEAD request for the blob shows which of the two is true.
     let size = context
         .client
         .blob_size(&reference.registry, &reference.repository, &digest);
@@ -107,25 +108,26 @@ fn not_cached(reference: &Reference, missing: MissingPart) -> Error {
 #[derive(Clone, Copy)]
 enum MissingPart {
     Blob(Digest),
-    /// The manifest of a platform. Its blobs are not cached either.
+    /// The manifest for a platform. Without the manifest, the blobs of this platform are unknown.
     Manifest(Digest),
 }
 
-/// Returns the first part that an image lacks.
+/// Returns the first part of an image or index that is missing in the cache, or `None` if nothing
+/// is missing.
 ///
-/// An index lacks nothing if one of its images is completely cached. The request does not name a
-/// platform, but all machines of one host usually run the same platform, and other platforms are
-/// not cached at all. A client of another platform gets 503 for the manifest of its image. A 503
-/// for the index would fail all clients: no cache has all platforms, and the registry, to which the
-/// clients would fall back, fails.
+/// For an index, nothing is missing if one of its images is completely cached. The request does not
+/// name a platform, but all machines of one host usually run the same platform, and other platforms
+/// are not cached at all. A client of another platform gets 503 for the manifest of its image. A
+/// 503 for the index would fail all clients: no cache has all platforms, and the clients would fall
+/// back to the registry, which fails.
 async fn missing(context: &RequestContext, document: &Document) -> Option<MissingPart> {
-    // The permit limits the number of large documents in memory.
+    // This permit limits the number of large documents in memory.
     let mut permit = None;
     if document.size() > MAX_EAGER {
         permit = context.parsing.acquire().await.ok();
     }
     let bytes = document.bytes(Manifest::MAX_SIZE).await.ok()?;
-    // A document that is not a manifest names no blobs, so it lacks nothing.
+    // A document that is not a manifest names no blobs, so nothing is missing.
     let manifest = Manifest::parse(bytes, Some(document.media_type.as_str())).ok()?;
     if !matches!(manifest.body, Body::Index { .. }) {
         return missing_blob(context, &manifest).map(MissingPart::Blob);
@@ -147,12 +149,12 @@ async fn missing(context: &RequestContext, document: &Document) -> Option<Missin
     missing
 }
 
-/// Reads the cached manifest of an entry of an index. A nested index counts as an image without
-/// blobs.
+/// Reads the cached manifest to which an entry of an index points. A nested index counts as an
+/// image without blobs.
 async fn image(context: &RequestContext, child: &Descriptor) -> Option<Manifest> {
     let blob = context.cache.peek(&child.digest).await.ok()??;
-    // This reads at most the size that the index states, because that size decided about the
-    // permit.
+    // The read is limited to the size that the index states, because that size decided whether a
+    // permit is necessary.
     let bytes = blob
         .read_all(usize::try_from(child.size).ok()?)
         .await

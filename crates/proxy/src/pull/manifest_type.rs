@@ -15,12 +15,12 @@ struct Head {
     media_type: Option<String>,
 }
 
-/// Returns the media type of a manifest. The first source that exists decides:
+/// Returns the media type of a manifest. The first of these sources that exists decides:
 ///
 /// 1. The `mediaType` field of the manifest.
 /// 2. The `Content-Type` of the response, if the fields of the manifest fit it.
 ///
-/// So each digest has one type, and no registry can give another type to the content of another
+/// Thus each digest has one type, and no registry can change the type of content of another
 /// registry.
 ///
 /// # Errors
@@ -28,7 +28,7 @@ struct Head {
 /// nor `schemaVersion`.
 pub(crate) fn manifest_media_type(bytes: &Bytes, sent: MediaType) -> Result<MediaType, Error> {
     let refused = |why: String| Error::Document(format!("not a manifest: {why}"));
-    // This check is needed, because serde also reads a struct from a JSON array.
+    // The first character is checked, because serde accepts a JSON array in place of an object.
     if !bytes.trim_ascii_start().starts_with(b"{") {
         return Err(refused("not a JSON object".into()));
     }
@@ -50,7 +50,7 @@ pub(crate) fn manifest_media_type(bytes: &Bytes, sent: MediaType) -> Result<Medi
         Ok(manifest) if head.media_type.is_none_or(|own| own.is_empty()) => Ok(manifest.media_type),
         Ok(_) => Ok(media_type),
         Err(error) if is_known => Err(refused(error.to_string())),
-        // The document is another kind of manifest, such as schema 1 or an artifact manifest.
+        // The document is a manifest of another kind, such as schema 1 or an artifact manifest.
         Err(_) if has_type_field => Ok(media_type),
         Err(_) => Err(refused("neither a mediaType nor a schemaVersion".into())),
     }

@@ -1,7 +1,7 @@
 //! Negative cache: remembers recent upstream errors, blobs that the disk refused, and upstreams
 //! that fail.
 //!
-//! The cache has a maximum size, and its entries are short-lived. A lost entry costs one more
+//! The negative cache has a maximum size, and its entries expire soon. A lost entry costs one more
 //! upstream request.
 
 use std::time::{Duration, Instant};
@@ -15,25 +15,25 @@ use pierhead_remote::{Error, Fault};
 
 use crate::ttl_cache::ttl_cache;
 
-/// How long "not found" and "denied" of an upstream are served from the negative cache. This slows
-/// down a client that repeats a request in a loop. A user who has just pushed an image hardly
-/// notices it.
+/// How long the errors "not found" and "denied" of an upstream are served from the negative cache.
+/// Within this time, a client that repeats a request in a loop causes no upstream requests. A user
+/// who has just pushed an image hardly notices the delay.
 const REFUSAL_TTL: Duration = Duration::from_secs(5);
-/// How long a failure of the upstream is served from the negative cache. A retry may help, so the
-/// time is only long enough for a burst of requests.
+/// How long a failure of the upstream is served from the negative cache: only for a burst of
+/// requests, because a retry may succeed.
 const FAILURE_TTL: Duration = Duration::from_secs(1);
-/// How long a blob that the disk refused is streamed without storing it.
+/// How long a blob that the disk refused is sent to clients without another attempt to store it.
 const UNSTORABLE_TTL: Duration = Duration::from_secs(10);
 /// Maximum number of entries of each table of the negative cache, of about 400 bytes each: at most
 /// 2 MB per table.
 const MAX_NEGATIVE_ENTRIES: u64 = 4096;
 
-/// The resource that an upstream request is about.
+/// The resource that an upstream request asks for.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Subject {
     /// A manifest, a tag list, or a referrers list.
     Name(TagKey),
-    /// A blob in one repository. If this repository lacks the blob, another one may have it.
+    /// A blob in one repository. If this repository lacks the blob, another repository may have it.
     Blob(Registry, Repository, Digest),
 }
 
@@ -46,15 +46,15 @@ impl Subject {
     }
 }
 
-/// An error, and how long it is served from this cache.
+/// An error, and how long the negative cache serves it.
 #[derive(Clone)]
 struct CachedError {
     error: Error,
     ttl: Duration,
 }
 
-/// The expiry of errors: each error has its own TTL, which begins anew when a later error replaces
-/// it.
+/// Computes when errors expire. Each error has its own TTL. If a later error replaces an error, the
+/// TTL starts anew.
 struct ErrorExpiry;
 
 impl Expiry<Subject, CachedError> for ErrorExpiry {
@@ -86,13 +86,14 @@ pub(crate) struct NegativeCache {
     /// Upstreams whose last exchange failed. An entry does not expire, because only a response
     /// shows that the upstream works.
     failing: Cache<Registry, ()>,
-    /// Whether each client has its own rights at upstreams, so that a refusal to one client does
-    /// not apply to others.
+    /// Whether each client has its own rights at upstreams. If so, a refusal to one client does not
+    /// apply to other clients.
     is_personal: bool,
 }
 
 impl NegativeCache {
-    /// Creates the cache. `is_personal` means that upstreams respond by the rights of each client.
+    /// Creates an empty negative cache. `is_personal` means that the response of an upstream
+    /// depends on the rights of the client.
     pub(crate) fn new(is_personal: bool) -> Self {
         Self {
             errors: Cache::builder()
@@ -110,7 +111,7 @@ impl NegativeCache {
         }
     }
 
-    /// Records that an exchange with `registry` about `subject` failed.
+    /// Records that a request to `registry` for `subject` failed.
     pub(crate) fn record_failure(&self, registry: &Registry, subject: Subject, error: &Error) {
         let is_about_credentials =
             matches!(error, Error::Denied { .. } | Error::RateLimited { .. });
@@ -129,7 +130,7 @@ impl NegativeCache {
             }
             Fault::Policy => REFUSAL_TTL,
         };
-        // For an upstream that is down, the upstream client itself decides when to probe it.
+        // If an upstream is down, the upstream client itself decides when to probe it.
         let ttl = match error {
             Error::Down { retry_after, .. } => ttl.min(*retry_after),
             _ => ttl,
@@ -150,13 +151,14 @@ impl NegativeCache {
         self.failing.invalidate(registry);
     }
 
-    /// Whether the last exchange with this upstream failed by the upstream's own fault.
+    /// Whether the last request to this upstream failed by the upstream's own fault.
     pub(crate) fn is_failing(&self, registry: &Registry) -> bool {
         self.failing.contains_key(registry)
     }
 
-    /// Returns the recent error about `subject`. After any response of the upstream, its earlier
-    /// failures no longer count, because a client that got a manifest must also get its blobs.
+    /// Returns the recent error about `subject`. Once the upstream has responded to any request,
+    /// its earlier failures no longer count, because a client that got a manifest must also get its
+    /// blobs.
     pub(crate) fn error(&self, subject: &Subject) -> Option<Error> {
         if let Some(error) = self.mismatches.get(subject) {
             return Some(error);
@@ -166,12 +168,12 @@ impl NegativeCache {
         is_current.then_some(error)
     }
 
-    /// Records that the disk refused this blob.
+    /// Records that the disk refused to store this blob.
     pub(crate) fn record_unstorable(&self, digest: Digest) {
         self.unstorable.insert(digest, ());
     }
 
-    /// Whether the disk refused this blob recently.
+    /// Whether the disk refused to store this blob recently.
     pub(crate) fn is_unstorable(&self, digest: &Digest) -> bool {
         self.unstorable.contains_key(digest)
     }
@@ -195,7 +197,8 @@ mod tests {
         ))
     }
 
-    /// The error of an upstream that pierhead's upstream client asks again after that time.
+    /// In a test, the error of an upstream that is down and that pierhead asks again after
+    /// `retry_after`.
     fn down_for(retry_after: Duration) -> Error {
         Error::Down {
             upstream: "example.com".into(),

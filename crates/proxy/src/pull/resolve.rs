@@ -1,5 +1,5 @@
-//! Resolves the name of a manifest, tag list or referrers list to a document: a fresh document from
-//! the cache, a document that the upstream has just confirmed or sent, or a stale document.
+//! Finds the document (manifest, tag list or referrers list) for a name: a fresh document from the
+//! cache, a document that the upstream has just confirmed or sent, or a stale document.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,14 +21,14 @@ use crate::pull::manifest_type::manifest_media_type;
 use crate::pull::negative_cache::{Subject, registry_of};
 use crate::refusal_log::Refusal;
 
-/// Minimum bytes of a document that is copied out of the memory of the registry client. The
-/// registry client reserves no memory for smaller documents.
+/// Minimum bytes of a document whose bytes are copied. Smaller documents are not copied, because
+/// the registry client reserves no memory for them.
 const MIN_COPIED: usize = 16 << 10;
 
 /// Maximum time that a request waits for a failing upstream if there is a stale response.
 const FAILING_UPSTREAM_WAIT: Duration = Duration::from_millis(500);
 
-/// The document that the cache has for a name.
+/// The document that the cache has for a name (tag or digest).
 struct CachedDocument {
     document: Document,
     etag: Option<String>,
@@ -50,8 +50,9 @@ fn now() -> u64 {
 }
 
 /// Returns the document of that name. A fresh document comes from the cache without an upstream
-/// request. Otherwise all concurrent requests share one revalidation. If the upstream fails or is
-/// slow, the stale document is returned. Cancel safe: a revalidation in progress continues.
+/// request. For a stale document, all concurrent requests share one revalidation by the upstream.
+/// If the upstream fails or is slow, the stale document is returned. Cancel safe: a revalidation in
+/// progress continues.
 pub(crate) async fn resolve(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -71,7 +72,7 @@ pub(crate) async fn resolve(
         .negative_cache
         .error(&Subject::Name(name.clone()))
     {
-        // If `tags.ttl` is 0, every "not found" comes from the upstream, too.
+        // If `tags.ttl` is 0, "not found" also comes from the upstream each time.
         let is_current = error.fault() == Fault::Upstream || !ttl.is_zero();
         if is_current {
             return stale_or(context, name, stale, error.into());
@@ -129,7 +130,7 @@ fn stale_or(
     }
 }
 
-/// Whether the last manifest of a tag stays available, although the upstream has no such tag.
+/// Whether the last manifest of a tag stays available after the upstream deleted the tag.
 fn is_kept(context: &RequestContext, name: &TagKey, error: &Error) -> bool {
     let TagKey::Manifest(reference) = name else {
         return false;
@@ -149,7 +150,7 @@ fn repository_of(name: &TagKey) -> &Repository {
     }
 }
 
-/// Formats the image of a name for the log.
+/// Formats the image that a name denotes, for the log.
 fn image_of(name: &TagKey) -> String {
     match name {
         TagKey::Manifest(reference) => reference.to_string(),
@@ -168,10 +169,10 @@ async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocumen
             return None;
         }
         let blob = open(context, digest).await?;
-        // A blob without a media type was never served as a manifest, so the upstream must send the
-        // type.
+        // A blob without a recorded media type was never served as a manifest, so its type must
+        // come from the upstream.
         let media_type = blob.media_type()?.clone();
-        // Tag lists have a media type, too, so the type is checked.
+        // The type is checked, because stored tag lists have a media type, too.
         if !media_type.is_manifest() && !media_type.is_index() {
             let bytes = blob.read_all(Manifest::MAX_SIZE).await.ok()?;
             manifest_media_type(&bytes, media_type.clone()).ok()?;
@@ -196,7 +197,7 @@ async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocumen
         validated,
     } = context.cache.tags().get(name)?;
     let blob = open(context, &digest).await?;
-    // The record is right, because the document got this name from this registry.
+    // The origin is recorded correctly, because the document got this name from this registry.
     context.record_origin(registry_of(name), repository_of(name), &digest);
     let document = Document {
         digest,
@@ -230,8 +231,8 @@ async fn refresh(
     context: &RequestContext,
     name: &TagKey,
 ) -> Result<(Document, CacheOutcome), Error> {
-    // Another shared request may have ended since the caller looked into the cache, so this looks
-    // again.
+    // Another shared request may have ended since the caller looked into the cache, so `refresh`
+    // looks into the cache again.
     let cached = cached(context, name).await;
     let cached = match cached {
         Some(cached) if cached.is_fresh(context.config.load().tags_ttl) => {
@@ -322,7 +323,7 @@ async fn refresh(
     }
 }
 
-/// Stores the document in the cache. A document that the disk refuses stays in memory.
+/// Stores the document in the cache. If the disk refuses the document, it stays in memory.
 async fn store(context: &RequestContext, registry: &Registry, document: Document) -> Document {
     let DocumentContent::Bytes(bytes) = &document.content else {
         return document;
@@ -330,7 +331,7 @@ async fn store(context: &RequestContext, registry: &Registry, document: Document
     let bytes = bytes.clone();
     let is_small = u64::try_from(bytes.len()).is_ok_and(|size| size <= MAX_EAGER);
     let cost = context.costs.estimate(registry, document.size());
-    // This does not wait if another registry fills the same digest.
+    // If another registry fills the same digest, `store` does not wait for that fill.
     let stored = match context.fill_owners.enter(&document.digest, registry) {
         Some(_owner) => Some(
             context
@@ -346,14 +347,15 @@ async fn store(context: &RequestContext, registry: &Registry, document: Document
         None => None,
     };
     let content = match stored {
-        // With the stored blob, a slow client holds an open file, and not megabytes of memory.
+        // A stored document is read from its file, so that a slow client holds an open file and not
+        // megabytes of memory.
         Some(Ok(blob)) if !is_small => DocumentContent::Stored(blob),
         stored => {
             if let Some(stored) = stored {
                 log_failure(stored);
             }
-            // The bytes are copied, because the bytes of the registry client hold its memory
-            // reservation until they are dropped, and clients are slow.
+            // The bytes are copied, because otherwise a slow client would hold the memory
+            // reservation of the registry client.
             DocumentContent::Bytes(match bytes.len() {
                 0..MIN_COPIED => bytes,
                 _ => Bytes::copy_from_slice(&bytes),
@@ -366,8 +368,8 @@ async fn store(context: &RequestContext, registry: &Registry, document: Document
     }
 }
 
-/// Stores which digest the upstream has for that name. A name that is a digest needs no such
-/// record.
+/// Stores which digest the upstream has for that name. If the name itself is a digest, no record is
+/// needed.
 async fn store_tag(
     context: &RequestContext,
     name: &TagKey,
@@ -396,8 +398,8 @@ async fn store_tag(
 fn log_failure<T>(stored: Result<T, CacheError>) {
     match stored {
         Ok(_) => {}
-        // This is logged at level debug, because after the daily write budget is spent, it happens
-        // to every document.
+        // A refusal by the admission policy is logged at level debug, because it happens to every
+        // document once the daily write budget is spent.
         Err(error) if is_not_admitted(&error) => {
             tracing::debug!(%error, "document served without storing it");
         }

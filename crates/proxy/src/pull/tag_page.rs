@@ -1,8 +1,8 @@
 //! Finds a page of a stored tag list as a range of its bytes, so that a list of megabytes is never
 //! completely in memory.
 //!
-//! The registry client writes the list (`{"name":"…","tags":["…","…"]}`, sorted, without spaces).
-//! So a page is a contiguous range of its bytes.
+//! The registry client writes a tag list as `{"name":"…","tags":["…","…"]}`, sorted and without
+//! spaces. So a page of tags is a contiguous range of bytes.
 
 use bytes::Bytes;
 
@@ -16,10 +16,10 @@ const TAGS: &[u8] = br#""tags":["#;
 const MAX_LIST_START: usize = 512;
 /// Maximum bytes of a tag.
 const MAX_TAG: usize = 256;
-/// Bytes of a stored tag list that are read and scanned in one step.
+/// Bytes of a stored tag list that are read and searched in one step.
 const BLOCK_BYTES: usize = 128 << 10;
 
-/// A page as a range of bytes of the stored list.
+/// A page of a tag list as a range of bytes of the stored list.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PageRange {
     /// Offset of the first byte of the page.
@@ -97,7 +97,7 @@ pub(crate) async fn find_page(
     })
 }
 
-/// The state of a scan through the tags.
+/// The state of the search through the tags of a list.
 struct TagScan<'a> {
     last: Option<&'a [u8]>,
     /// Number of tags that still fit on the page.
@@ -106,15 +106,16 @@ struct TagScan<'a> {
     first: Option<u64>,
     /// Offset after the last tag of the page.
     end: u64,
-    /// The current tag, or the last tag of the page once the page is full.
+    /// The tag that is being scanned. Once the page is full: the last tag of the page.
     tag: Vec<u8>,
     is_inside: bool,
-    /// Offset of the opening quote of the current tag.
+    /// Offset of the opening quotation mark of the current tag.
     opened: u64,
 }
 
 impl TagScan<'_> {
-    /// Scans the bytes from offset `at`. Returns whether a tag follows the full page.
+    /// Scans the bytes of `block`, which starts at offset `at`. Returns whether a further tag
+    /// follows the full page.
     fn scan(&mut self, block: &[u8], at: u64) -> Result<bool, Error> {
         for (offset, byte) in block.iter().enumerate() {
             match byte {
@@ -149,7 +150,7 @@ impl TagScan<'_> {
     }
 }
 
-/// Reads a page, and puts `before` and `after` around it.
+/// In a test, reads a page with `before` and `after` around it.
 pub(crate) async fn read(
     document: &Document,
     range: &PageRange,

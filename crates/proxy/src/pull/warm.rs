@@ -21,14 +21,14 @@ use crate::pull::claim::{ClaimResult, claim_of};
 use crate::pull::download::{self, AdmissionMode};
 use crate::pull::manifest::{is_distributable, manifest};
 
-/// Maximum number of blobs of one warmed image that are downloaded at the same time, as in docker
-/// and containerd.
+/// Maximum number of blobs of one warmed image that are downloaded at the same time, which is the
+/// default of docker and containerd, too.
 const MAX_PARALLEL: usize = 3;
 /// Maximum number of manifests and blobs of one warmed image. An index of 20 platforms has a few
-/// hundred.
+/// hundred of them.
 const MAX_PARTS: usize = 10_000;
-/// Maximum number of further attempts to store a blob of a warmed image, after the cache did not
-/// admit the fill of a client. A client may start its fill first each time.
+/// Maximum number of further attempts to store a blob of a warmed image. An attempt can fail
+/// because a client starts its own fill first, and the cache does not admit that fill.
 const MAX_FURTHER_CLAIMS: usize = 8;
 /// Interval of progress reports while large blobs are downloaded.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
@@ -36,22 +36,23 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 /// The progress of a pull, which [`Proxy::warm`](crate::Proxy::warm) reports again and again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Number of blobs that are in the cache.
+    /// Number of blobs of the image that are in the cache.
     pub done: u64,
-    /// Number of all blobs, as far as known.
+    /// Number of all blobs of the image, as far as known.
     pub blobs: u64,
-    /// Number of bytes that are in the cache.
+    /// Number of bytes of the image that are in the cache.
     pub bytes_done: u64,
-    /// Number of all bytes, as far as known.
+    /// Number of all bytes of the image, as far as known.
     pub bytes: u64,
 }
 
-/// Pulls an image into the cache: see [`Proxy::warm`](crate::Proxy::warm). All downloads count for
-/// `client`. Dropping the future ends the downloads that it started. Their staged bytes stay.
+/// Pulls an image into the cache: see [`Proxy::warm`](crate::Proxy::warm). All downloads count as
+/// downloads of `client`. If the future is dropped, the downloads that it started end, and their
+/// staged bytes stay.
 ///
-/// `left` resolves when no client waits for the image any more. From then on, no further download
-/// begins. A running download continues while a client reads it. Without a reader, it continues
-/// until another download needs its slot.
+/// `left` resolves when no client waits for the image any more. After that, no further download
+/// begins. A running download continues while a client reads its blob. A download without a reader
+/// continues until another download needs its slot.
 pub(crate) async fn warm(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -73,8 +74,8 @@ pub(crate) async fn warm(
         blobs: count(blobs.len()),
         ..Progress::default()
     };
-    // The sizes come from the manifest, so they may be wrong. They are only used for the sum in the
-    // report.
+    // The sizes come from the manifest, so they may be wrong. The sizes are used only for the sum
+    // in the report.
     progress.bytes = blobs
         .iter()
         .fold(0, |sum: u64, blob| sum.saturating_add(blob.size));
@@ -132,7 +133,7 @@ async fn has_left(left: &mut watch::Receiver<bool>) {
     }
 }
 
-/// The result of [`pull_blob`] after all clients have left: size, and bytes that `arrived` has
+/// The result of [`pull_blob`] if all clients have left: size 0, and 0 bytes that `arrived` has
 /// counted.
 const ABANDONED: (u64, u64) = (0, 0);
 
@@ -144,8 +145,8 @@ async fn pull_blob(
     mut left: watch::Receiver<bool>,
 ) -> Result<(u64, u64), (Digest, Error)> {
     let mut result = claim_blob(context, &request, arrived, &mut left).await;
-    // The cache did not admit the fill of a client, so this starts a fill of its own, which is
-    // always admitted.
+    // The cache did not admit the fill of a client, so `pull_blob` starts a fill of its own, which
+    // is always admitted.
     for _ in 0..MAX_FURTHER_CLAIMS {
         match &result {
             Err(error) if error.is_not_admitted() => {
@@ -171,7 +172,8 @@ async fn claim_blob(
     let claimed = loop {
         match claim_of(context, request).await? {
             Some(claimed) => break claimed,
-            // This waits while another registry fills the same digest.
+            // Another registry fills the same digest, so `pull_blob` waits until that fill has
+            // ended.
             None => tokio::select! {
                 () = tokio::time::sleep(REPORT_INTERVAL) => {}
                 () = has_left(left) => return Ok(ABANDONED),
@@ -195,7 +197,7 @@ async fn claim_blob(
             }
         }
         ClaimResult::Leader(fill, reader, owner) => {
-            // The reader is dropped, because only clients may count as readers.
+            // The reader is dropped, because only clients may count as readers of the fill.
             drop(reader);
             let readers = fill.readers();
             let permit = context.limits.upstream_permit(&request.client)?;
@@ -266,7 +268,8 @@ async fn blobs(
                     && !platforms.is_empty()
                     && let Body::Image { config, .. } = body
                 {
-                    // The future is boxed because it is large, and most pulls do not need it.
+                    // The future is boxed because it is large, and because most pulls do not run
+                    // it.
                     Box::pin(check_platform(
                         context, client, &reference, config, platforms,
                     ))
@@ -283,10 +286,11 @@ async fn blobs(
     Ok(blobs)
 }
 
-/// Maximum size of a config whose platform is read, in bytes.
+/// Maximum bytes of an image config that is read to find its platform.
 const MAX_CONFIG: u64 = 4 << 20;
 
-/// Checks that the config of an image names one of `platforms`. Pulls the config into the cache.
+/// Checks that the config of an image names one of `platforms`. For this check, pulls the config
+/// into the cache.
 async fn check_platform(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -309,7 +313,8 @@ async fn check_platform(
         digest: config.digest,
         client: client.clone(),
     };
-    // No client leaves during this check, because the config is small.
+    // The sender of `left` is kept and not used: the check ignores leaving clients, because the
+    // config is small.
     let (_leave, left) = watch::channel(false);
     let pulled = pull_blob(context, request, &AtomicU64::new(0), left).await;
     pulled.map_err(|(_, error)| error)?;
@@ -377,7 +382,7 @@ impl Walk {
         ))
     }
 
-    /// Adds a part of the image. `false`: the part was already added.
+    /// Adds a part of the image. Returns `false` if the part was already added.
     fn enter(&mut self, digest: Digest) -> Result<bool, Error> {
         if self.seen.len() >= MAX_PARTS {
             return Err(Error::Document(format!("more than {MAX_PARTS} parts")));
@@ -385,7 +390,7 @@ impl Walk {
         Ok(self.seen.insert(digest))
     }
 
-    /// Adds a child manifest to visit later.
+    /// Adds a child manifest, which is visited later.
     fn descend(&mut self, digest: Digest, depth: usize) -> Result<bool, Error> {
         if !self.enter(digest)? {
             return Ok(false);
@@ -426,7 +431,8 @@ fn select_platforms<'a>(
     Ok(selected)
 }
 
-/// The text of a failed part of a pull for clients. The log gets the cause, which may have paths.
+/// The error text for clients if a part of a pull fails. The cause is only logged, because it may
+/// contain paths of this host.
 fn describe(part: &str, error: &Error) -> String {
     tracing::warn!(part, error = %with_sources(error), "image pull failed");
     format!("{part}: {}", error.client_text())
@@ -465,7 +471,8 @@ mod tests {
         warmed("linux/amd64").await.unwrap();
     }
 
-    /// Creates a proxy of `upstream` with an empty cache, and the name of the image `app:1`.
+    /// In a test, creates a proxy of `upstream` with an empty cache, and the name of the image
+    /// `app:1`.
     fn context(
         upstream: &FakeRegistry,
         data: &std::path::Path,

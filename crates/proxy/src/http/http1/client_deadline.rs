@@ -15,7 +15,7 @@ pub(crate) struct ClientDeadline {
     start: Instant,
     /// The deadline in milliseconds since `start`, or [`NO_DEADLINE`].
     due: AtomicU64,
-    /// Whether the client must read bytes. Otherwise it must send bytes.
+    /// Whether the client must read bytes before the deadline. If not, the client must send bytes.
     is_for_reading: AtomicBool,
     /// Set once, when the shutdown begins.
     is_shutdown: AtomicBool,
@@ -81,7 +81,7 @@ impl ClientDeadline {
                 if due.is_some_and(|due| due <= now) {
                     return std::task::Poll::Ready(());
                 }
-                // While this sleeps, an earlier deadline may be set.
+                // During this sleep, another task may set an earlier deadline.
                 let next = now + period;
                 sleep.as_mut().reset(due.map_or(next, |due| due.min(next)));
             }

@@ -1,9 +1,9 @@
-//! HTTP/1.1 fast path: serves common requests with `sendfile`, and hands connections with other
-//! requests to hyper.
+//! HTTP/1.1 fast path: serves common requests with `sendfile`. At the first request of another
+//! kind, hands the connection to hyper.
 //!
-//! Responses come from [`handle`], for the fast path as for hyper. [`head`] decides which requests
-//! the fast path accepts. At the first request that it does not accept, the connection moves to
-//! hyper, with the bytes that were read, and stays with hyper.
+//! Both the fast path and hyper get their responses from [`handle`]. [`head`] decides which
+//! requests the fast path accepts. A connection that was handed to hyper stays with hyper, which
+//! also gets the bytes that were already read.
 
 mod client_deadline;
 pub(crate) mod head;
@@ -42,16 +42,16 @@ use crate::http::request_body::BodyLimits;
 use crate::http::respond;
 use crate::limits::limit::Limit;
 
-/// Maximum number of bytes that a fast client gets before its task yields to other tasks: about a
-/// millisecond of work. A yield wakes another thread, so a yield after each MiB would cost too
-/// much.
+/// Maximum number of bytes that pierhead sends to a fast client before the task yields to other
+/// tasks. Sending these bytes takes about a millisecond. A yield wakes another thread, so a yield
+/// after each MiB would cost too much.
 const MAX_BURST_BYTES: u64 = 4 << 20;
 
-/// Maximum bytes of a response body whose head is sent only together with the first piece of the
-/// body.
+/// Maximum bytes of a response body for which pierhead delays the head until the first piece of the
+/// body is ready.
 const MAX_AWAITED_BODY: u64 = 128 << 10;
-/// Maximum time that a response head waits for the first piece of the body. A second download after
-/// a failed download takes 2 s.
+/// Maximum time that a response head waits for the first piece of the body. The limit allows for a
+/// second download after a failed download, which takes 2 s.
 const FIRST_PIECE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The reason why the fast path ends.
@@ -61,7 +61,7 @@ enum FastPathEnd {
     Hyper(TcpStream, Bytes),
 }
 
-/// Serves one client until it leaves, exceeds a limit, or pierhead stops.
+/// Serves one client until the client disconnects or exceeds a limit, or until pierhead stops.
 pub(crate) async fn serve(
     mut state: ListenerState,
     stream: TcpStream,
@@ -75,7 +75,8 @@ pub(crate) async fn serve(
     let config = state.current.shared.config.load_full();
     let (head, stall) = (config.client_head_timeout, config.client_stall_timeout);
     drop(config);
-    // A refused client gets short timeouts, because the number of concurrent refusals is limited.
+    // A client that gets only a refusal gets short timeouts, because the number of concurrent
+    // refusals is limited.
     let (head, stall) = match peer.exceeded {
         Some(_) => (head.min(SHORT_TIMEOUT), stall.min(SHORT_TIMEOUT)),
         None => (head, stall),
@@ -101,10 +102,10 @@ pub(crate) async fn serve(
                 ended = requests.as_mut() => break ended,
                 changed = phase.changed() => match (changed, *phase.borrow()) {
                     (Ok(()), Phase::Serving) => {}
-                    // The next iteration polls `requests`, which sees the shutdown if it waits for
-                    // a head.
+                    // The next iteration polls `requests`, which ends at shutdown if it waits for a
+                    // head.
                     (Ok(()), Phase::Shutdown) => deadline.begin_shutdown(),
-                    // If the listener is gone, no task waits for the end of this connection.
+                    // The listener is gone, so no task waits for the end of this connection.
                     (Ok(()), Phase::Abort) | (Err(_), _) => return,
                 },
                 () = peer.activity.closed() => return displaced(address),
@@ -135,7 +136,8 @@ async fn serve_requests(
     mut socket: Socket<'_>,
 ) -> io::Result<FastPathEnd> {
     let mut date = DateHeader::default();
-    // The first request has the shorter of the two limits, as on a connection that hyper serves.
+    // The first request gets the shorter of the two limits, in the same way as on a connection that
+    // hyper serves.
     socket.deadline.must_send(socket.stall.min(socket.head));
     loop {
         let SimpleRequest {
@@ -170,7 +172,7 @@ async fn serve_requests(
         };
         socket.deadline.clear();
         let response = {
-            // The future is pinned here, because it is too large to move.
+            // The future is pinned here, because moving such a large future would be slow.
             let response = pin!(handle(&context, peer, &parts, body));
             socket.unless_gone(response).await?
         };
@@ -188,9 +190,9 @@ async fn serve_requests(
     }
 }
 
-/// Reads the next head. `None`: the client left, or the shutdown began.
+/// Reads the next request head. `None`: the client disconnected, or the shutdown began.
 async fn next(socket: &mut Socket<'_>) -> io::Result<Option<RequestHead>> {
-    // A head is parsed when it begins and when it may be complete, not after every byte.
+    // The head is parsed at its first bytes and when it may be complete, not after every read.
     let mut parsed = 0;
     loop {
         let is_due = parsed == 0 || may_be_complete(&socket.buffer, parsed);
@@ -254,8 +256,8 @@ async fn read_body(
     Ok(Ok(limits.attach_to(body)))
 }
 
-/// Reads and discards the rest of a refused body. If the connection closed with unread bytes, the
-/// kernel would reset it, and the client could lose the response.
+/// Reads and discards the rest of a request body that pierhead refuses. If the connection closed
+/// with unread bytes, the kernel would reset it, and the client could lose the response.
 async fn discard(socket: &mut Socket<'_>, mut unread: usize) -> io::Result<()> {
     socket.deadline.must_send(socket.head.min(SHORT_TIMEOUT));
     while unread > 0 {
@@ -268,10 +270,11 @@ async fn discard(socket: &mut Socket<'_>, mut unread: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a head may be complete now. `parsed` is the number of its bytes at the previous attempt
-/// to parse it.
+/// Whether the head in `buffer` may be complete now. `parsed` is the number of bytes at the
+/// previous attempt to parse it.
 fn may_be_complete(buffer: &[u8], parsed: usize) -> bool {
-    /// A head of at most this many bytes is always parsed again, because that costs almost nothing.
+    /// A head of at most this many bytes is always parsed again, because parsing so few bytes costs
+    /// almost nothing.
     const ALWAYS_PARSED: usize = 2048;
     let new = &buffer[parsed.saturating_sub(3)..];
     buffer.len() <= ALWAYS_PARSED
@@ -313,8 +316,8 @@ async fn send(
     }
     let mut in_a_row = 0;
     let mut first = ready_piece(&mut body).await;
-    // If the upstream sends wrong bytes, a small body fails before its first byte. Then the client
-    // gets the error instead of an aborted body.
+    // If the upstream sends wrong bytes, a small body fails before pierhead sends the head, and the
+    // client gets the error instead of an aborted body.
     if first.is_none() && matches!(framing, Framing::Length(length) if length <= MAX_AWAITED_BODY) {
         let piece = tokio::time::timeout(FIRST_PIECE_TIMEOUT, body.piece());
         first = socket.unless_gone(piece).await?.ok();

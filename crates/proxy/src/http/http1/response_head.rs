@@ -8,18 +8,19 @@ use hyper::ext::ReasonPhrase;
 
 use crate::clock;
 
-/// How the client finds the end of a response body.
+/// How the client finds the end of a response body (message framing).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
     /// The response has no body, regardless of its headers.
     None,
     /// The body has this length in bytes.
     Length(u64),
-    /// The body is sent in chunks, because its length is known only at the end.
+    /// The body is sent with chunked coding, because its length is known only at the end of the
+    /// body.
     Chunked,
 }
 
-/// The `Date` header of responses. Formatted once per second.
+/// The `Date` header of responses. Its text is formatted once per second.
 #[derive(Default)]
 pub(crate) struct DateHeader {
     second: u64,
@@ -38,7 +39,7 @@ impl DateHeader {
     }
 }
 
-/// Appends the encoded head to `out`.
+/// Appends the encoded response head to `out`.
 pub(crate) fn encode(
     out: &mut Vec<u8>,
     (status, reason): (StatusCode, Option<&ReasonPhrase>),

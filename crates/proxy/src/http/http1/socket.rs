@@ -18,13 +18,14 @@ use crate::http::body::FileSource;
 use crate::http::http1::client_deadline::ClientDeadline;
 use crate::http::http1::head::MAX_HEAD;
 
-/// Bytes of one read. The heads that clients send are half as long.
+/// Bytes of one read. Typical request heads are half as long.
 pub(crate) const READ_BYTES: usize = 1024;
 
 /// The socket of one connection. Every wait for the client has a deadline.
 pub(crate) struct Socket<'a> {
     pub(crate) stream: TcpStream,
-    /// Bytes that were read and not parsed. The buffer uses no memory while the connection is idle.
+    /// Bytes that were read but not parsed yet. The buffer uses no memory while the connection is
+    /// idle.
     pub(crate) buffer: BytesMut,
     pub(crate) deadline: &'a ClientDeadline,
     /// Time limit for a request's head and for the idle time before it.
@@ -35,16 +36,16 @@ pub(crate) struct Socket<'a> {
 
 /// The result of sending a part of a file by `sendfile`.
 pub(crate) enum FileSendResult {
-    /// Number of bytes that were sent, at least one.
+    /// `sendfile` sent this number of bytes, at least one.
     Sent(u64),
-    /// The file does not have these bytes any more. The caller must read and verify the content
+    /// The file no longer has the verified bytes. The caller must read and verify the content
     /// instead.
     Unavailable,
 }
 
 impl Socket<'_> {
-    /// Reads more of a request's head. Returns 0 at the end of the connection, and at shutdown if
-    /// no head has begun.
+    /// Reads more of a request's head. Returns 0 at the end of the connection. Also returns 0 at
+    /// shutdown, unless a part of a head has arrived.
     pub(crate) async fn read(&mut self) -> io::Result<usize> {
         poll_fn(|context| {
             if self.buffer.is_empty() && self.deadline.is_shutdown() {
@@ -64,8 +65,8 @@ impl Socket<'_> {
         .await
     }
 
-    /// Awaits `work`, unless the client leaves first. Buffers the bytes that the client sends
-    /// meanwhile.
+    /// Awaits `work`, unless the client disconnects first. Buffers the bytes that the client sends
+    /// during the wait.
     pub(crate) async fn unless_gone<T>(&mut self, work: impl Future<Output = T>) -> io::Result<T> {
         tokio::select! {
             biased;
@@ -76,8 +77,8 @@ impl Socket<'_> {
 
     async fn gone(&mut self) -> io::Error {
         loop {
-            // The buffer is full, so this stops reading. If the client leaves, that is noticed when
-            // pierhead sends the response.
+            // The buffer is full, so pierhead reads no more bytes. Without reads, pierhead notices
+            // that the client disconnected only when it sends the response.
             if self.buffer.len() >= MAX_HEAD {
                 return std::future::pending().await;
             }
@@ -104,7 +105,7 @@ impl Socket<'_> {
         Ok(())
     }
 
-    /// Sends both slices. `more` means that other bytes follow at once.
+    /// Sends both slices. `more` tells the kernel that further bytes follow immediately.
     pub(crate) async fn send(&mut self, mut parts: [&[u8]; 2], more: bool) -> io::Result<()> {
         loop {
             let [first, second] = parts;
@@ -141,7 +142,7 @@ impl Socket<'_> {
     /// `pacer` delays the first attempt, and each attempt after a wait for the client.
     ///
     /// # Errors
-    /// Only errors of the socket. An error of the file is [`FileSendResult::Unavailable`].
+    /// Returns only errors of the socket. An error of the file is [`FileSendResult::Unavailable`].
     pub(crate) async fn send_file(
         &mut self,
         file: &FileSource,
@@ -182,7 +183,7 @@ impl Socket<'_> {
     }
 }
 
-/// Whether `sendfile` failed because of the socket, and not because of the file.
+/// Whether `sendfile` failed because of the socket, not because of the file.
 fn is_socket_error(error: &io::Error) -> bool {
     let socket_errors = [
         Errno::PIPE,

@@ -3,13 +3,13 @@
 //!
 //! 1. The configuration limits the number of running downloads: in total, for one client, and from
 //!    one registry.
-//! 2. A quarter of all slots is reserved for configured registries. So a client that names slow
-//!    registries of its own does not stop the pulls of other clients.
+//! 2. A quarter of all slots is reserved for configured registries. Thus a client that pulls from
+//!    slow registries of its own does not stop the pulls of other clients.
 //! 3. An eighth of all slots is reserved for clients that hold less than an eighth of the slots. An
 //!    eighth of the slots of each registry, and of the slots for unconfigured registries, is
 //!    reserved in the same way.
-//! 4. A free slot goes to the client that holds the fewest slots. Downloads that a client waits for
-//!    go first.
+//! 4. A free slot goes to the client that holds the fewest slots. Among the downloads of a client,
+//!    those that a client waits for go first.
 //! 5. A running download that no client waits for yields its slot if another download can then
 //!    start. The client that holds the most slots yields first. The bytes of the download stay
 //!    staged.
@@ -30,24 +30,24 @@ use crate::limits::client_usage::ClientUsage;
 use crate::limits::held_slots::{HeldSlots, ReachedBound, SlotBounds, SlotCounts, SlotHolder};
 use crate::limits::limit::Limit;
 
-/// Maximum number of upstream requests of one client that run or wait, for each download slot of
-/// the client. An image has dozens of layers. A client that requests hundreds of blobs at once gets
-/// 503 and retries later.
+/// Maximum number of upstream requests of one client that run or wait, per download slot that the
+/// client may use. An image has dozens of layers. A client that requests hundreds of blobs at once
+/// gets 503 and retries later.
 const MAX_UPSTREAM_REQUESTS_PER_SLOT: usize = 4;
 
-/// Interval at which waiting downloads look for a running download without readers. All waiting
-/// downloads share one check.
+/// Interval at which waiting downloads look for a running download without readers, which can yield
+/// its slot. All waiting downloads share one check.
 const YIELD_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Counts one upstream request of a client, from its wait in the queue to its end.
+/// Counts one upstream request of a client, from the start of its wait in the queue to its end.
 pub(crate) struct UpstreamPermit(Arc<ClientUsage>);
 
-/// A download that waits or runs.
+/// A download that waits for a slot or runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Download {
     pub(crate) registry: Registry,
     pub(crate) digest: Digest,
-    /// Whether the registry is configured.
+    /// Whether the registry of the download is configured.
     pub(crate) is_configured: bool,
     pub(crate) waiters: DownloadWaiters,
 }
@@ -62,7 +62,7 @@ pub(crate) struct DownloadWaiters {
 }
 
 impl DownloadWaiters {
-    /// Returns waiters of which only the readers of the fill wait.
+    /// Returns waiters that consist of the readers of the fill.
     pub(crate) fn readers(readers: Readers) -> Self {
         Self {
             readers,
@@ -70,7 +70,8 @@ impl DownloadWaiters {
         }
     }
 
-    /// Returns waiters: the task that started the download, and the readers of the fill.
+    /// Returns waiters that consist of the task that started the download and the readers of the
+    /// fill.
     pub(crate) fn owner_and(readers: Readers) -> Self {
         Self {
             readers,
@@ -78,7 +79,8 @@ impl DownloadWaiters {
         }
     }
 
-    /// Returns waiters: only the task that started the download, because there is no fill.
+    /// Returns waiters that consist of the task that started the download, because the download has
+    /// no fill.
     pub(crate) fn owner() -> Self {
         Self::owner_and(Readers::default())
     }
@@ -98,7 +100,7 @@ pub(crate) struct DownloadSlot {
 
 impl DownloadSlot {
     /// Whether the slot counts for `client`. A fill may use the slot of another client that waits
-    /// for it.
+    /// for the fill.
     pub(crate) fn is_of(&self, client: &Arc<ClientUsage>) -> bool {
         Arc::ptr_eq(&self.permit.0, client)
     }
@@ -108,7 +110,7 @@ impl DownloadSlot {
         self.change_waiters(|it| *it = waiters);
     }
 
-    /// Sets the readers after the fill restarted. Whether the owner waits does not change.
+    /// Sets the readers of the new fill after a fill restarted. Keeps whether the owner waits.
     pub(crate) fn set_readers(&self, readers: Readers) {
         self.change_waiters(|it| it.readers = readers);
     }
@@ -133,11 +135,11 @@ impl DownloadSlot {
         running_download.is_some_and(|it| it.is_yielding)
     }
 
-    /// Resolves when [`Self::is_yielding`] is `true`. Only one task may wait for this.
+    /// Resolves when [`Self::is_yielding`] is `true`. Only one task may wait for the result.
     pub(crate) async fn yield_requested(&self) {
         loop {
             self.guard.yield_request.notified().await;
-            // A reader may have come back since the request to yield.
+            // A reader may have appeared after the request to yield.
             if self.is_yielding() {
                 return;
             }
@@ -145,7 +147,7 @@ impl DownloadSlot {
     }
 }
 
-/// All running and waiting downloads.
+/// All downloads that run or wait.
 #[derive(Default)]
 pub(crate) struct DownloadSlots(Mutex<DownloadQueue>);
 
@@ -184,14 +186,14 @@ struct WaitingDownload {
     granted: oneshot::Sender<SlotGuard>,
 }
 
-/// One download slot. Dropping this value releases the slot.
+/// The guard of one download slot. Dropping this value releases the slot.
 struct SlotGuard {
     slots: Arc<DownloadSlots>,
     id: u64,
     yield_request: Arc<Notify>,
 }
 
-/// Removes a waiter from the queue when its future is dropped.
+/// Removes a waiter from the queue when the waiter's future is dropped.
 struct CancelWait<'a> {
     slots: &'a DownloadSlots,
     client: ClientKey,
@@ -211,7 +213,7 @@ impl Default for DownloadQueue {
 
 impl DownloadBounds {
     /// Returns the limit that prevents `client` from taking a slot for `download`. `None`: the
-    /// client may take a slot. Computed as if the download `without` had ended.
+    /// client may take a slot. The download `without` counts as ended.
     fn obstacle(
         &self,
         running: &RunningDownloads,
@@ -259,8 +261,8 @@ impl RunningDownload {
 }
 
 impl DownloadQueue {
-    /// Grants the free slots. The caller sends the slots to their waiters after it releases the
-    /// lock.
+    /// Grants the free slots. The caller releases the lock before it sends the slots to their
+    /// waiters.
     fn grant(
         &mut self,
         slots: &Arc<DownloadSlots>,
@@ -296,7 +298,8 @@ impl DownloadQueue {
         }
     }
 
-    /// Calls [`Self::request_yields`], unless another waiting download did so within the interval.
+    /// Calls [`Self::request_yields`], unless another waiting download called it within the
+    /// interval.
     fn check_yields(&mut self) {
         let now = Instant::now();
         let is_due = |last: Instant| now >= last + YIELD_CHECK_INTERVAL;
@@ -378,7 +381,7 @@ impl DownloadSlots {
     fn grant(self: &Arc<Self>) {
         let granted = self.lock().grant(self);
         for (granted, slot) in granted {
-            // The waiter may be gone. In that case, dropping the slot releases it.
+            // The waiter may have been cancelled. In that case, dropping the slot releases it.
             let _ = granted.send(slot);
         }
     }
@@ -387,7 +390,7 @@ impl DownloadSlots {
         self.lock().bounds = bounds;
     }
 
-    /// Waits for a slot. Cancel safe.
+    /// Waits for a download slot. Cancel safe.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         permit: UpstreamPermit,
@@ -413,12 +416,13 @@ impl DownloadSlots {
         }
         let mut waiters = queue.share.waiters();
         let (_, waiter) = waiters.find(|(_, waiter)| is_it(&waiter.download))?;
-        // Waiters of other clients may wait for other limits, so only those of `client` count.
+        // Waiters of other clients may wait for other limits, so only the waiters of `client` are
+        // considered.
         let key = &client.key;
         (queue.bounds).obstacle(&queue.running, key, &waiter.download, None)
     }
 
-    /// Does the same as [`Self::acquire`], for the guard alone. Cancel safe.
+    /// Waits for a slot like [`Self::acquire`], and returns only the slot's guard. Cancel safe.
     async fn acquire_guard(self: &Arc<Self>, client: ClientKey, download: Download) -> SlotGuard {
         let (granted, mut slot) = oneshot::channel();
         let id = self
@@ -434,8 +438,8 @@ impl DownloadSlots {
         loop {
             match tokio::time::timeout(YIELD_CHECK_INTERVAL, &mut slot).await {
                 Ok(Ok(slot)) => return slot,
-                // This cannot happen: only this future drops the waiter, and with the waiter its
-                // sender.
+                // The sender cannot be dropped before the slot is sent: only dropping this future
+                // removes the waiter and its sender.
                 Ok(Err(_)) => std::future::pending().await,
                 Err(_) => self.lock().check_yields(),
             }

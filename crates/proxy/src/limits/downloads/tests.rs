@@ -8,7 +8,7 @@ use super::*;
 use crate::config;
 use crate::limits::resource_limits::ResourceLimits;
 
-/// Polls a future once.
+/// Helper of the tests: polls a future once.
 mod poll_once {
     use std::future::Future;
     use std::pin::Pin;
@@ -43,7 +43,7 @@ fn download(registry: &str, seed: usize, is_configured: bool) -> Download {
     }
 }
 
-/// Returns a slot if one is free at once.
+/// In a test, returns a slot if a slot is free at once.
 fn at_once(
     limits: &ResourceLimits,
     client: &Arc<ClientUsage>,
@@ -56,7 +56,7 @@ fn at_once(
     ))
 }
 
-/// Returns all slots that the client gets if each download is from another registry.
+/// In a test, returns all slots that one client gets if each download is from another registry.
 fn greedy(limits: &ResourceLimits, client: &Arc<ClientUsage>, name: &str) -> Vec<DownloadSlot> {
     let registry = |nth| format!("{name}-{nth}.example");
     (0..2 * ALL)
@@ -202,7 +202,7 @@ async fn the_oldest_download_without_readers_of_the_client_with_most_yields() {
     let first = take(&one, abandoned(1));
     let second = take(&one, abandoned(2));
     let other = take(&two, abandoned(3));
-    // No download yields to a download without readers.
+    // A download does not yield to a waiting download that has no readers.
     let permit = |client| limits.upstream_permit(client).unwrap();
     let mut idle = std::pin::pin!(limits.acquire_download(permit(&three), abandoned(4), 4));
     assert!(
@@ -244,7 +244,7 @@ async fn a_download_whose_owner_waits_does_not_yield() {
     assert!(now(std::pin::pin!(slot.yield_requested())).is_none());
 }
 
-/// A fill that got wrong content restarts in the same slot.
+/// If a fill got wrong content, the download restarts in the same slot.
 #[tokio::test]
 async fn a_download_with_a_new_reader_does_not_yield() {
     let data = tempfile::tempdir().unwrap();
@@ -275,7 +275,7 @@ async fn a_download_with_a_new_reader_does_not_yield() {
     assert!(now(waiting.as_mut()).is_none());
     drop((fill, reader));
     let request_yields = || limits.downloads.lock().request_yields();
-    // The download yields while it has no reader, and stops yielding when a reader waits again.
+    // The download yields while it has no reader, and no longer yields when a reader waits again.
     request_yields();
     assert!(slot.is_yielding());
     let (fill, reader) = claim(0).await;

@@ -15,20 +15,20 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 use crate::http::line_ends::has_bare_lf;
 use crate::http::request_body;
 
-/// Maximum number of headers of a head that the fast path parses. hyper gets larger heads, and
-/// `limits` decides about them.
+/// Maximum number of headers of a head that the fast path parses. The fast path leaves larger heads
+/// to hyper, and `limits` decides about them.
 pub(crate) const MAX_HEADERS: usize = 100;
-/// Maximum bytes of a head that the fast path parses. hyper gets larger heads.
+/// Maximum bytes of a head that the fast path parses. The fast path leaves larger heads to hyper.
 pub(crate) const MAX_HEAD: usize = 32 << 10;
 
 /// The result of parsing the bytes that a client has sent so far.
 #[derive(Debug)]
 pub(crate) enum RequestHead {
-    /// The bytes are the start of a head.
+    /// The bytes are an incomplete head.
     Partial,
-    /// The bytes have the head of a common request.
+    /// The bytes begin with the head of a common request.
     Simple(Box<SimpleRequest>),
-    /// The bytes are for hyper.
+    /// The bytes are not the head of a common request, so hyper must parse them.
     Other,
 }
 
@@ -36,16 +36,17 @@ pub(crate) enum RequestHead {
 #[derive(Debug)]
 pub(crate) struct SimpleRequest {
     pub(crate) parts: Parts,
-    /// Bytes of the request body, which follows the head. Only a POST has one, of at most
+    /// Bytes of the request body, which follows the head. Only a POST has a body, of at most
     /// [`request_body::MAX_BODY`].
     pub(crate) body: usize,
     /// Whether to close the connection after the response.
     pub(crate) close: bool,
-    /// Bytes of the head. The bytes after the head are the body or the next request.
+    /// Bytes of the head. The bytes after the head are the body of this request, or the next
+    /// request.
     pub(crate) len: usize,
 }
 
-/// Parses the next head of a connection, in one pass and with one copy.
+/// Parses the next head of a connection, in one pass, and copies its bytes once.
 pub(crate) fn parse(bytes: &[u8]) -> RequestHead {
     let mut headers = [const { MaybeUninit::<httparse::Header<'_>>::uninit() }; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut []);
@@ -65,7 +66,7 @@ pub(crate) fn parse(bytes: &[u8]) -> RequestHead {
     }
 }
 
-/// Returns the request if it is a common request.
+/// Returns the request, if it is a common request.
 fn simple_request(
     bytes: &[u8],
     len: usize,
@@ -96,7 +97,7 @@ fn simple_request(
     for header in request.headers.iter() {
         let name = HeaderName::from_bytes(header.name.as_bytes()).ok()?;
         let value = match header.value {
-            // An empty header value has no position in `bytes`.
+            // The parser gives an empty header value no position in `bytes`.
             [] => HeaderValue::from_static(""),
             value => HeaderValue::from_maybe_shared(part(value)?).ok()?,
         };

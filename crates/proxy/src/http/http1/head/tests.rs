@@ -105,8 +105,8 @@ fn ambiguous_heads_are_left_to_hyper() {
     }
 }
 
-/// Returns pieces of heads, valid and invalid, in any order. They reach more edge cases than random
-/// bytes.
+/// Returns pieces of heads, valid and invalid, in any order. Such pieces reach more edge cases than
+/// random bytes do.
 fn pieces() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop::sample::select(vec![
         "GET ",
@@ -168,7 +168,8 @@ fn heads() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
-    /// The result does not depend on how the bytes arrive, and the parser uses each byte once.
+    /// The result of the parser does not depend on how the bytes are split into reads, and each
+    /// byte is used once.
     #[test]
     fn a_split_at_any_byte_changes_nothing(bytes in heads()) {
         let whole = parse(&bytes);
