@@ -1,6 +1,6 @@
 //! The wall clock of the cache: seconds since 1970.
 
-/// Seconds since 1970 (UTC).
+/// Returns the current time in seconds since 1970 (UTC).
 #[expect(clippy::disallowed_methods, reason = "the wall clock of this crate")]
 pub(crate) fn now() -> u64 {
     std::time::SystemTime::now()

@@ -9,43 +9,47 @@ use pierhead_host::BackgroundWork;
 use crate::store::ranking::Recorder;
 use crate::tier::placement::FastTier;
 
-/// Settings of one [`Cache`](crate::Cache).
+/// The settings of one [`Cache`](crate::Cache).
 #[derive(Clone)]
 pub struct Config {
-    /// The data folder. The cache creates a missing folder. Only one process at a time can open it.
+    /// The data folder. If the folder does not exist, the cache creates it. Only one process at a
+    /// time can open it.
     pub data: PathBuf,
-    /// Hard limit in bytes of `data/blobs`, `data/staging` and `data/names` together. Running fills
-    /// and files that are deleted but still open count. Each file counts in whole blocks of 4 KiB.
+    /// Hard limit in bytes of `data/blobs`, `data/staging` and `data/names` together. The bytes of
+    /// running fills count, and also the bytes of files that are deleted but still open. Each file
+    /// counts in whole blocks of 4 KiB.
     pub capacity: u64,
-    /// Maximum size of a stored blob in bytes; 0: the capacity. A larger blob fails with
-    /// [`Error::TooLarge`](crate::error::Error::TooLarge).
+    /// Maximum size of a stored blob in bytes. The value 0 means the capacity. A larger blob fails
+    /// with [`Error::TooLarge`](crate::error::Error::TooLarge).
     pub max_blob: u64,
     /// Size of one reservation step in bytes: a fill reserves disk space step by step as its
-    /// content arrives. An announced length alone evicts at most one step.
+    /// content arrives. Thus an announced length alone causes the eviction of at most one step.
     pub step: u64,
-    /// Bytes that the file system must keep free.
+    /// Number of bytes that must stay free on the file system.
     pub min_free: u64,
-    /// Memory for small blobs (up to 64 KiB each), in bytes; 0: none.
+    /// Memory for small blobs (up to 64 KiB each), in bytes. The value 0 means that no blob is kept
+    /// in memory.
     pub memory: u64,
     /// Maximum number of tags. Tags also take at most 1/16 of the capacity. When either limit is
     /// exceeded, the cache drops the tags whose last confirmation by an upstream is the oldest. A
     /// tag takes about 250 bytes of memory and one small file.
     pub max_tags: usize,
-    /// Age at which partial fills are deleted.
+    /// Age above which the bytes of interrupted fills (partial fills) are deleted.
     pub partial_ttl: Duration,
-    /// How often the cache writes access ticks to the catalog. A crash loses the order of the
-    /// accesses since the last write. The same round evicts blobs whose eviction was delayed by
-    /// readers.
+    /// How often the cache writes access ticks (the order of accesses) to the catalog. A crash
+    /// loses the order of the accesses since the last write. At the same time, the cache evicts
+    /// blobs whose eviction was delayed by readers.
     pub flush_interval: Duration,
-    /// How often the cache saves the states of policy and admission. A crash loses what policy and
-    /// admission learned since the last save.
+    /// How often the cache saves the states of the eviction policy and the admission filter. A
+    /// crash loses what both learned since the last save.
     pub policy_state_interval: Duration,
-    /// The fast tier; `None`: the cache uses only the disk.
+    /// The fast tier. `None`: the cache uses only the disk.
     pub fast: Option<FastTier>,
-    /// Called with each request.
+    /// A function that the cache calls for each request.
     pub recorder: Option<Recorder>,
-    /// While this is paused, the policy is not trained and blobs are not copied between the tiers.
-    /// Copies continue while the fast tier is nearly full.
+    /// The switch that pauses background work. During a pause, the cache does not train the policy
+    /// and does not copy blobs between the tiers. Copies continue while the fast tier is nearly
+    /// full.
     pub background: BackgroundWork,
 }
 
@@ -59,7 +63,7 @@ impl fmt::Debug for Config {
 }
 
 impl Config {
-    /// Default settings for a data folder and a capacity in bytes.
+    /// Returns the default settings for a data folder and a capacity in bytes.
     pub fn new(data: impl Into<PathBuf>, capacity: u64) -> Self {
         Self {
             data: data.into(),
@@ -67,8 +71,8 @@ impl Config {
             max_blob: 0,
             step: 8 << 20,
             min_free: 0,
-            // 4 MiB hold the manifests and configs of some hundred images. An idle process then
-            // uses less than 12 MB of memory.
+            // 4 MiB hold the manifests and configs of some hundred images. With this value, an idle
+            // process uses less than 12 MB of memory.
             memory: 4 << 20,
             max_tags: 100_000,
             partial_ttl: Duration::from_secs(24 * 3600),

@@ -16,64 +16,66 @@ pub enum Error {
     /// The operating system refused an operation on a file of the cache.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// The operation that failed, as a verb.
+        /// The operation that failed, as a verb (such as "open").
         action: &'static str,
-        /// The file of the operation.
+        /// The file on which the operation failed.
         path: PathBuf,
         /// The error of the operating system.
         source: Arc<io::Error>,
     },
-    /// The received bytes do not match the requested digest. The upstream sent wrong content.
+    /// The received bytes do not match the requested digest. So the upstream sent wrong content.
     #[error("the received content has the digest {actual}, not {expected}")]
     WrongDigest {
-        /// The requested digest.
+        /// The digest that was requested.
         expected: Digest,
         /// The digest of the received bytes.
         actual: Box<Digest>,
         /// Whether an earlier fill staged some of the bytes. A power loss may have damaged these
-        /// bytes, so the cache deletes them. One retry from byte 0 is worthwhile.
+        /// bytes, so the cache deletes them. After this error, one retry from byte 0 may succeed.
         resumed: bool,
     },
     /// The upstream sent more or fewer bytes than it announced.
     #[error("{digest} should have {expected} bytes, but {actual} were received")]
     WrongSize {
-        /// The requested digest.
+        /// The digest of the requested blob.
         digest: Digest,
-        /// Bytes announced.
+        /// Number of bytes that the upstream announced.
         expected: u64,
-        /// Bytes received.
+        /// Number of bytes that the upstream sent.
         actual: u64,
     },
-    /// A stored blob does not match its checksums. The cache has removed it; a new fetch helps.
+    /// A stored blob does not match its checksums. The cache has removed the blob, so a new fetch
+    /// of the blob may succeed.
     #[error(
         "{digest} is damaged on disk near byte {offset}; it was removed and will be fetched again"
     )]
     Corrupt {
-        /// The corrupt blob.
+        /// The digest of the corrupt blob.
         digest: Digest,
         /// Start of the corrupt chunk, in bytes from the start of the blob.
         offset: u64,
     },
-    /// The capacity or the disk is full, and not enough can be evicted.
+    /// The capacity or the disk is full, and evictions cannot free enough bytes.
     #[error("no room for {needed} bytes: raise cache.size, unpin something, or free disk space")]
     NoRoom {
-        /// Bytes requested.
+        /// Number of bytes that were requested.
         needed: u64,
     },
-    /// The blob exceeds the maximum size of a stored blob.
+    /// The blob exceeds the configured maximum size of a stored blob.
     #[error(
         "{size} bytes exceed the maximum size of a stored blob ({limit}): it is streamed to clients, not stored"
     )]
     TooLarge {
-        /// Bytes announced, or received so far.
+        /// Number of bytes that the upstream announced, or that were received so far.
         size: u64,
         /// Maximum size of a blob in bytes.
         limit: u64,
     },
-    /// The blob would fit, but admission, policy or write budget refuse to store it.
+    /// The blob would fit, but the admission filter, the eviction policy or the daily write budget
+    /// refuses to store the blob.
     #[error("{digest} is streamed to clients, not stored: {why}")]
     NotAdmitted {
-        /// The refused blob.
+        /// The digest of the refused blob.
         digest: Digest,
         /// The reason, with the configuration key that controls it.
         why: &'static str,
@@ -81,30 +83,31 @@ pub enum Error {
     /// Another process owns the data folder.
     #[error("{} is in use by another pierhead (process {pid}): stop it, or give this one another --data", path.display())]
     InUse {
-        /// The data folder.
+        /// The path of the data folder.
         path: PathBuf,
-        /// The process that has the lock; 0 when unknown.
+        /// The process ID of the process that has the lock. 0 if the ID is unknown.
         pid: u32,
     },
-    /// The data folder was written by another version.
+    /// Another version of pierhead wrote the data folder.
     #[error("{} has layout version {found}, this pierhead knows {known}: use the matching pierhead, or move the folder away", path.display())]
     Version {
-        /// The data folder.
+        /// The path of the data folder.
         path: PathBuf,
-        /// The version in the folder.
+        /// The layout version of the data folder.
         found: String,
-        /// The version that this build writes.
+        /// The layout version that this build writes.
         known: u32,
     },
-    /// The data folder contains files, but no cache of pierhead.
+    /// The data folder contains files that do not belong to a cache of pierhead.
     #[error("{} contains {entry:?} and no cache of pierhead: choose an empty or new folder as data, or move its contents away", path.display())]
     Foreign {
-        /// The data folder.
+        /// The path of the data folder.
         path: PathBuf,
-        /// A file or folder in it.
+        /// A file or folder in the data folder that pierhead did not create.
         entry: OsString,
     },
-    /// A pin cannot be read. Without the pin, its images would be evicted.
+    /// The file of a pin cannot be read. If pierhead started without the pin, it would evict the
+    /// pinned images.
     #[error("cannot read the pin {}; without it, its images would be evicted: make the file readable, or delete it to drop that pin", path.display())]
     UnreadablePin {
         /// The file of the pin.
@@ -112,11 +115,11 @@ pub enum Error {
         /// The error of the operating system.
         source: Arc<io::Error>,
     },
-    /// The upstream could not resume a fill and sends the content again from byte 0. A reader that
-    /// has already passed bytes of the first attempt to its client cannot continue.
+    /// The upstream could not resume a fill and sends the content again from byte 0. If a reader
+    /// has already passed bytes of the first attempt to its client, this reader cannot continue.
     #[error("the upstream restarted the download")]
     Restarted,
-    /// The leader abandoned the fill; the text is the reason.
+    /// The leader abandoned the fill. The text is the reason.
     #[error("the fill failed: {0}")]
     Abandoned(Arc<str>),
 }
@@ -130,8 +133,8 @@ impl Error {
         }
     }
 
-    /// Whether the disk or the cache failed, and not the content. The caller can then stream the
-    /// rest of the blob from the upstream without storing the blob.
+    /// Whether the disk or the cache failed, and not the content of the blob. After such an error,
+    /// the caller can stream the rest of the blob from the upstream without storing it.
     pub fn is_storage(&self) -> bool {
         matches!(
             self,
@@ -142,7 +145,7 @@ impl Error {
         )
     }
 
-    /// Whether a retry may succeed.
+    /// Whether a retry of the operation may succeed.
     pub fn is_retryable(&self) -> bool {
         !matches!(
             self,

@@ -1,5 +1,5 @@
-//! Functions that the fuzz targets of the cache's parsers call. Tests call them with the saved
-//! corpus.
+//! Functions that check the cache's parsers for any input. The fuzz targets call these functions,
+//! and tests call them with the saved corpus.
 
 use std::io;
 
@@ -33,7 +33,7 @@ pub fn trailer(file: &[u8]) {
         Trailer::encoded_len(trailer.size(), trailer.media_type()),
         encoded.len() as u64
     );
-    // The trailer must not decode for another digest.
+    // The trailer must not decode if another digest is expected.
     let other = Digest::of(Algorithm::Sha256, b"other");
     let read = |at: u64, into: &mut [u8]| {
         let at = usize::try_from(at).unwrap_or(usize::MAX);
@@ -44,7 +44,8 @@ pub fn trailer(file: &[u8]) {
     let _ = trailer.sums().check(0, &file[..file.len().min(CHUNK)]);
 }
 
-/// Decodes the file of a tag or another record. A record that decodes must survive a round trip.
+/// Decodes the file of a tag or another record. A record that decodes must encode and decode again
+/// to the same value.
 pub fn record(file: &[u8]) {
     if let Ok(value) = record::decode::<serde_json::Value>(file) {
         let again =

@@ -1,11 +1,13 @@
-//! The content-addressed cache: verified fills, single flight, tiers, tags, pins, eviction.
+//! The content-addressed cache of blobs: verified downloads (fills), single flight, storage tiers,
+//! tags, pins, eviction.
 //!
-//! The cache stores bytes that its callers write; it does not fetch. A blob becomes visible once it
-//! is complete, verified and durable. Only readers that follow a fill see its bytes earlier.
+//! The cache stores bytes that its callers write; it does not fetch anything itself. A blob becomes
+//! visible once it is complete, verified and durable. Only readers that follow the fill of a blob
+//! see its bytes earlier.
 //!
-//! The layers, from the medium up:
+//! The layers, from the medium to the public methods:
 //!
-//! - [`tier`]: bytes on a medium. `tier/write_back` combines a fast tier with the disk;
+//! - [`tier`]: bytes on a medium. `tier/write_back` combines a fast tier with the disk.
 //!   [`tier::placement`] decides which blobs the fast tier stores.
 //! - `store`: the index of stored blobs and their sizes; tags, pins, recovery, eviction,
 //!   maintenance.
@@ -39,8 +41,8 @@ pub use error::Error;
 pub use fill::Fill;
 pub use fill::blob_reader::{BlobReader, Readers, TailReader};
 pub use page_cache::resident;
-/// One request for a blob, as eviction policies see it. It carries the estimated cost of a fetch in
-/// seconds.
+/// One request for a blob, as eviction policies see requests. The request has an estimate of the
+/// seconds that a fetch of the blob takes.
 pub use pierhead_eviction::Access;
 pub use store::origins::Origin;
 pub use store::ranking::{Eviction, Outcome, Recorder};

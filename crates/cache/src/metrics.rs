@@ -25,8 +25,8 @@ pub(crate) struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        // Each label value has a series before its first event; otherwise `rate()` in Prometheus
-        // misses that event.
+        // Each label value has a time series before its first event, because `rate()` in Prometheus
+        // would miss an event that creates a time series.
         let refused = Family::default();
         for by in REFUSED_BY {
             drop(refused.get_or_create(&RefusedBy { by }));
@@ -42,16 +42,16 @@ impl Default for Metrics {
             evicted_bytes: Counter::default(),
             corrupt: Counter::default(),
             refused,
-            // 0.5 ms (a fast disk) to 8 s (a large blob on a slow one).
+            // The buckets reach from 0.5 ms (a fast disk) to 8 s (a large blob on a slow disk).
             commit_seconds: Histogram::new(exponential_buckets(0.0005, 2.0, 15)),
         }
     }
 }
 
-/// Values of the label `by`.
+/// Values of the label `by` of the counter of refused fills.
 const REFUSED_BY: [&str; 3] = ["admission", "policy", "written"];
 
-/// Label of the counter of refused fills.
+/// The labels of the counter of refused fills.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RefusedBy {
     by: &'static str,
@@ -67,7 +67,7 @@ impl Metrics {
         self.refused.get_or_create(&RefusedBy { by }).inc();
     }
 
-    /// Number of refusals per value of the label `by`.
+    /// Returns the number of refused fills for each value of the label `by`.
     pub(crate) fn refusals(&self) -> [(&'static str, u64); 3] {
         REFUSED_BY.map(|by| (by, self.refused.get_or_create(&RefusedBy { by }).get()))
     }

@@ -9,12 +9,12 @@ use rustix::fs::{StatFs, fstatfs};
 use rustix::io::{Errno, ReadWriteFlags};
 
 /// Distance between probed pages in bytes. The kernel reads ahead at least 128 KiB, but may drop
-/// single pages. If a page between two probes is absent, one async thread waits for one short disk
-/// read.
+/// single pages. If a page between two probes is not in the page cache, an async thread waits for
+/// one short disk read, which is acceptable.
 const PROBE_INTERVAL: u64 = 128 << 10;
 
-/// Number of bytes from the start of `range` that are in the page cache. Probes one byte per 128
-/// KiB.
+/// Returns the number of bytes from the start of `range` on that are in the page cache. Probes one
+/// byte per 128 KiB.
 pub fn resident(file: &File, range: Range<u64>) -> u64 {
     let mut at = range.start;
     while at < range.end {
@@ -22,9 +22,9 @@ pub fn resident(file: &File, range: Range<u64>) -> u64 {
         let buffer = &mut [IoSliceMut::new(&mut byte)];
         match rustix::io::preadv2(file, buffer, at, ReadWriteFlags::NOWAIT) {
             Ok(1..) => at = (at / PROBE_INTERVAL + 1) * PROBE_INTERVAL,
-            // This file system does not support the probe. tmpfs is always in memory. For other
-            // file systems the result is 0, so the caller reads on a blocking thread and verifies
-            // the bytes.
+            // This file system does not support the probe. A tmpfs is always in memory. For any
+            // other file system, the result is 0, so the caller reads on a blocking thread and
+            // verifies the bytes.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
                 let in_memory = fstatfs(file).is_ok_and(|stat| is_in_memory(&stat));
                 return if in_memory {
@@ -33,8 +33,8 @@ pub fn resident(file: &File, range: Range<u64>) -> u64 {
                     0
                 };
             }
-            // The page is not in the page cache, or the file is too short. In the latter case the
-            // read itself fails.
+            // The page is not in the page cache, or the file is too short. If the file is too
+            // short, the read itself fails later.
             _ => break,
         }
     }

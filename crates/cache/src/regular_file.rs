@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a file for reading. Any other kind of file, such as a pipe, is an error; the open never
+/// Opens a file for reading. A file of any other kind, such as a pipe, is an error. The call never
 /// blocks.
 pub(crate) fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();

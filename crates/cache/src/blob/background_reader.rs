@@ -1,5 +1,5 @@
-//! Reads committed blobs for background work. The reads run on the caller's thread and do not count
-//! as accesses.
+//! Reads committed blobs for background work. The reads block the caller's thread and do not count
+//! as accesses for eviction.
 
 use parking_lot::Mutex;
 use std::io;
@@ -8,12 +8,12 @@ use std::sync::Arc;
 use crate::blob::open_blob::OpenBlob;
 use crate::tier::CHUNK;
 
-/// Reader of a committed blob. It stays valid after the blob is evicted. Verifies every byte
-/// against the checksums.
+/// Reads a committed blob, and verifies every byte against the checksums of the blob. A reader
+/// stays usable after the eviction of the blob.
 pub struct BackgroundReader {
     open: Arc<OpenBlob>,
-    /// Number and bytes of the last verified chunk: short sequential reads read each chunk only
-    /// once.
+    /// Number and bytes of the chunk that was verified last. Short sequential reads thus read each
+    /// chunk only once.
     last: Mutex<(u64, Vec<u8>)>,
 }
 
@@ -25,16 +25,16 @@ impl BackgroundReader {
         }
     }
 
-    /// Bytes of content.
+    /// Returns the size of the content in bytes.
     pub fn size(&self) -> u64 {
         self.open.blob.trailer().size()
     }
 
-    /// Fills `buf` with the content from `offset`. Blocks; reads and verifies whole chunks.
+    /// Fills `buf` with the content from `offset`. Reads and verifies whole chunks. Blocks.
     ///
     /// # Errors
     /// `UnexpectedEof` when the blob ends earlier. `InvalidData` when the blob is corrupt; the
-    /// cache has then removed it. Otherwise an error of the disk.
+    /// cache has then removed the blob. Any other error is an error of the disk.
     pub fn read_at(&self, mut offset: u64, mut buf: &mut [u8]) -> io::Result<()> {
         let size = self.size();
         let wanted = u64::try_from(buf.len()).unwrap_or(u64::MAX);
@@ -46,8 +46,8 @@ impl BackgroundReader {
         while !buf.is_empty() {
             let index = offset / chunk;
             if last.0 != index {
-                // A failed read leaves partial data in the buffer, so the buffer no longer counts
-                // as a chunk.
+                // A failed read leaves partial data in the buffer, so the buffer is marked as
+                // holding no chunk.
                 last.0 = u64::MAX;
                 let len = (size - index * chunk).min(chunk);
                 last.1.resize(usize::try_from(len).unwrap_or(CHUNK), 0);

@@ -1,5 +1,5 @@
-//! Pool of read buffers: a fresh allocation of 128 KiB costs 32 page faults, more than the read
-//! itself.
+//! A pool of read buffers. Buffers are reused, because a fresh allocation of 128 KiB causes 32 page
+//! faults, which take longer than the read itself.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use bytes::Bytes;
 /// Size of a pooled buffer in bytes, and the maximum length of one read.
 pub(crate) const BUFFER: usize = 128 * 1024;
 
-/// Reads up to this size in bytes use a fresh allocation: a few bytes must not keep a whole buffer
-/// alive.
+/// Reads of at most this number of bytes allocate memory of their own, so that a few bytes do not
+/// keep a whole buffer in use.
 const SMALL: usize = 16 * 1024;
 
-/// Idle buffers; at most [`Pool::MAX_IDLE`] of them.
+/// The buffers that are not in use, at most [`Pool::MAX_IDLE`].
 #[derive(Clone, Default)]
 pub(crate) struct Pool(Arc<Mutex<Vec<Box<[u8]>>>>);
 
-/// A buffer in use. It returns to its pool when the last [`Bytes`] made from it is dropped.
+/// A buffer in use. The buffer returns to its pool when the last [`Bytes`] made from it is dropped.
 pub(crate) struct Buffer {
     bytes: Box<[u8]>,
     start: usize,
@@ -26,8 +26,8 @@ pub(crate) struct Buffer {
 }
 
 impl Pool {
-    /// Maximum number of idle buffers of 128 KiB: 1 MiB in all, so that steady streams never
-    /// allocate.
+    /// Maximum number of buffers in the pool that are not in use: 8 × 128 KiB = 1 MiB. With this
+    /// number, steady streams never allocate a buffer.
     const MAX_IDLE: usize = 8;
 
     /// Takes a buffer of `len` bytes, at most [`BUFFER`], with arbitrary content.
@@ -54,14 +54,14 @@ impl Pool {
         }
     }
 
-    /// Frees all idle buffers.
+    /// Frees all buffers that are not in use.
     pub(crate) fn trim(&self) {
         self.0.lock().clear();
     }
 }
 
 impl Buffer {
-    /// The part of the buffer to read into.
+    /// Returns the part of the buffer into which the caller reads.
     pub(crate) fn as_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start..self.end]
     }

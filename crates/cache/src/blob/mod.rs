@@ -1,5 +1,5 @@
-//! Committed blobs, open for reading. The cache verifies each chunk before it returns any byte of
-//! the chunk.
+//! Committed blobs (complete, verified and durable) that are open for reading. The cache verifies
+//! each chunk before it returns any byte of the chunk.
 
 pub(crate) mod background_reader;
 pub(crate) mod buffer;
@@ -22,15 +22,16 @@ use crate::page_cache::resident;
 use crate::store::small_blobs::SmallBlob;
 use crate::tier::{CHUNK, Extent};
 
-/// Maximum length of one [`VerifiedRange`] in bytes, which is the size of one `sendfile` call.
+/// Maximum length of one [`VerifiedRange`] in bytes. One call of `sendfile` sends a whole range.
 /// During such a call, other clients on the same thread wait.
 const MAX_VERIFIED: u64 = 2 << 20;
 
-/// A committed blob, open or in memory. It stays readable after its eviction. Cheap to clone.
+/// A committed blob, open or in memory. It stays readable after its eviction from the cache. A
+/// clone costs little.
 pub struct StoredBlob {
     source: Source,
-    /// 1 + the number of the chunk that was verified last: small sequential reads verify each chunk
-    /// once.
+    /// 1 + the number of the chunk that was verified last. Small sequential reads thus verify each
+    /// chunk only once.
     verified: AtomicU64,
 }
 
@@ -62,7 +63,7 @@ impl StoredBlob {
         }
     }
 
-    /// The digest of the blob.
+    /// Returns the digest of the blob.
     pub fn digest(&self) -> Digest {
         match &self.source {
             Source::Memory(small) => small.digest,
@@ -70,7 +71,7 @@ impl StoredBlob {
         }
     }
 
-    /// Size of the content in bytes.
+    /// Returns the size of the content in bytes.
     pub fn size(&self) -> u64 {
         match &self.source {
             Source::Memory(small) => small.bytes.len() as u64,
@@ -78,7 +79,8 @@ impl StoredBlob {
         }
     }
 
-    /// Media type with which the blob was stored. Documents have a media type, layers have none.
+    /// Returns the media type with which the blob was stored. Documents have a media type, layers
+    /// have none.
     pub fn media_type(&self) -> Option<&MediaType> {
         match &self.source {
             Source::Memory(small) => small.media_type.as_ref(),
@@ -86,8 +88,8 @@ impl StoredBlob {
         }
     }
 
-    /// The whole verified content, if it is in memory. Only small blobs are kept in memory, and
-    /// only while the memory limit allows.
+    /// Returns the whole verified content, if the content is in memory. The cache keeps only small
+    /// blobs in memory, and only while the memory limit allows.
     pub fn bytes(&self) -> Option<&Bytes> {
         match &self.source {
             Source::Memory(small) => Some(&small.bytes),
@@ -95,8 +97,9 @@ impl StoredBlob {
         }
     }
 
-    /// File and position of the content from `offset` on, for `sendfile`. Reading the file directly
-    /// skips the checksums: see [`StoredBlob::verified_len`]. `None` for a blob in memory.
+    /// Returns the file of the content and the position of `offset` in the file, for `sendfile`. A
+    /// direct read of the file skips the checksums: see [`StoredBlob::verified_len`]. `None` for a
+    /// blob in memory.
     pub fn extent(&self, offset: u64) -> Option<Extent<'_>> {
         match &self.source {
             Source::Memory(_) => None,
@@ -104,16 +107,17 @@ impl StoredBlob {
         }
     }
 
-    /// Number of bytes from `offset` (at most `max`, and at most 2 MiB) that the caller can send
-    /// directly from [`StoredBlob::extent`]. For these bytes, three conditions hold: this process
-    /// verified them within the last 10 minutes, the file has not changed since, and the page cache
-    /// contains them. Read all other bytes with [`StoredBlob::read_at`], which verifies them. Costs
-    /// a few system calls; does not block.
+    /// Returns the number of bytes from `offset` on (at most `max`, and at most 2 MiB) that the
+    /// caller can send directly from [`StoredBlob::extent`]. For these bytes, three conditions
+    /// hold: this process verified them within the last 10 minutes, the file has not changed since
+    /// then, and the bytes are in the page cache. The caller must read all other bytes with
+    /// [`StoredBlob::read_at`], which verifies them. Makes a few system calls and does not block.
     pub fn verified_len(&self, offset: u64, max: u64) -> u64 {
         self.verified_from(offset, max).map_or(0, |(len, _)| len)
     }
 
-    /// As [`StoredBlob::verified_len`], as a range to send; `None` when its length is 0.
+    /// Returns the bytes that [`StoredBlob::verified_len`] counts as a range for `sendfile`. `None`
+    /// when there are no such bytes.
     pub fn verified_range(&self, offset: u64, max: u64) -> Option<VerifiedRange> {
         let (len, identity) = self
             .verified_from(offset, max)
@@ -144,9 +148,10 @@ impl StoredBlob {
         Some((len, identity))
     }
 
-    /// Reads as [`BlobReader::read_at`](crate::fill::blob_reader::BlobReader::read_at) does.
-    /// Verifies chunks against their checksums before it returns their bytes. Returns at most 128
-    /// KiB; a read that starts at a multiple of 64 KiB is the cheapest. Cancel safe.
+    /// Reads bytes in the same way as
+    /// [`BlobReader::read_at`](crate::fill::blob_reader::BlobReader::read_at). Verifies chunks
+    /// against their checksums before it returns their bytes. Returns at most 128 KiB. A read that
+    /// starts at a multiple of 64 KiB costs least. Cancel safe.
     ///
     /// # Errors
     /// [`Error::Corrupt`]: the cache has removed the blob; claim it again.
@@ -173,7 +178,8 @@ impl StoredBlob {
             return Ok(buffer.freeze(0, len));
         }
         let identity = open.identity(first);
-        // Reads whole chunks: all chunks that contain requested bytes and that fit into the buffer.
+        // The read covers whole chunks: all chunks that contain requested bytes and that fit into
+        // the buffer.
         let end = (offset + max as u64).div_ceil(chunk) * chunk;
         let end = end.min(first * chunk + BUFFER as u64).min(size);
         let buffer = open
@@ -187,12 +193,13 @@ impl StoredBlob {
             index += 1;
         }
         self.verified.store(index, Ordering::Relaxed);
-        // Uses the identity from before the read, so that later changes to the file invalidate it.
-        // If the identity differs now, another copy of the blob was read meanwhile.
+        // The identity was read before the bytes, so that a later change of the file makes the
+        // verification invalid. If the identity differs now, the bytes came from another copy of
+        // the blob.
         let identity = identity.filter(|before| open.identity(first) == Some(*before));
         if let Some(identity) = identity {
             let (verified, now) = (open.owner.verified_chunks(), Instant::now());
-            // The chunks after this run may lie in another file.
+            // The chunks after this run may be in another file.
             let same = (first + 1..index).take_while(|at| open.identity(*at) == Some(identity));
             let end = same.last().map_or(first + 1, |last| last + 1).min(index);
             verified.add(&open.digest, identity, size, first..end, now);
@@ -200,10 +207,11 @@ impl StoredBlob {
         Ok(buffer.freeze(to_usize(inside), max))
     }
 
-    /// The whole content, if it has at most `limit` bytes.
+    /// Returns the whole content, if it has at most `limit` bytes.
     ///
     /// # Errors
-    /// As [`StoredBlob::read_at`]; [`Error::WrongSize`] when the content is longer than `limit`.
+    /// The errors of [`StoredBlob::read_at`], and [`Error::WrongSize`] if the content is longer
+    /// than `limit`.
     pub async fn read_all(&self, limit: usize) -> Result<Bytes, Error> {
         let size = self.size();
         if size > limit as u64 {
@@ -236,18 +244,18 @@ pub struct VerifiedRange {
 }
 
 impl VerifiedRange {
-    /// Start of the range in the blob, in bytes.
+    /// Returns the start of the range in the blob, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Length of the range in bytes; at least one.
+    /// Returns the length of the range in bytes, which is at least one.
     pub fn bytes(&self) -> u64 {
         self.len
     }
 
-    /// File and position of the range. `None` if the blob is now read from another copy, because
-    /// the verified copy may have become unreadable.
+    /// Returns the file of the range and the position of the range in the file. `None` if the blob
+    /// is now read from another copy, for example because the verified copy became unreadable.
     pub fn file_position(&self) -> Option<(&File, u64)> {
         let extent = self.stored.extent(self.offset)?;
         let same = Identity::of(&extent) == Some(self.identity) && extent.len >= self.len;
@@ -255,7 +263,7 @@ impl VerifiedRange {
     }
 }
 
-/// Converts a length that is at most the length of a buffer.
+/// Converts a length to `usize`. The length is at most the length of a buffer.
 fn to_usize(len: u64) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }

@@ -1,5 +1,5 @@
-//! A committed blob that is open for reading, and the trait through which it calls the store that
-//! opened it.
+//! A committed blob that is open for reading, and the trait through which the blob calls the store
+//! that opened it.
 
 use std::io;
 use std::sync::Arc;
@@ -14,21 +14,21 @@ use crate::tier::{Blob, CHUNK, is_damage};
 
 /// The part of the store that open blobs and readers of fills use.
 pub(crate) trait BlobOwner: Send + Sync {
-    /// The pool of read buffers.
+    /// Returns the pool of read buffers.
     fn buffers(&self) -> &Pool;
-    /// Chunks that this process verified recently.
+    /// Returns the chunks that this process verified recently.
     fn verified_chunks(&self) -> &VerifiedChunks;
-    /// Makes an [`Error::Io`] with the path of the blob.
+    /// Creates an [`Error::Io`] with the path of the blob.
     fn io_error(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error;
-    /// Deletes the damaged copy of a blob that was read through the open handle `handle`. `at`:
-    /// position of the damage in bytes, if known. Blocks.
+    /// Deletes the damaged copy of a blob that was read through the open handle `handle`. `at` is
+    /// the position of the damage in bytes, if known. Blocks.
     fn remove_damaged(&self, digest: &Digest, handle: u64, at: Option<u64>);
-    /// Tells the store that the last reader of a handle was dropped.
+    /// Tells the store that the last reader of an open handle was dropped.
     fn closed(&self, digest: &Digest, handle: u64);
 }
 
-/// One open handle of a blob, which all readers of the blob share. The bytes of a deleted blob
-/// count against the capacity until its handle is dropped.
+/// One open handle of a blob, which all readers of the blob share. After a blob is deleted, its
+/// bytes count towards the capacity until its handle is dropped.
 pub(crate) struct OpenBlob {
     pub(crate) digest: Digest,
     pub(crate) handle: u64,
@@ -43,15 +43,15 @@ impl Drop for OpenBlob {
 }
 
 impl OpenBlob {
-    /// Identity of the file that contains a chunk. Two equal identities prove that the file has not
-    /// changed between the calls.
+    /// Returns the identity of the file that contains a chunk. If two calls return equal
+    /// identities, the file has not changed between the calls.
     pub(crate) fn identity(&self, chunk: u64) -> Option<Identity> {
         let extent = self.blob.extent(chunk * CHUNK as u64);
         extent.as_ref().and_then(Identity::of)
     }
 
-    /// Reads `len` bytes from `offset`, at most [`BUFFER`](super::buffer::BUFFER): directly from
-    /// the page cache, else on a blocking thread.
+    /// Reads `len` bytes from `offset`, at most [`BUFFER`](super::buffer::BUFFER): directly if the
+    /// bytes are in the page cache, otherwise on a blocking thread.
     pub(crate) async fn read(self: &Arc<Self>, offset: u64, len: usize) -> Result<Buffer, Error> {
         let mut buffer = self.owner.buffers().take(len);
         match self.blob.try_read_at(offset, buffer.as_mut()) {
@@ -70,8 +70,8 @@ impl OpenBlob {
         }
     }
 
-    /// Deletes the damaged copy and returns the error for the reader. `is_exact`: the damage lies
-    /// exactly at `offset`.
+    /// Deletes the damaged copy of the blob and returns the error for the reader. `is_exact` means
+    /// that the damage is exactly at `offset`.
     pub(crate) async fn corrupt(self: &Arc<Self>, offset: u64, is_exact: bool) -> Error {
         let (open, at) = (self.clone(), is_exact.then_some(offset));
         blocking(move || open.report_damage(at)).await;
@@ -81,7 +81,7 @@ impl OpenBlob {
         }
     }
 
-    /// Deletes the damaged copy. Blocks.
+    /// Deletes the damaged copy of the blob. Blocks.
     pub(crate) fn report_damage(&self, at: Option<u64>) {
         self.owner.remove_damaged(&self.digest, self.handle, at);
     }

@@ -1,10 +1,10 @@
 //! Remembers which chunks of which files this process verified recently, so that these chunks can
-//! be sent by `sendfile` without reading them.
+//! be sent by `sendfile` without another verification.
 //!
 //! An entry is valid for one version of one file: any write, truncation or replacement changes the
-//! file's identity. An entry expires after 10 minutes, because the disk may return other bytes once
-//! pages leave the page cache. The memory is bounded. If an entry is dropped, its chunks are
-//! verified once more.
+//! file's identity. An entry (the record of one file) expires after 10 minutes, because the disk
+//! may return other bytes once pages leave the page cache. The memory of all entries is bounded. If
+//! an entry is dropped to save memory, its chunks are verified once more.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -15,8 +15,8 @@ use pierhead_oci::Digest;
 
 use crate::tier::{CHUNK, Extent};
 
-/// How long a verification stays valid. To verify 1 GB takes about 0.2 CPU seconds, so a repetition
-/// every 10 minutes costs nearly nothing.
+/// How long a verification stays valid. The verification of 1 GB takes about 0.2 CPU seconds, so
+/// its repetition every 10 minutes costs nearly nothing.
 const VERIFICATION_LIFETIME: Duration = Duration::from_secs(600);
 /// Maximum number of files whose verified chunks are recorded.
 const MAX_FILES: usize = 4096;
@@ -24,10 +24,10 @@ const MAX_FILES: usize = 4096;
 /// GiB of blobs.
 const MAX_WORDS: usize = 128 << 10;
 
-/// Identifies a version of a blob's content: any change of the content changes it.
+/// Identifies a version of a blob's content. Every change of the content changes the identity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Identity {
-    /// A blob in its own file.
+    /// The blob is in a file of its own.
     File {
         device: u64,
         inode: u64,
@@ -35,13 +35,13 @@ pub(crate) enum Identity {
         modified: (i64, u64),
         changed: (i64, u64),
     },
-    /// A blob in a file shared with others: the number of its record.
+    /// The blob is in a file with other blobs, as the record with this number.
     Record(u64),
 }
 
 impl Identity {
-    /// Identity of the file that contains an extent; `None` when the system call fails. Makes at
-    /// most one system call, which does not wait for the disk.
+    /// Returns the identity of the file that contains an extent, or `None` when the system call
+    /// fails. Makes at most one system call, which does not wait for the disk.
     pub(crate) fn of(extent: &Extent<'_>) -> Option<Self> {
         if let Some(number) = extent.record {
             return Some(Self::Record(number));
@@ -57,7 +57,7 @@ impl Identity {
     }
 }
 
-/// The verified chunks of all files; see the documentation of this module.
+/// The verified chunks of all files. The documentation of this module explains them.
 #[derive(Default)]
 pub(crate) struct VerifiedChunks {
     chunks: Mutex<ChunkMap>,
@@ -66,7 +66,7 @@ pub(crate) struct VerifiedChunks {
 #[derive(Default)]
 struct ChunkMap {
     files: HashMap<Key, Chunks>,
-    /// Number of words of 64 bits that the entries of all files take.
+    /// Number of words of 64 bits that all entries use.
     words: usize,
 }
 
@@ -80,9 +80,9 @@ fn key(digest: &Digest, identity: &Identity) -> Key {
 
 struct Chunks {
     identity: Identity,
-    /// When the first chunk was verified: all entries of the file expire together.
+    /// Time at which the first chunk was verified. All chunks of the file expire together.
     since: Instant,
-    /// One bit per chunk.
+    /// One bit for each chunk, which is set if the chunk is verified.
     bits: Box<[u64]>,
 }
 
@@ -94,8 +94,8 @@ impl Chunks {
 }
 
 impl VerifiedChunks {
-    /// Marks `chunks` of a content of `size` bytes as verified. `identity` must be from before the
-    /// read.
+    /// Marks `chunks` of a content of `size` bytes as verified. The caller must have read
+    /// `identity` before it read the content.
     pub(crate) fn add(
         &self,
         digest: &Digest,
@@ -136,7 +136,7 @@ impl VerifiedChunks {
         }
     }
 
-    /// Number of bytes from the start of `range` that lie in verified chunks.
+    /// Returns the number of bytes from the start of `range` on that are in verified chunks.
     pub(crate) fn verified_len(
         &self,
         digest: &Digest,
@@ -173,7 +173,8 @@ impl ChunkMap {
         }
     }
 
-    /// Drops expired files, or all files, until `words` more words and one more file fit.
+    /// Drops expired entries until `words` more words and one more file fit. If that is not enough,
+    /// drops all entries.
     fn make_room(&mut self, words: usize, now: Instant) {
         let fits = |map: &Self| map.files.len() < MAX_FILES && map.words + words <= MAX_WORDS;
         if fits(self) {

@@ -25,7 +25,7 @@ impl Collector for StateCollector {
         let Some(store) = self.0.upgrade() else {
             return Ok(());
         };
-        // A system call that does not wait for the disk. It runs outside the lock of the state.
+        // This system call does not wait for the disk. It is made without the lock of the state.
         let free = store.free();
         let (figures, labels, shown) = {
             let mut state = store.state.lock();
@@ -149,7 +149,7 @@ impl Collector for StateCollector {
     }
 }
 
-/// Metrics of the fast tier.
+/// Reports the gauges of the fast tier.
 fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std::fmt::Error> {
     let info = Info::new([("class", stat.class)]);
     let described = encoder.encode_descriptor(

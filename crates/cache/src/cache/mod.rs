@@ -38,11 +38,12 @@ use crate::store::state::State;
 use crate::store::tag_store::TagStore;
 use crate::tier::{DiskTier, Tier};
 
-/// Maximum number of parts of a manifest that are counted. Images have some hundred at most.
+/// Maximum number of parts of a manifest that are counted. Real images have at most some hundred
+/// parts.
 const MAX_PARTS: usize = 1000;
 
-/// A handle of the cache; all clones share one state. Async code may call all methods, unless the
-/// documentation of a method says that it blocks.
+/// A handle of the cache. All clones share one state. Async code may call every method whose
+/// documentation does not say that the method blocks.
 #[derive(Clone)]
 pub struct Cache {
     pub(crate) store: Arc<Store>,
@@ -51,18 +52,18 @@ pub struct Cache {
     maintenance: Arc<Maintenance>,
 }
 
-/// Result of [`Cache::claim`].
+/// The result of [`Cache::claim`].
 pub enum Claim {
     /// The blob is complete and verified.
     Hit(StoredBlob),
-    /// The blob is not in the cache: the caller fetches it and writes it to the [`Fill`]. The
-    /// reader follows this fill.
+    /// The blob is not in the cache: the caller must fetch the blob and write its bytes to the
+    /// [`Fill`]. The reader follows this fill.
     Leader(Fill, BlobReader),
-    /// Another caller is writing the blob; the reader follows the fill of that caller.
+    /// Another caller is writing the blob. The reader follows the fill of that caller.
     Follower(BlobReader),
 }
 
-/// Result of a lookup in the index, without I/O.
+/// The result of a lookup in the index, without I/O.
 enum Lookup {
     Absent,
     Open(StoredBlob),
@@ -70,32 +71,34 @@ enum Lookup {
     Closed,
 }
 
-/// Which stored blobs satisfy a claim.
+/// The condition that a stored blob must satisfy for a claim.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MediaTypeFilter<'a> {
     Any,
-    /// Only a blob with this media type.
+    /// The blob must have this media type.
     Only(&'a MediaType),
 }
 
 impl Cache {
-    /// Opens the data folder, or creates it. Locks the folder, checks its version, reconciles
-    /// catalog and files, and restores the policy state. Blocks; reads each folder of blobs once.
+    /// Opens the data folder, or creates it. Locks the folder, checks its version, makes catalog
+    /// and files consistent, and restores the policy state. Blocks, and reads each folder of blobs
+    /// once.
     ///
     /// # Errors
-    /// [`Error::InUse`], [`Error::Version`], [`Error::Foreign`], [`Error::UnreadablePin`],
-    /// [`Error::Io`]. A damaged catalog is no error: the cache rebuilds it.
+    /// [`Error::InUse`], [`Error::Version`], [`Error::Foreign`], [`Error::UnreadablePin`] or
+    /// [`Error::Io`]. A damaged catalog is no error, because the cache rebuilds the catalog.
     pub fn open(config: Config, eviction: impl Into<Eviction>) -> Result<Self, Error> {
         Self::open_on(config, eviction, |config| {
             Ok(Arc::new(DiskTier::new(&config.data)?))
         })
     }
 
-    /// As [`Cache::open`], with another tier in place of the disk. `open_on` locks the folder, then
-    /// calls `tier` to make the tier. Tests inject faults this way.
+    /// Opens the data folder like [`Cache::open`], with another tier in place of the disk. Locks
+    /// the folder and then calls `tier` to create the tier. Tests use this function to inject
+    /// faults.
     ///
     /// # Errors
-    /// As [`Cache::open`].
+    /// The same errors as [`Cache::open`].
     pub fn open_on(
         config: Config,
         eviction: impl Into<Eviction>,
@@ -138,11 +141,11 @@ impl Cache {
         })
     }
 
-    /// Returns a committed blob, or `None`. Counts as an access. For a blob that is in memory or
-    /// already open, it needs no I/O and no other thread.
+    /// Returns a committed blob, or `None`. The call counts as an access. If the blob is in memory
+    /// or already open, the call needs no I/O and no other thread.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if the operating system fails to open or read the file.
     pub async fn get(&self, digest: &Digest) -> Result<Option<StoredBlob>, Error> {
         let stored = match self.look_up(digest) {
             Lookup::Absent => None,
@@ -158,11 +161,11 @@ impl Cache {
         Ok(stored)
     }
 
-    /// Returns a committed blob for pierhead's own work, or `None`. Counts neither as an access nor
-    /// as a hit.
+    /// Returns a committed blob for pierhead's own work, or `None`. The call counts neither as an
+    /// access nor as a hit.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if the operating system fails to open or read the file.
     pub async fn peek(&self, digest: &Digest) -> Result<Option<StoredBlob>, Error> {
         if !self.is_stored(digest) {
             return Ok(None);
@@ -172,18 +175,18 @@ impl Cache {
         Ok(open.map(StoredBlob::new))
     }
 
-    /// Opens a committed blob for background work, or returns `None`. Counts neither as an access
-    /// nor as a hit. Blocks.
+    /// Opens a committed blob for background work, or returns `None`. The reads count neither as
+    /// accesses nor as hits. Blocks.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if the operating system fails to open or read the file.
     pub fn open_for_background(&self, digest: &Digest) -> Result<Option<BackgroundReader>, Error> {
         let open = self.store.open_for(digest, false)?;
         Ok(open.map(BackgroundReader::new))
     }
 
-    /// Returns a committed blob if it is in memory or already open: [`Cache::get`] without waiting.
-    /// Counts as an access when it finds the blob. Takes less than 1 µs.
+    /// Returns a committed blob if the blob is in memory or already open. Unlike [`Cache::get`],
+    /// never waits. If the blob is found, the call counts as an access. Takes less than 1 µs.
     pub fn get_now(&self, digest: &Digest) -> Option<StoredBlob> {
         match self.look_up(digest) {
             Lookup::Open(stored) => Some(stored),
@@ -211,24 +214,26 @@ impl Cache {
         Lookup::Open(stored)
     }
 
-    /// Whether the blob is committed or a fill of it is running. Counts as no access; makes no I/O.
+    /// Whether the blob is committed or a fill of the blob is running. The call does not count as
+    /// an access and makes no I/O.
     pub fn contains(&self, digest: &Digest) -> bool {
         let state = self.store.state.lock();
         state.index.contains_key(digest) || state.fills.contains_key(digest)
     }
 
-    /// Whether the blob is committed. Counts as no access; makes no I/O.
+    /// Whether the blob is committed. The call does not count as an access and makes no I/O.
     pub fn is_stored(&self, digest: &Digest) -> bool {
         self.store.state.lock().index.contains_key(digest)
     }
 
-    /// Returns the blob, or makes the caller leader or follower of its fill. A digest has at most
-    /// one leader at a time. `origin` is the registry that the leader fetches from; a fill resumes
-    /// only staged bytes of the same registry. Cancel safe.
+    /// Returns the blob if it is committed. Otherwise makes the caller the leader of a new fill, or
+    /// a follower of the running fill. A digest has at most one leader at a time. `origin` is the
+    /// registry from which the leader fetches. A fill resumes only staged bytes of the same
+    /// registry. Cancel safe.
     ///
     /// # Errors
-    /// [`Error::Io`]: the staging file cannot be opened ([`Error::is_storage`]: stream without
-    /// storing).
+    /// [`Error::Io`] if the staging file cannot be opened. This error satisfies
+    /// [`Error::is_storage`], so the caller can stream the blob without storing it.
     pub async fn claim(&self, digest: &Digest, origin: Origin) -> Result<Claim, Error> {
         self.claim_as(digest, origin, MediaTypeFilter::Any).await
     }
@@ -248,7 +253,7 @@ impl Cache {
             }
             let shared_fill = {
                 let mut state = self.store.state.lock();
-                // The blob was committed after the lookup above.
+                // The blob was committed after the first lookup.
                 if filter == MediaTypeFilter::Any && state.index.contains_key(digest) {
                     continue;
                 }
@@ -259,8 +264,8 @@ impl Cache {
                     Some(shared_fill) => {
                         let doomed = shared_fill.is_doomed();
                         if !doomed {
-                            // Incremented under the lock of the state, because the commit reads
-                            // this counter under the same lock.
+                            // The counter is incremented under the lock of the state, because a
+                            // commit reads the counter under this lock.
                             shared_fill.followers.fetch_add(1, Ordering::Relaxed);
                         }
                         Err((shared_fill.clone(), doomed))
@@ -298,10 +303,11 @@ impl Cache {
         }
     }
 
-    /// Stores a small document (manifest, tag list): verified, and durable on return.
+    /// Stores a small document (manifest, tag list). Verifies the document, and returns when it is
+    /// durable.
     ///
     /// # Errors
-    /// [`Error::WrongDigest`], [`Error::NoRoom`], [`Error::Io`].
+    /// [`Error::WrongDigest`], [`Error::NoRoom`] or [`Error::Io`].
     pub async fn put(
         &self,
         digest: &Digest,
@@ -311,10 +317,11 @@ impl Cache {
         self.put_with_cost(digest, media_type, content, None).await
     }
 
-    /// As [`Cache::put`]. `cost`: seconds that a client would wait for a fetch of the document.
+    /// Stores a small document like [`Cache::put`], with its cost: the number of seconds that a
+    /// client would wait for a fetch of the document.
     ///
     /// # Errors
-    /// As [`Cache::put`].
+    /// The same errors as [`Cache::put`].
     pub async fn put_with_cost(
         &self,
         digest: &Digest,
@@ -352,10 +359,11 @@ impl Cache {
         }
     }
 
-    /// Increments the image count of each part of an image whose manifest was stored.
+    /// Increments the image count of each part (config, layer) of an image whose manifest was
+    /// stored.
     fn count_parts(&self, digest: &Digest, media_type: &MediaType, content: Bytes) {
-        // The children of an image index are manifests. Manifests are small, so they are not
-        // ranked.
+        // The parts of an image index are manifests. Manifests are small, so their image counts are
+        // not needed.
         if !media_type.is_manifest() {
             return;
         }
@@ -370,25 +378,26 @@ impl Cache {
         }
     }
 
-    /// The store of tags: the digest of each tag, and when an upstream confirmed it.
+    /// Returns the store of tags: the digest of each tag, and the time at which an upstream
+    /// confirmed the tag.
     pub fn tags(&self) -> &TagStore {
         &self.tags
     }
 
-    /// Protects these digests from eviction under one label, which is a complete image reference. A
-    /// digest that is not stored yet is protected once it is stored. Durable on return. Replaces an
-    /// earlier pin of the label.
+    /// Protects these digests from eviction. The pin has a label, which is a complete image
+    /// reference. A digest that is not stored yet is protected as soon as it is stored. Replaces an
+    /// earlier pin with the same label. The pin is durable when the call returns.
     ///
     /// # Errors
-    /// [`Error::Io`]; the pins are then unchanged.
+    /// [`Error::Io`]. After an error, the pins are unchanged.
     pub async fn pin(&self, label: &str, digests: Vec<Digest>) -> Result<(), Error> {
         self.set_pin(label, Some(digests)).await.map(|_| ())
     }
 
-    /// Removes a pin; `false` when there was none.
+    /// Removes the pin with this label. Returns `false` if there was no such pin.
     ///
     /// # Errors
-    /// [`Error::Io`]; the pins are then unchanged.
+    /// [`Error::Io`]. After an error, the pins are unchanged.
     pub async fn unpin(&self, label: &str) -> Result<bool, Error> {
         self.set_pin(label, None).await
     }
@@ -398,26 +407,27 @@ impl Cache {
         blocking(move || {
             let was_there = pins.set(&label, digests, |before, after| {
                 let mut state = store.state.lock();
-                // Adds the new pins before it removes the old ones: a digest in both lists stays
-                // pinned throughout.
+                // The new pins are added before the old pins are removed, so that a digest in both
+                // lists stays pinned all the time.
                 after.iter().for_each(|digest| state.pin(*digest));
                 before.iter().for_each(|digest| state.unpin(*digest));
             });
-            // If the capacity was reduced earlier, the removed pins may have delayed evictions.
+            // The capacity may have been reduced earlier. Blobs that only the old pins protected
+            // can now be evicted.
             store.shrink();
             was_there
         })
         .await
     }
 
-    /// All labels with their pinned digests.
+    /// Returns all labels of pins with their digests.
     pub fn pins(&self) -> Vec<(String, Vec<Digest>)> {
         self.pins.all()
     }
 
-    /// Changes the capacity in bytes. A reduction evicts at once, except for pinned blobs and blobs
-    /// that are being read. Pinned blobs are evicted once they are unpinned, open blobs within
-    /// [`Config::flush_interval`] of their last read.
+    /// Changes the capacity in bytes. If the capacity is reduced, evicts blobs at once, except for
+    /// pinned blobs and blobs that are being read. Pinned blobs are evicted once they are unpinned,
+    /// open blobs within [`Config::flush_interval`] of their last read.
     pub async fn set_capacity(&self, capacity: u64) {
         {
             let mut state = self.store.state.lock();
@@ -428,59 +438,61 @@ impl Cache {
         blocking(move || store.shrink()).await;
     }
 
-    /// Changes policy and admission without losing a blob. A new policy receives all blobs in the
-    /// order of their last accesses. A policy or admission that is already in use under the given
-    /// name is kept.
+    /// Changes the eviction policy and the admission filter without losing a blob. A new policy
+    /// receives all blobs in the order of their last accesses. If a policy or admission filter with
+    /// the given name is already in use, the cache keeps it.
     pub async fn set_eviction(&self, eviction: Eviction) {
         let store = self.store.clone();
         blocking(move || store.set_eviction(eviction)).await;
     }
 
-    /// Charges bytes that another component wrote to the same disk against the daily write budget
+    /// Subtracts bytes that another component wrote to the same disk from the daily write budget
     /// ([`Eviction::daily_write_budget`](crate::store::ranking::Eviction)). Does not block.
     pub fn count_written(&self, bytes: u64) {
         self.store.count_written(bytes);
     }
 
-    /// Whether the daily write budget has bytes left for another component. `is_awaited`: a client
-    /// waits for the work. Such work may exceed the budget by 1/16, as small blobs may. Does not
-    /// block.
+    /// Whether the daily write budget has bytes left for another component. `is_awaited` means that
+    /// a client waits for the work. Such work may exceed the budget by 1/16. The same exception
+    /// applies to small blobs. Does not block.
     pub fn may_write(&self, is_awaited: bool) -> bool {
         self.store.may_write(is_awaited)
     }
 
     /// Evicts blobs until at most `target` bytes are used, except for pinned blobs. Returns the
-    /// number of evicted bytes. Blobs that are being read are evicted, too; their space becomes
-    /// free once the last reader closes them.
+    /// number of evicted bytes. Blobs that are being read are evicted, too. The space of such a
+    /// blob becomes free once the last reader closes the blob.
     ///
     /// # Errors
-    /// None; a file that cannot be deleted stays counted.
+    /// The call never fails. A file that cannot be deleted counts as used.
     pub async fn prune(&self, target: u64) -> Result<u64, Error> {
         let store = self.store.clone();
         Ok(blocking(move || store.prune(target)).await)
     }
 
-    /// Deletes these blobs except pinned ones; returns the bytes of the deleted blobs.
+    /// Deletes these blobs except for pinned blobs. Returns the number of bytes of the deleted
+    /// blobs.
     ///
     /// # Errors
-    /// None; a file that cannot be deleted stays counted.
+    /// The call never fails. A file that cannot be deleted counts as used.
     pub async fn remove(&self, digests: Vec<Digest>) -> Result<u64, Error> {
         let store = self.store.clone();
         Ok(blocking(move || store.remove(&digests)).await)
     }
 
-    /// Reads a whole blob and checks its digest; removes a corrupt blob. Returns `false` for a
-    /// corrupt blob, `true` for an intact or absent one. Counts neither as an access nor as a hit.
+    /// Reads a whole blob and checks its digest. If the blob is corrupt, removes the blob and
+    /// returns `false`. Returns `true` if the blob is intact or absent. The read counts neither as
+    /// an access nor as a hit.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if the operating system fails to open or read the file.
     pub async fn verify(&self, digest: &Digest) -> Result<bool, Error> {
         let (store, digest) = (self.store.clone(), *digest);
         blocking(move || store.verify(&digest)).await
     }
 
     /// Closes the cache: aborts running fills (staged bytes are kept), writes pending access ticks,
-    /// and unlocks the data folder. Call it once, at shutdown; later claims fail.
+    /// and unlocks the data folder. The caller calls this once, at shutdown. Later claims fail.
     pub async fn close(&self) {
         let shared_fills: Vec<_> = {
             let mut state = self.store.state.lock();
@@ -506,12 +518,12 @@ impl Cache {
         self.store.unlock();
     }
 
-    /// The counters of panics in background tasks.
+    /// Returns the counters of panics in background tasks.
     pub fn panics(&self) -> &Panics {
         self.store.config.background.panics()
     }
 
-    /// Registers the metrics of the cache; the caller sets the prefix.
+    /// Registers the metrics of the cache. The caller sets the prefix of their names.
     pub fn register(&self, registry: &mut Registry) {
         self.store.metrics.register(registry);
         registry.register_collector(Box::new(StateCollector(Arc::downgrade(&self.store))));

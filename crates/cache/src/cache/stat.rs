@@ -1,4 +1,5 @@
-//! Methods of [`Cache`] for operators: lists and statistics.
+//! Methods of [`Cache`] for operators: list blobs, and return statistics of blobs, space and
+//! eviction.
 
 use pierhead_oci::Digest;
 
@@ -8,7 +9,8 @@ use crate::store::stat::{BlobStat, EvictionStat, Stat};
 use crate::store::state::Slot;
 
 impl Cache {
-    /// Up to `limit` committed blobs whose digest is greater than `after`, in the order of digests.
+    /// Returns up to `limit` committed blobs whose digest is greater than `after`, in the order of
+    /// their digests.
     pub fn list(&self, after: Option<Digest>, limit: usize) -> Vec<BlobStat> {
         use std::ops::Bound::{Excluded, Unbounded};
         let state = self.store.state.lock();
@@ -24,7 +26,8 @@ impl Cache {
         slots.map(entry).collect()
     }
 
-    /// Statistics of one committed blob, as in [`Cache::list`]. Counts as no access; makes no I/O.
+    /// Returns the statistics of one committed blob, as in [`Cache::list`]. The call does not count
+    /// as an access and makes no I/O.
     pub fn blob_stat(&self, digest: &Digest) -> Option<BlobStat> {
         let state = self.store.state.lock();
         state.index.get(digest).map(|slot| BlobStat {
@@ -36,7 +39,7 @@ impl Cache {
         })
     }
 
-    /// Byte counts of the cache.
+    /// Returns the byte counts of the cache.
     pub fn stat(&self) -> Stat {
         let state = self.store.state.lock();
         Stat {
@@ -50,7 +53,7 @@ impl Cache {
         }
     }
 
-    /// Policy and admission in use, with their statistics.
+    /// Returns the policy and the admission filter in use, with their statistics.
     pub fn eviction(&self) -> EvictionStat {
         let mut state = self.store.state.lock();
         let ranking = &mut state.ranking;

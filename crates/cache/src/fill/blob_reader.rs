@@ -1,4 +1,4 @@
-//! Readers of blobs: one type for committed blobs and for fills that are still running.
+//! Readers of blobs. One type reads both committed blobs and blobs whose fill is still running.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,20 +12,21 @@ use crate::blocking::blocking;
 use crate::error::Error;
 use crate::fill::shared_fill::{Progress, SharedFill};
 
-/// Reader of a blob, committed or being filled.
+/// Reads a blob, which is committed or being filled.
 #[derive(Clone)]
 pub enum BlobReader {
-    /// A committed blob.
+    /// The blob is committed.
     Stored(StoredBlob),
-    /// A blob that is being filled.
+    /// The blob is being filled.
     Tail(TailReader),
 }
 
-/// Reader of a running fill. Cheap to clone; dropping it cancels nothing.
+/// Reads the blob of a running fill. A clone costs little. Dropping a reader cancels nothing.
 pub struct TailReader {
     shared_fill: Arc<SharedFill>,
     progress: watch::Receiver<Progress>,
-    /// 1 + the generation of the last read; 0 before the first read.
+    /// 1 + the generation (number of restarts) of the fill at the last read. 0 before the first
+    /// read.
     seen: AtomicU64,
 }
 
@@ -41,7 +42,7 @@ impl Clone for TailReader {
 }
 
 impl BlobReader {
-    /// The readers of the running fill; `None` for a committed blob.
+    /// Returns the readers of the running fill, or `None` for a committed blob.
     pub fn readers(&self) -> Option<Readers> {
         match self {
             Self::Stored(_) => None,
@@ -49,11 +50,11 @@ impl BlobReader {
         }
     }
 
-    /// Size of the blob in bytes. For a running fill, waits until the upstream has announced the
-    /// size; `None` if the upstream announces no size.
+    /// Returns the size of the blob in bytes. For a running fill, waits until the upstream has
+    /// announced the size. `None` if the upstream announces no size.
     ///
     /// # Errors
-    /// As [`BlobReader::read_at`].
+    /// The same errors as [`BlobReader::read_at`].
     pub async fn size(&self) -> Result<Option<u64>, Error> {
         match self {
             Self::Stored(stored) => Ok(Some(stored.size())),
@@ -61,14 +62,15 @@ impl BlobReader {
         }
     }
 
-    /// Reads up to `max` bytes (at most 128 KiB) from `offset`; an empty result means the end of
+    /// Reads up to `max` bytes (at most 128 KiB) from `offset`. An empty result means the end of
     /// the content. For a running fill, waits until at least one byte is available. A running fill
-    /// returns its last piece, and the end, only once the digest matches. Cancel safe. Bytes
-    /// outside the page cache are read on a blocking thread.
+    /// returns its last piece, and the end, only once the digest matches. Cancel safe. If the bytes
+    /// are not in the page cache, a blocking thread reads them.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a committed blob; for a running fill the error that ended it. If
-    /// [`Error::is_storage`] holds, the caller can stream the rest from the upstream.
+    /// [`Error::Corrupt`] for a committed blob. For a running fill, the error that ended the fill.
+    /// If [`Error::is_storage`] is `true` for this error, the caller can stream the rest of the
+    /// blob from the upstream.
     pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
         match self {
             Self::Stored(stored) => stored.read_at(offset, max).await,
@@ -78,7 +80,7 @@ impl BlobReader {
 }
 
 /// Tells whether one fill still has readers. The default value belongs to no fill and has no
-/// readers. It does not keep the fill alive.
+/// readers. This value does not keep the fill alive.
 #[derive(Clone, Debug, Default)]
 pub struct Readers(Weak<watch::Sender<Progress>>);
 
@@ -87,15 +89,16 @@ impl Readers {
         Self(Arc::downgrade(&shared_fill.progress))
     }
 
-    /// Whether the fill has no reader. Costs one atomic load.
+    /// Whether the fill has no reader. The call costs one atomic load.
     pub fn is_empty(&self) -> bool {
-        // Each reader has one receiver. The fill itself has a receiver only while it ends.
+        // Each reader has one receiver of the channel. The fill itself has a receiver only while it
+        // ends.
         self.0.upgrade().is_none_or(|it| it.receiver_count() == 0)
     }
 }
 
 impl TailReader {
-    /// The readers of this fill, this one included.
+    /// Returns the readers of this fill, including this reader.
     pub fn readers(&self) -> Readers {
         Readers::of(&self.shared_fill)
     }
@@ -109,7 +112,7 @@ impl TailReader {
         }
     }
 
-    /// Waits until `ready` returns a value, or the fill has failed.
+    /// Waits until `ready` returns a value. Returns the error of the fill if the fill fails first.
     async fn wait<T>(&self, mut ready: impl FnMut(&Progress) -> Option<T>) -> Result<T, Error> {
         let mut check = |progress: &Progress| match &progress.outcome {
             Some(Err(error)) if !progress.verified => Some(Err(error.clone())),
@@ -129,7 +132,7 @@ impl TailReader {
         }
     }
 
-    /// See [`BlobReader::size`].
+    /// Returns the size of the blob: see [`BlobReader::size`].
     ///
     /// # Errors
     /// The error that ended the fill.
@@ -137,7 +140,7 @@ impl TailReader {
         self.wait(|progress| progress.size).await
     }
 
-    /// See [`BlobReader::read_at`].
+    /// Reads bytes of the blob: see [`BlobReader::read_at`].
     ///
     /// # Errors
     /// The error that ended the fill.
@@ -172,8 +175,8 @@ impl TailReader {
                 read.map(|buffer| buffer.freeze(0, len))
             }
         };
-        // The leader may have restarted the fill during the read. Then it is unknown to which
-        // generation these bytes belong.
+        // The leader may have restarted the fill during the read. In that case, it is unknown
+        // whether these bytes are from before or after the restart.
         if self.progress.borrow().generation != generation {
             return Err(Error::Restarted);
         }

@@ -1,5 +1,6 @@
-//! The worker of one fill: stages the bytes on the medium, makes them visible to readers and hashes
-//! them. At the end it verifies the digest and commits the blob.
+//! The worker of one fill (the download of a blob into the cache): writes the bytes to the staging
+//! file, makes them visible to readers and hashes them. At the end, the worker verifies the digest
+//! and commits the blob.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -20,16 +21,16 @@ use crate::store::partials::Partial;
 use crate::tier::placement::SYNC_INTERVAL;
 use crate::tier::{CHUNK, ReadAt, Staged, Sums, Trailer};
 
-/// Maximum number of bytes per write to the medium, and per wake-up of the readers. A single larger
-/// piece is written whole.
+/// Maximum number of bytes per write to the medium, and per wake-up of the readers. A single piece
+/// that is larger is written in one write.
 const BATCH_BYTES: usize = 256 * 1024;
 
-/// Number of bytes of a fill after which the worker starts an early sync to the disk. The commit of
-/// a large blob then waits only for the last bytes, and a fast fill does not fill the memory with
-/// unwritten pages.
+/// Number of bytes of a fill after which the worker starts an early sync to the disk. Thus the
+/// commit of a large blob waits only for the last bytes, and a fast fill does not fill the memory
+/// with pages that are not on the disk.
 const EARLY_SYNC_INTERVAL: u64 = 32 << 20;
 
-/// The only permit for an early sync ([`Store::syncing`]); dropping it releases the permit.
+/// The only permit for an early sync ([`Store::syncing`]). Dropping this value releases the permit.
 struct SyncPermit(Arc<Store>);
 
 impl Drop for SyncPermit {
@@ -48,19 +49,19 @@ pub(crate) struct Ingest {
     reader: Arc<dyn ReadAt>,
     hasher: Hasher,
     sums: Sums,
-    /// Number of hashed bytes. After a resume, it is less than the number of staged bytes until the
-    /// resumed bytes were read and hashed.
+    /// Number of hashed bytes. After a resume, this number is less than the number of staged bytes
+    /// until the staged bytes are read and hashed.
     hashed: u64,
     /// Whether an earlier fill staged some of the bytes.
     resumed: bool,
-    /// Whether the file in `origins/` exists that records which registry sent the staged bytes.
+    /// Whether a file in `origins/` records which registry sent the staged bytes.
     has_origin: bool,
     /// Number of bytes staged since the last [`Staged::early_sync`].
     unsynced: u64,
 }
 
-/// Ends a fill whose worker panicked. Without this, the readers of the fill and all later claims
-/// would wait forever.
+/// Ends a fill whose worker panicked. If the fill did not end, its readers and all later claims of
+/// the digest would wait forever.
 struct EndOnPanic {
     store: Weak<Store>,
     shared_fill: Weak<SharedFill>,
@@ -76,7 +77,7 @@ impl Drop for EndOnPanic {
         };
         shared_fill.close();
         if let Some(store) = self.store.upgrade() {
-            // The staged bytes still exist after the panic.
+            // The staged bytes still exist after the panic, so they become a partial fill.
             let partial = Partial {
                 bytes: shared_fill.reserved.load(Ordering::Relaxed),
                 modified: now(),
@@ -92,7 +93,8 @@ impl Drop for EndOnPanic {
 
 impl FillWorker for Ingest {
     fn run(mut self: Box<Self>, shared_fill: Arc<SharedFill>) {
-        // Guards drop in reverse order, so the panic is counted before the readers get the error.
+        // Guards are dropped in reverse order, so the panic is counted before the readers get the
+        // error.
         let _guard = EndOnPanic {
             store: Arc::downgrade(&self.store),
             shared_fill: Arc::downgrade(&shared_fill),
@@ -148,7 +150,8 @@ impl Ingest {
         }
     }
 
-    /// Reads and hashes resumed bytes, unless the leader has ordered to delete them.
+    /// Reads and hashes the bytes that an earlier fill staged, unless the leader has ordered the
+    /// worker to delete them.
     fn rehash(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
         let len = self.staged.size();
         if self.hashed == len {
@@ -204,8 +207,8 @@ impl Ingest {
             .map_err(|error| self.store.io("write", &shared_fill.digest, error))?;
         let mut position = self.hashed;
         self.hashed += len;
-        // Shows the bytes before it hashes them, so that readers can continue on other cores
-        // meanwhile.
+        // The bytes become visible before they are hashed, so that readers can continue on other
+        // cores during the hashing.
         self.show(shared_fill);
         self.sync_early(shared_fill, len);
         for piece in batch {
@@ -218,8 +221,8 @@ impl Ingest {
         Ok(())
     }
 
-    /// Records the registry before the number of staged bytes exceeds one chunk. A fill resumes
-    /// only from more than one chunk, so a small blob needs no file in `origins/`.
+    /// Records the registry of the fill before more than one chunk is staged. A fill resumes staged
+    /// bytes only if there is more than one chunk, so a small blob needs no file in `origins/`.
     fn record_origin(&mut self, shared_fill: &SharedFill, size: u64) -> Result<(), Error> {
         if self.has_origin || size <= CHUNK as u64 {
             return Ok(());
@@ -231,13 +234,14 @@ impl Ingest {
         Ok(())
     }
 
-    /// Starts an early sync. Only one fill syncs early at a time, so that a slow disk does not
-    /// block all threads.
+    /// Starts an early sync. Only one fill does an early sync at a time, so that a slow disk does
+    /// not block all threads.
     fn sync_early(&mut self, shared_fill: &SharedFill, len: u64) {
         self.unsynced += len;
         let enough = match self.store.placer {
-            // With a fast tier, the write-back of a layer should finish before the last layer
-            // arrives. On a hard disk, these syncs cost 1/6 of the throughput.
+            // With a fast tier, data is synced more often, because the write-back of a layer should
+            // finish before the last layer arrives. On a hard disk, these syncs cost 1/6 of the
+            // throughput.
             Some(_) => SYNC_INTERVAL,
             None => EARLY_SYNC_INTERVAL,
         };
@@ -247,7 +251,7 @@ impl Ingest {
         if self.store.syncing.swap(true, Ordering::Relaxed) {
             return;
         }
-        // Dropping the permit releases it, even when the work panics or never runs.
+        // Dropping the value releases the permit, even when the work panics or never runs.
         let permit = SyncPermit(self.store.clone());
         self.unsynced = 0;
         if let Some(sync) = self.staged.early_sync() {
@@ -303,7 +307,7 @@ impl Ingest {
             progress.verified = true;
         });
         let trailer = Trailer::new(size, media_type, std::mem::take(&mut self.sums));
-        // A fill of unknown length still needs space for its trailer.
+        // A fill of unknown length has not reserved space for its trailer yet.
         let need = Store::need(size, trailer.media_type());
         if let Err(error) = reservation::extend(&self.store, &shared_fill, need) {
             return self.fail(&shared_fill, error, false);
@@ -313,14 +317,14 @@ impl Ingest {
             .store
             .commit(&shared_fill, self.staged, trailer, reserved);
         let outcome = outcome.map(|open| {
-            // No other code sets `committed`.
+            // The result is ignored: no other code sets `committed`, so setting it succeeds.
             let _ = shared_fill.committed.set(open);
         });
         if let Err(error) = &outcome {
             tracing::warn!(digest = %shared_fill.digest, %error, "cannot commit a verified fill");
             self.store.end_fill(&shared_fill, None);
         }
-        // Drops these handles first: callers that wait for the outcome must find only the readers'
+        // The worker drops its handles first: when callers learn the outcome, only readers may have
         // handles of the blob.
         let progress = shared_fill.progress.clone();
         drop((shared_fill, self.store));
@@ -328,7 +332,7 @@ impl Ingest {
     }
 
     fn fail(self: Box<Self>, shared_fill: &Arc<SharedFill>, mut error: Error, keep: bool) {
-        // On a full disk, the partial file must be deleted before the fill is closed.
+        // If the disk is full, the partial file must be deleted before the fill is closed.
         shared_fill.close();
         let len = self.staged.size();
         drop(self.staged);

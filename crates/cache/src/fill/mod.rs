@@ -1,4 +1,5 @@
-//! Fills: the leader writes a blob to staging and commits it, while readers follow.
+//! Fills: a fill downloads one blob into the cache. Its leader writes the blob to staging and
+//! commits it, while its followers read the bytes.
 
 pub(crate) mod blob_reader;
 mod ingest;
@@ -21,18 +22,19 @@ use crate::fill::shared_fill::{Order, SharedFill, Terms};
 use crate::store::Store;
 use crate::store::small_blobs::MAX_SMALL_BLOB;
 
-/// The leader's handle of a fill. Dropping it without [`Fill::finish`] ends the fill for its
-/// followers with [`Error::Abandoned`]. The staged bytes are kept, and the next leader resumes
-/// after them.
+/// The leader's handle of a fill. If the handle is dropped without [`Fill::finish`], the fill ends
+/// for its followers with [`Error::Abandoned`]. The staged bytes are kept, and the next leader
+/// resumes after them.
 ///
-/// Steps of a fill: fetch from [`Fill::offset`]; call [`Fill::restart`] if the upstream starts at
-/// byte 0 instead; call [`Fill::begin`], then [`Fill::write`] for each piece, then
-/// [`Fill::finish`].
+/// The leader does these steps. It fetches the content from [`Fill::offset`] on. If the upstream
+/// starts at byte 0 instead, the leader calls [`Fill::restart`]. It calls [`Fill::begin`], then
+/// [`Fill::write`] for each piece, then [`Fill::finish`].
 ///
-/// When the cache cannot store the blob ([`Error::is_storage`], from `begin`, `write` or `finish`),
-/// all readers get that error. Each reader then streams the rest from the upstream. After
-/// [`Error::WrongDigest`] with `resumed`, one retry from byte 0 may succeed. Only readers that have
-/// sent no byte can retry; others abort their response.
+/// When the cache cannot store the blob (`begin`, `write` or `finish` returns an error with
+/// [`Error::is_storage`]), all readers get that error. Each reader then streams the rest of the
+/// blob from the upstream. After [`Error::WrongDigest`] with `resumed`, one retry from byte 0 may
+/// succeed. A reader can retry only if it has sent no byte to its client; any other reader aborts
+/// its response.
 pub struct Fill {
     store: Arc<Store>,
     shared_fill: Arc<SharedFill>,
@@ -45,8 +47,8 @@ pub struct Fill {
 }
 
 impl Fill {
-    /// Opens the staging file of a newly registered fill. A panic ends the fill like an error.
-    /// Blocks.
+    /// Opens the staging file of a newly registered fill. If this panics, the fill ends as after an
+    /// error. Blocks.
     pub(crate) fn lead(store: Arc<Store>, shared_fill: &Arc<SharedFill>) -> Result<Self, Error> {
         let panics = store.config.background.panics();
         let led = panics.catch(BackgroundTask::CacheFill, || {
@@ -82,7 +84,7 @@ impl Fill {
         }
     }
 
-    /// `offset`: number of staged bytes.
+    /// Creates the handle. `offset` is the number of staged bytes.
     fn new(store: Arc<Store>, shared_fill: Arc<SharedFill>, offset: u64) -> Self {
         Self {
             store,
@@ -96,12 +98,12 @@ impl Fill {
         }
     }
 
-    /// Makes a new reader of this fill.
+    /// Creates a new reader of this fill.
     pub(crate) fn tail(&self) -> TailReader {
         TailReader::new(self.shared_fill.clone())
     }
 
-    /// Tells whether this fill still has readers.
+    /// Returns a value that tells whether this fill still has readers.
     pub fn readers(&self) -> Readers {
         Readers::of(&self.shared_fill)
     }
@@ -111,37 +113,40 @@ impl Fill {
     }
 
     /// Sets the estimated number of seconds for which a client waits for a fetch of this blob. The
-    /// policy uses this cost to rank the blob. Call it before [`Fill::begin`]. The default is an
-    /// estimate for a distant registry.
+    /// policy uses this cost to rank the blob. The leader calls this before [`Fill::begin`]. The
+    /// default is an estimate for a distant registry.
     pub fn set_cost(&mut self, seconds: f32) {
         self.terms.cost = Some(seconds).filter(|it| it.is_finite() && *it >= 0.0);
     }
 
-    /// Skips the admission, for a blob that must be stored. Call it before [`Fill::begin`].
+    /// Skips the admission filter, for a blob that must be stored. The leader calls this before
+    /// [`Fill::begin`].
     pub fn insist(&mut self) {
         self.terms.always = true;
     }
 
-    /// The digest of the blob.
+    /// Returns the digest of the blob.
     pub fn digest(&self) -> Digest {
         self.shared_fill.digest
     }
 
-    /// Number of bytes that an earlier fill staged: fetch the content from this offset. It is a
-    /// multiple of 64 KiB. If the staged bytes are valid, it is less than the size of the content.
+    /// Returns the number of bytes that an earlier fill staged. The leader fetches the content from
+    /// this offset on. The offset is a multiple of 64 KiB. If the staged bytes are valid, the
+    /// offset is less than the size of the content.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
     /// Announces the size of the whole content, before the first write. Reserves the first step of
     /// disk space and evicts blobs for this step; `write` reserves further steps as bytes arrive.
-    /// Refuses a size that can never fit, and a blob that the admission rejects. Each reader that
-    /// has joined by now counts as one request for the admission. Readers see no bytes before this
-    /// call.
+    /// Refuses a size that can never fit, and a blob that the admission filter rejects. Each reader
+    /// that has joined before this call counts as one request for the admission filter. Readers see
+    /// no bytes before this call.
     ///
     /// # Errors
-    /// [`Error::NoRoom`], [`Error::TooLarge`], [`Error::NotAdmitted`]; the readers then stream
-    /// directly. [`Error::WrongSize`] when more bytes than `size` are staged. Each ends the fill.
+    /// [`Error::NoRoom`], [`Error::TooLarge`] or [`Error::NotAdmitted`]: the readers then stream
+    /// the blob from the upstream. [`Error::WrongSize`] when more bytes than `size` are staged.
+    /// After each of these errors, the fill has ended.
     pub async fn begin(&mut self, size: Option<u64>) -> Result<(), Error> {
         if let Some(expected) = size
             && expected < self.position
@@ -160,8 +165,8 @@ impl Fill {
         let reserved =
             blocking(move || reservation::announce(&store, &shared_fill, size, need, terms)).await;
         if let Err(error) = reserved {
-            // The refusal may hold for this day only, so the staged bytes are kept: a later fill
-            // can resume them.
+            // The blob may be admitted tomorrow, when the daily write budget starts anew. So the
+            // staged bytes are kept, and a later fill can resume them.
             let keep = matches!(error, Error::NotAdmitted { .. }) && self.position > 0;
             return Err(self.end(error, keep).await);
         }
@@ -172,12 +177,12 @@ impl Fill {
         Ok(())
     }
 
-    /// Deletes the staged bytes, because the upstream cannot resume the download. Call
+    /// Deletes the staged bytes, because the upstream cannot resume the download. The leader calls
     /// [`Fill::begin`] next. Readers that have already read staged bytes get [`Error::Restarted`],
-    /// since the new bytes may differ.
+    /// because the new bytes may differ from the staged bytes.
     ///
     /// # Errors
-    /// [`Error::Io`]; it ends the fill.
+    /// [`Error::Io`], after which the fill has ended.
     pub async fn restart(&mut self) -> Result<(), Error> {
         let mut progress = self.shared_fill.progress.subscribe();
         let before = progress.borrow().generation;
@@ -192,12 +197,12 @@ impl Fill {
         Ok(())
     }
 
-    /// Queues the next bytes of the content for the disk and returns; at most 1 MiB is queued.
-    /// Cancel safe: a cancelled call has queued nothing.
+    /// Queues the next bytes of the content for the disk and returns. At most 1 MiB is queued; if
+    /// the queue is full, waits. Cancel safe: a cancelled call has queued nothing.
     ///
     /// # Errors
-    /// [`Error::WrongSize`] when more bytes than announced were written; [`Error::Io`],
-    /// [`Error::NoRoom`], [`Error::TooLarge`]. Each ends the fill.
+    /// [`Error::WrongSize`] when more bytes than announced were written. Also [`Error::Io`],
+    /// [`Error::NoRoom`] or [`Error::TooLarge`]. After each of these errors, the fill has ended.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
@@ -218,12 +223,13 @@ impl Fill {
         Ok(())
     }
 
-    /// Verifies length and digest, releases the last piece to the readers, and commits durably.
-    /// Cancelling the future does not stop the commit.
+    /// Verifies length and digest, gives the last piece to the readers, and commits the blob
+    /// durably. If the future is dropped, the commit continues.
     ///
     /// # Errors
-    /// [`Error::WrongDigest`], [`Error::WrongSize`]: the staged bytes are deleted and the readers
-    /// fail. [`Error::Io`]: the readers have the whole verified content, but it is not stored.
+    /// [`Error::WrongDigest`] or [`Error::WrongSize`]: the staged bytes are deleted, and the
+    /// readers get the error. [`Error::Io`]: the readers have the whole verified content, but the
+    /// blob is not stored.
     pub async fn finish(mut self) -> Result<StoredBlob, Error> {
         if let Some(expected) = self.size
             && self.position != expected
@@ -241,7 +247,8 @@ impl Fill {
         Ok(StoredBlob::new(self.shared_fill.outcome().await?))
     }
 
-    /// Ends the fill with a reason for the readers. The staged bytes are kept for the next leader.
+    /// Ends the fill. The readers get the reason `why`. The staged bytes are kept for the next
+    /// leader.
     pub fn abandon(mut self, why: &str) {
         self.is_ended = true;
         self.shared_fill.order(Order::Abandon {
@@ -250,7 +257,7 @@ impl Fill {
         });
     }
 
-    /// Ends the fill and deletes the staged bytes.
+    /// Ends the fill with an error, and deletes the staged bytes.
     async fn fail(&mut self, why: Error) -> Error {
         self.end(why, false).await
     }

@@ -1,5 +1,5 @@
 //! Reserves disk space for a fill: the first step when the fill begins, further steps as bytes
-//! arrive. All functions block.
+//! arrive. All functions of this module block.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use crate::store::Store;
 use crate::store::blocks::blocks;
 
 /// Checks whether a fill may be stored, and reserves its first step of disk space. `size` is the
-/// length that the upstream announced, which may be wrong.
+/// length that the upstream announced; the announcement may be wrong.
 pub(super) fn announce(
     store: &Store,
     shared_fill: &Arc<SharedFill>,
@@ -28,7 +28,8 @@ pub(super) fn announce(
     extend(store, shared_fill, need.min(held.max(store.config.step)))
 }
 
-/// Extends the reservation to at least `need` bytes on disk, rounded up to a step if there is room.
+/// Extends the reservation to at least `need` bytes on disk. If there is room, rounds the
+/// reservation up to a whole step.
 pub(super) fn extend(store: &Store, shared_fill: &Arc<SharedFill>, need: u64) -> Result<(), Error> {
     let held = shared_fill.reserved.load(Ordering::Relaxed);
     if need <= held {
@@ -37,7 +38,8 @@ pub(super) fn extend(store: &Store, shared_fill: &Arc<SharedFill>, need: u64) ->
     let lacking = blocks(need - held);
     let rest = shared_fill.expected().saturating_sub(held);
     let step = store.config.step.min(blocks(rest)).max(lacking);
-    // Bytes that the fill needs after this step. If the length is unknown, assumes one more step.
+    // Bytes that the fill needs after this step. If the length is unknown, one more step is
+    // assumed.
     let rest = match shared_fill.expected() {
         u64::MAX => step,
         _ => blocks(rest),
@@ -50,7 +52,7 @@ pub(super) fn extend(store: &Store, shared_fill: &Arc<SharedFill>, need: u64) ->
     }
 }
 
-/// Reserves `more` bytes for this fill; see [`Store::reserve`].
+/// Reserves `more` bytes for this fill through [`Store::reserve`].
 fn reserve(
     store: &Store,
     shared_fill: &Arc<SharedFill>,
@@ -63,7 +65,7 @@ fn reserve(
         shared_fill.reserved.fetch_add(more, Ordering::Relaxed);
         return Ok(());
     }
-    // The fill has ended during the call and has released its reservation.
+    // The fill ended during this call and has already released its reservation.
     state.reserved -= more;
     Err(fill_ended())
 }

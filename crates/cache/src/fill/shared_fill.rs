@@ -1,4 +1,5 @@
-//! State of one fill that the leader, the worker that writes the bytes, and the readers share.
+//! The shared state of one fill: its leader, the worker that writes its bytes, and its readers use
+//! this state.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -14,14 +15,14 @@ use crate::error::Error;
 use crate::store::origins::Origin;
 use crate::tier::{ReadAt, Staged};
 
-/// Maximum number of bytes at the end of a blob of known length that readers get only after the
-/// digest matches.
+/// Maximum number of bytes at the end of a blob of known length that pierhead withholds from
+/// readers until the digest matches.
 const MAX_WITHHELD_BYTES: u64 = 64 * 1024;
 
 /// Maximum number of bytes of one fill that wait in memory for the disk.
 const MAX_QUEUED_BYTES: usize = 1024 * 1024;
 
-/// Number of queued bytes that form a batch. A smaller number waits up to [`MAX_LINGER`] for more
+/// Number of queued bytes that form a batch. Fewer bytes wait up to [`MAX_LINGER`] for further
 /// bytes. A batch costs a thread switch, a write, and a wake-up of every reader. For the 8 to 16
 /// KiB of one socket read or TLS record, a batch would cost more than the bytes themselves.
 const BATCH_BYTES: usize = 256 * 1024;
@@ -31,7 +32,7 @@ const MAX_LINGER: Duration = Duration::from_millis(3);
 
 pub(crate) struct SharedFill {
     pub(crate) digest: Digest,
-    /// The registry that sends the bytes.
+    /// The registry from which the bytes come.
     pub(crate) origin: Origin,
     /// Start time of the fill, and the number of bytes that all fills together had written at that
     /// time.
@@ -40,23 +41,24 @@ pub(crate) struct SharedFill {
     pub(crate) progress: Arc<watch::Sender<Progress>>,
     /// The committed blob, once it exists. All readers share this handle.
     pub(crate) committed: OnceLock<Arc<OpenBlob>>,
-    /// Reads the staged bytes. Set before the first byte is staged.
+    /// Reads the staged bytes. It is set before the first byte is staged.
     pub(crate) reader: OnceLock<Arc<dyn ReadAt>>,
     /// Disk space reserved for this fill, in bytes.
     pub(crate) reserved: AtomicU64,
     /// Maximum disk space in bytes that the fill needs, computed from the announced length.
     expected: AtomicU64,
-    /// Number of staged bytes.
+    /// Number of staged bytes on the disk.
     pub(crate) staged: AtomicU64,
-    /// Bytes of the daily write budget that are reserved for this fill. Only the holder of the lock
-    /// of the state changes this value.
+    /// Bytes of the daily write budget that are reserved for this fill. Only a thread that holds
+    /// the lock of the cache's state changes this value.
     pub(crate) reserved_budget: AtomicU64,
     /// Whether the fill may use the part of the daily write budget that is for small blobs and
     /// documents only.
     pub(crate) small: AtomicBool,
     /// Number of followers that joined the fill so far.
     pub(crate) followers: AtomicU32,
-    /// The cost of a fetch in seconds, as the bits of an `f32`; NaN while unknown.
+    /// Seconds that a fetch of the blob takes, as the bits of an `f32`. NaN while the time is
+    /// unknown.
     cost: AtomicU32,
     queue: Mutex<Queue>,
     /// Notified when the queue has room again, or is closed.
@@ -64,28 +66,28 @@ pub(crate) struct SharedFill {
     pub(crate) runtime: tokio::runtime::Handle,
 }
 
-/// The progress of a fill, as its readers see it.
+/// The progress of a fill, which readers watch.
 #[derive(Clone, Default)]
 pub(crate) struct Progress {
-    /// Number of restarts.
+    /// Number of times that the fill restarted from byte 0.
     pub(crate) generation: u64,
-    /// `None` before [`Fill::begin`](crate::fill::Fill::begin); then the size that the upstream
-    /// announced, if any.
+    /// `None` before [`Fill::begin`](crate::fill::Fill::begin). After that, the size that the
+    /// upstream announced, if it announced one.
     pub(crate) size: Option<Option<u64>>,
-    /// Number of bytes on the medium.
+    /// Number of bytes that are written to the medium.
     pub(crate) written: u64,
-    /// Whether the digest matched: all bytes are valid, and no more bytes will come.
+    /// Whether the digest matched. If it matched, all bytes are valid and no more bytes will come.
     pub(crate) verified: bool,
-    /// The result of the fill.
+    /// The result of the fill. `None` while the fill runs.
     pub(crate) outcome: Option<Result<(), Error>>,
 }
 
-/// Properties of a blob that admission and ranking use for its fill.
+/// Properties of a blob that the admission filter and the ranking use for its fill.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
     /// Seconds that a client waits for a fetch of the blob.
     pub(crate) cost: Option<f32>,
-    /// Whether to skip the admission.
+    /// Whether to skip the admission filter.
     pub(crate) always: bool,
     /// Whether the blob is a document, or known to be small.
     pub(crate) small: bool,
@@ -94,44 +96,47 @@ pub(crate) struct Terms {
 #[derive(Default)]
 struct Queue {
     pieces: Vec<Bytes>,
-    /// Bytes in `pieces`.
+    /// Number of bytes in `pieces`.
     waiting: usize,
-    /// Bytes in `pieces`, plus the bytes that the worker is writing.
+    /// Number of bytes in `pieces`, plus the number of bytes that the worker is writing.
     bytes: usize,
     /// Whether the worker should write the pieces now.
     due: bool,
     /// Whether a timer will set `due` soon.
     timed: bool,
-    /// Whether the first bytes were queued. The first bytes are written at once, so that readers
+    /// Whether any bytes were queued before. The first bytes are written at once, so that readers
     /// get them early.
     flowing: bool,
     order: Option<Order>,
-    /// The worker while it does not run; `None` while it runs.
+    /// The worker, while it does not run. `None` while the worker runs.
     worker: Option<Box<dyn FillWorker>>,
-    /// Whether the worker ran before. Its first run rehashes resumed bytes.
+    /// Whether the worker ran before. In its first run, the worker hashes the bytes that an earlier
+    /// fill staged.
     started: bool,
-    /// Whether the queue refuses further pieces.
+    /// Whether the queue is closed and refuses further pieces.
     closed: bool,
 }
 
-/// An order of the leader. The worker follows it after it has written the queued pieces.
+/// An order of the leader to the worker. The worker follows the order after it has written the
+/// queued pieces.
 pub(crate) enum Order {
-    /// Delete all staged bytes.
+    /// Delete all staged bytes, because the fill restarts.
     Clear,
-    /// Verify and commit.
+    /// Verify the digest and commit the blob.
     Finish(Option<MediaType>),
-    /// Stop. `keep`: keep the staged bytes for the next leader; otherwise delete the staged bytes.
+    /// End the fill with an error. If `keep` is set, keep the staged bytes for the next leader;
+    /// otherwise delete them.
     Abandon { why: Error, keep: bool },
 }
 
 /// Writes the pieces of one fill. While there is work, the worker runs on a blocking thread;
 /// otherwise the queue owns the worker.
 pub(crate) trait FillWorker: Send {
-    /// Works until there is nothing to do ([`SharedFill::next`]) or the fill ends.
+    /// Works until [`SharedFill::next`] returns no task or the fill ends.
     fn run(self: Box<Self>, shared_fill: Arc<SharedFill>);
 }
 
-/// The next task of the worker.
+/// The next task that the worker has to do.
 pub(crate) enum Work {
     Pieces(Vec<Bytes>),
     Order(Order),
@@ -142,7 +147,7 @@ pub(crate) fn fill_ended() -> Error {
 }
 
 impl Queue {
-    /// Drops the queued pieces.
+    /// Drops the queued pieces, which are not written.
     fn clear(&mut self) {
         self.pieces.clear();
         (self.waiting, self.due, self.flowing) = (0, false, false);
@@ -150,21 +155,21 @@ impl Queue {
 }
 
 impl Progress {
-    /// Number of bytes that readers may read.
+    /// Returns the number of bytes that readers may read.
     pub(crate) fn visible(&self) -> u64 {
         match self.size {
             _ if self.verified => self.written,
             None => 0,
             Some(Some(size)) => self.written.min(size.saturating_sub(MAX_WITHHELD_BYTES)),
-            // The length is unknown, so any byte may be the last one: readers do not get the last
-            // written byte yet.
+            // The length is unknown, so the last written byte may be the last byte of the blob:
+            // readers do not get this byte yet.
             Some(None) => self.written.saturating_sub(1),
         }
     }
 }
 
 impl SharedFill {
-    /// `written`: number of bytes that all fills have written so far.
+    /// Creates the state. `written` is the number of bytes that all fills have written so far.
     pub(crate) fn new(
         digest: Digest,
         origin: Origin,
@@ -194,26 +199,27 @@ impl SharedFill {
 
     /// Sets the staged bytes and their reservation, before the worker starts.
     pub(crate) fn set_staged(&self, staged: &dyn Staged, reserved: u64) {
-        // No other code sets `reader`.
+        // The result is ignored: no other code sets `reader`, so setting it succeeds.
         let _ = self.reader.set(staged.reader());
         self.reserved.store(reserved, Ordering::Relaxed);
         self.staged.store(staged.size(), Ordering::Relaxed);
     }
 
-    /// Reserved bytes that are not on the disk yet.
+    /// Returns the number of reserved bytes that are not on the disk yet.
     pub(crate) fn pending(&self) -> u64 {
         let staged = self.staged.load(Ordering::Relaxed);
         self.reserved.load(Ordering::Relaxed).saturating_sub(staged)
     }
 
-    /// Seconds that a client waits for a fetch of the blob; `None` while unknown.
+    /// Returns the number of seconds that a client waits for a fetch of the blob. `None` while the
+    /// time is unknown.
     pub(crate) fn cost(&self) -> Option<f32> {
         let cost = f32::from_bits(self.cost.load(Ordering::Relaxed));
         cost.is_finite().then_some(cost)
     }
 
-    /// Sets the terms, and the maximum disk space of the fill in bytes; `u64::MAX` for an unknown
-    /// length.
+    /// Sets the terms and the maximum disk space of the fill in bytes. The maximum is `u64::MAX`
+    /// for an unknown length.
     pub(crate) fn set_terms(&self, terms: Terms, expected: u64) {
         if let Some(cost) = terms.cost {
             self.cost.store(cost.to_bits(), Ordering::Relaxed);
@@ -222,19 +228,20 @@ impl SharedFill {
         self.expected.store(expected, Ordering::Relaxed);
     }
 
-    /// The maximum disk space of the fill in bytes, as announced; `u64::MAX` for an unknown length.
+    /// Returns the maximum disk space of the fill in bytes, computed from the announced length.
+    /// `u64::MAX` for an unknown length.
     pub(crate) fn expected(&self) -> u64 {
         self.expected.load(Ordering::Relaxed)
     }
 
-    /// Whether the fill has failed or is about to fail: no reader should join it.
+    /// Whether the fill has failed or is about to fail: no reader should join the fill.
     pub(crate) fn is_doomed(&self) -> bool {
         let queue = self.queue.lock();
         queue.closed && !self.progress.borrow().verified
             || matches!(queue.order, Some(Order::Abandon { .. }))
     }
 
-    /// Whether the next order deletes the staged bytes.
+    /// Whether the next order of the leader deletes the staged bytes.
     pub(crate) fn is_interrupted(&self) -> bool {
         matches!(
             self.queue.lock().order,
@@ -242,14 +249,15 @@ impl SharedFill {
         )
     }
 
-    /// Gives the worker to the queue and runs it. The worker first hashes resumed bytes.
+    /// Gives the worker to the queue and runs it. The worker first hashes the bytes that an earlier
+    /// fill staged.
     pub(crate) fn start(self: &Arc<Self>, worker: Box<dyn FillWorker>) {
         self.queue.lock().worker = Some(worker);
         self.wake();
     }
 
-    /// Waits for room in the queue, then queues a piece. Cancel safe: the piece is queued whole or
-    /// not at all. The first piece and full batches are written at once, other pieces within
+    /// Waits for room in the queue, then queues a piece. Cancel safe: either the whole piece is
+    /// queued or nothing. The first piece and full batches are written at once, other pieces within
     /// [`MAX_LINGER`].
     pub(crate) async fn push(self: &Arc<Self>, piece: Bytes) -> Result<(), Error> {
         let queued = loop {
@@ -280,7 +288,7 @@ impl SharedFill {
         Ok(())
     }
 
-    /// Runs the worker after [`MAX_LINGER`].
+    /// Starts a timer that runs the worker after [`MAX_LINGER`].
     fn linger(self: &Arc<Self>) {
         let shared_fill = Arc::downgrade(self);
         self.runtime.spawn(async move {
@@ -297,7 +305,8 @@ impl SharedFill {
         });
     }
 
-    /// Gives an order to the worker. It replaces an earlier order that the worker has not read yet.
+    /// Gives an order to the worker. The order replaces an earlier order that the worker has not
+    /// read yet.
     pub(crate) fn order(self: &Arc<Self>, order: Order) {
         {
             let mut queue = self.queue.lock();
@@ -327,7 +336,7 @@ impl SharedFill {
         self.committed.get().cloned().ok_or_else(fill_ended)
     }
 
-    /// The error that ended the fill.
+    /// Waits for the error that ends the fill, and returns it.
     pub(crate) async fn failure(&self) -> Error {
         self.outcome().await.err().unwrap_or_else(fill_ended)
     }
@@ -347,7 +356,7 @@ impl SharedFill {
         }
     }
 
-    /// Returns the next task. If there is none, moves the worker back to the queue.
+    /// Returns the next task. If there is no task, moves the worker back into the queue.
     pub(crate) fn next<W: FillWorker + 'static>(&self, worker: Box<W>) -> Option<(Box<W>, Work)> {
         let mut queue = self.queue.lock();
         if queue.due || (queue.order.is_some() && !queue.pieces.is_empty()) {
@@ -362,7 +371,7 @@ impl SharedFill {
         None
     }
 
-    /// Counts `bytes` of the queue as written.
+    /// Counts `bytes` bytes of the queue as written.
     pub(crate) fn count_written(&self, bytes: usize) {
         let mut queue = self.queue.lock();
         let before = queue.bytes;

@@ -1,13 +1,13 @@
-//! Admission control: decides whether a blob may be stored, by the admission filter and the daily
-//! write budget.
+//! Admission control: asks the admission filter and the daily write budget whether a blob may be
+//! stored. Counts written bytes against the budget.
 
 use pierhead_eviction::{Access, Admission};
 use pierhead_oci::Digest;
 
 const DAY_SECONDS: u64 = 24 * 3600;
 
-/// Small blobs and documents may exceed the daily write budget by this fraction (1/n). If a
-/// manifest is not stored, each request for its tag costs an upstream request.
+/// Small blobs and documents may exceed the daily write budget by this fraction (1/n). The reason:
+/// if a manifest is not stored, each request for its tag causes an upstream request.
 const SMALL_BLOB_SHARE: u64 = 16;
 
 /// Maximum number of simultaneous requests for one blob that the admission filter counts.
@@ -18,24 +18,25 @@ pub(crate) struct AdmissionControl {
     /// 1 + the last day on which the log reported an exhausted budget.
     reported_day: u64,
     pub(crate) filter: Option<Box<dyn Admission<Digest>>>,
-    /// Daily write budget in bytes; 0: no limit.
+    /// Daily write budget in bytes. The value 0 means no limit.
     budget: u64,
-    /// Current day of the policy clock, in days since 1970. `written` returns to 0 only when a later
-    /// day begins. When the clock goes back, the bytes written so far count for the earlier day. So
-    /// a clock that was once far in the future does not exhaust the budget until that time.
+    /// Current day of the policy clock, in days since 1970. `written` returns to 0 only when a
+    /// later day begins. When the clock goes back, the bytes written so far count for the earlier
+    /// day. Thus a clock that was wrongly far in the future for a moment does not block the budget
+    /// for years.
     day: u64,
     /// Bytes written on the current day.
     written: u64,
-    /// Bytes that running fills have reserved and not written yet.
+    /// Number of bytes of the budget that running fills have reserved and not written yet.
     reserved: u64,
 }
 
-/// Why a fill that would fit into the cache is not stored.
+/// The reason why a fill that would fit into the cache is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The admission expects no further request.
+    /// The admission filter expects no further request for the blob.
     Admission,
-    /// The policy prefers the stored blobs.
+    /// The eviction policy prefers the stored blobs to this blob.
     Policy,
     /// The daily write budget is used up.
     WriteBudget,
@@ -65,7 +66,7 @@ impl AdmissionControl {
     }
 
     /// Counts `requests` simultaneous requests for a blob that is not stored. Returns whether the
-    /// admission filter admits the blob on one of them.
+    /// admission filter admits the blob at one of these requests.
     pub(crate) fn admits(&mut self, access: &Access<Digest>, requests: u32) -> bool {
         let Some(filter) = &mut self.filter else {
             return true;
@@ -86,37 +87,37 @@ impl AdmissionControl {
         self.budget == 0 || taken.saturating_add(bytes) <= self.budget.saturating_add(spare)
     }
 
-    /// Reserves budget for a fill. The reservation ends when the bytes are spent or
-    /// [`AdmissionControl::release`]d.
+    /// Reserves budget for a fill. The reservation ends when the bytes are spent or released by
+    /// [`AdmissionControl::release`].
     pub(crate) fn reserve(&mut self, bytes: u64) {
         self.reserved = self.reserved.saturating_add(bytes);
     }
 
-    /// Releases reserved budget.
+    /// Releases budget that was reserved for a fill.
     pub(crate) fn release(&mut self, bytes: u64) {
         self.reserved = self.reserved.saturating_sub(bytes);
     }
 
-    /// Charges written bytes to the budget of the day of `tick`.
+    /// Subtracts written bytes from the budget of the day of `tick`.
     pub(crate) fn spend(&mut self, bytes: u64, tick: u64) {
         self.enter_day(tick);
         self.written = self.written.saturating_add(bytes);
     }
 
-    /// Bytes written on the day of `tick`.
+    /// Returns the number of bytes that were written on the day of `tick`.
     pub(crate) fn written(&mut self, tick: u64) -> u64 {
         self.enter_day(tick);
         self.written
     }
 
-    /// Restores the number of bytes that an earlier process wrote on the day of `at`, the tick of
-    /// the save.
+    /// Restores the number of bytes that an earlier process wrote on the day of `at`. `at` is the
+    /// tick at which that process saved its state.
     pub(crate) fn restore(&mut self, written: u64, at: u64) {
         (self.day, self.written) = (at / DAY_SECONDS, written);
     }
 
-    /// Written bytes and budget, for a log line that is written once a day: `None` at all calls of
-    /// a day except the first.
+    /// Returns the written bytes and the budget at the first call of a day, for a log line. Returns
+    /// `None` at all later calls of that day.
     pub(crate) fn first_refusal_of_day(&mut self, tick: u64) -> Option<(u64, u64)> {
         self.enter_day(tick);
         let day = tick / DAY_SECONDS + 1;

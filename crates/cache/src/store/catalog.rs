@@ -2,8 +2,8 @@
 //! which tags were validated.
 //!
 //! This is the only module that uses the crate `sled`. The whole catalog can be rebuilt. Entries
-//! that are damaged or of another version are ignored; the caller then reads the files of the blobs
-//! instead.
+//! that are damaged or have another version are ignored. In their place, the caller reads the files
+//! of the blobs.
 
 use std::fs;
 use std::io;
@@ -16,19 +16,21 @@ use pierhead_oci::{Algorithm, Digest, MediaType};
 use crate::store::state::Slot;
 use crate::store::tag_store::Key;
 
-/// Version of keys and values. A catalog of another version is replaced by an empty one.
+/// Version of the encoding of keys and values. A catalog of another version is replaced by an empty
+/// catalog.
 const VERSION: &[u8] = b"1";
 
-/// Size of sled's page cache in bytes. The catalog is read once and then only written, so a larger
-/// cache gains nothing.
+/// Size of sled's page cache in bytes. A larger page cache would gain nothing, because the catalog
+/// is read once and after that only written.
 const PAGE_CACHE: u64 = 1 << 20;
 
-/// Maximum number of entries in one atomic batch, which bounds the memory of a flush.
+/// Maximum number of entries in one atomic batch. The maximum limits the memory of a flush.
 const MAX_BATCH: usize = 1000;
 
 pub(crate) struct Catalog {
     folder: PathBuf,
-    /// `None` when the database is unusable and cannot be recreated, for example on a full disk.
+    /// The open database. `None` when the database is unusable and cannot be created again, for
+    /// example on a full disk.
     open: Option<Database>,
 }
 
@@ -39,7 +41,7 @@ struct Database {
 }
 
 impl Catalog {
-    /// Opens the database of a data folder; replaces an unusable one by an empty one.
+    /// Opens the database of a data folder. Replaces an unusable database by an empty database.
     pub(crate) fn open(data: &Path) -> Self {
         let mut catalog = Self {
             folder: data.join("catalog"),
@@ -55,7 +57,7 @@ impl Catalog {
         catalog
     }
 
-    /// Renames the database, deletes it, and creates an empty one.
+    /// Renames the unusable database, deletes it, and creates an empty database.
     #[expect(
         clippy::disallowed_methods,
         reason = "moves a folder aside that is deleted next"
@@ -77,7 +79,7 @@ impl Catalog {
             .ok()
     }
 
-    /// Visits all blobs of the catalog. Ignores unreadable entries.
+    /// Calls `visit` for all blobs of the catalog. Ignores unreadable entries.
     pub(crate) fn blobs(&self, mut visit: impl FnMut(Digest, Slot)) {
         self.each(
             |open| &open.blobs,
@@ -89,7 +91,7 @@ impl Catalog {
         );
     }
 
-    /// Visits the validation times of all tags.
+    /// Calls `visit` for the validation times of all tags.
     pub(crate) fn tags(&self, mut visit: impl FnMut(&Key, u64)) {
         self.each(
             |open| &open.tags,
@@ -115,9 +117,9 @@ impl Catalog {
         }
     }
 
-    /// Writes changes durably: blobs (`None`: removed) and validation times of tags. Returns
-    /// `false` when an empty database replaced the old one: the caller then writes all entries
-    /// again.
+    /// Writes changes of blobs (`None` for a removed blob) and validation times of tags durably.
+    /// Returns `false` when an empty database replaced the old database. In that case, the caller
+    /// must write all entries again.
     pub(crate) fn write(&mut self, blobs: &[(Digest, Option<Slot>)], tags: &[(Key, u64)]) -> bool {
         let Some(open) = &self.open else { return true };
         let written = catch_panic(|| {
@@ -149,12 +151,13 @@ impl Catalog {
     }
 }
 
-/// Maximum bytes of one file of the database. A catalog takes about 100 bytes per blob.
+/// Maximum bytes of one file of the database. The limit is generous: a catalog takes about 100
+/// bytes per blob.
 const MAX_FILE_BYTES: u64 = 4 << 30;
-/// Maximum bytes of `conf`, a text file. sled reads it as a whole.
+/// Maximum bytes of the text file `conf`. sled reads this file as a whole.
 const MAX_CONF_BYTES: u64 = 64 << 10;
 
-/// Checks the files that sled opens: a pipe would block sled, and sled would read a huge file as a
+/// Checks the files that sled opens: sled would block on a pipe, and would read a huge file as a
 /// whole.
 fn check_files(folder: &Path) -> Result<(), Failure> {
     let entries = match fs::read_dir(folder) {
@@ -189,8 +192,8 @@ fn open(folder: &Path) -> Result<Database, Failure> {
         .path(folder)
         .cache_capacity(PAGE_CACHE)
         .mode(sled::Mode::LowSpace)
-        // The maintenance thread flushes the database. The flush thread of sled would wake an idle
-        // machine twice a second.
+        // The maintenance thread flushes the database. The flush thread of sled is off, because it
+        // would wake up an idle machine twice a second.
         .flush_every_ms(None)
         .open()?;
     match db.get("version")? {
@@ -212,13 +215,13 @@ fn open(folder: &Path) -> Result<Database, Failure> {
 fn remove(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // A file has the name of the database folder.
+        // A file stands where the database folder should be.
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(folder),
         other => other,
     }
 }
 
-/// Why the database cannot be used, for the log.
+/// The reason why the database cannot be used, for the log.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Failure(String);
@@ -235,7 +238,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Runs `work` and turns a panic into an error: sled panics on some kinds of damage.
+/// Runs `work` and turns a panic into an error: sled panics if a file is damaged in some ways.
 fn catch_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic
@@ -249,7 +252,7 @@ fn catch_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failur
     })
 }
 
-/// The key of a blob: the algorithm as one byte, then the hash.
+/// Returns the key of a blob: the algorithm as one byte, then the hash.
 fn key(digest: &Digest) -> Vec<u8> {
     let mut key = vec![match digest.algorithm() {
         Algorithm::Sha256 => 1,
@@ -259,9 +262,9 @@ fn key(digest: &Digest) -> Vec<u8> {
     key
 }
 
-/// The value of a blob: size and tick (8 bytes each) and access time (4 bytes), all little-endian,
-/// then the media type. A zero byte ends the media type; cost (4 bytes) and number of images (2
-/// bytes) follow.
+/// Encodes the entry of a blob: size and tick (8 bytes each) and access time (4 bytes), all
+/// little-endian, then the media type and a zero byte, then cost (4 bytes) and number of images (2
+/// bytes).
 fn encode(slot: &Slot) -> Vec<u8> {
     let mut value = Vec::with_capacity(27);
     value.extend_from_slice(&slot.size.to_le_bytes());
@@ -290,7 +293,7 @@ fn decode(key: &[u8], value: &[u8]) -> Option<(Digest, Slot)> {
     let (tick, rest) = rest.split_first_chunk()?;
     let (accessed, rest) = rest.split_first_chunk()?;
     let size = u64::from_le_bytes(*size);
-    // Entries without a cost end with the media type.
+    // Entries of earlier builds end with the media type and have no cost.
     let (media, rank) = match rest.iter().position(|byte| *byte == 0) {
         Some(end) => (&rest[..end], Some(rank(&rest[end + 1..])?)),
         None => (rest, None),
@@ -312,7 +315,7 @@ fn decode(key: &[u8], value: &[u8]) -> Option<(Digest, Slot)> {
     Some((Digest::from_bytes(algorithm, hash)?, slot))
 }
 
-/// Decodes cost and number of images; `None` when the bytes are invalid.
+/// Decodes cost and number of images. `None` when the bytes are invalid.
 fn rank(bytes: &[u8]) -> Option<(f32, u16)> {
     let (cost, shared) = bytes.split_first_chunk()?;
     let (cost, shared) = (f32::from_le_bytes(*cost), shared.try_into().ok()?);

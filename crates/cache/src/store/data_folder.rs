@@ -14,10 +14,10 @@ use crate::error::Error;
 /// The layout version that this build reads and writes.
 const VERSION: u32 = 1;
 
-/// Names that may exist in a folder that is not a data folder yet.
+/// Names of files that may exist in a folder that is not a data folder yet.
 const NAMES_IN_UNUSED_FOLDER: [&str; 4] = ["lock", "version", "version.partial", "lost+found"];
 
-/// Folders inside the data folder.
+/// The folders that the data folder contains.
 const FOLDERS: [&str; 7] = [
     "blobs",
     "blobs/sha256",
@@ -28,11 +28,11 @@ const FOLDERS: [&str; 7] = [
     "pins",
 ];
 
-/// Maximum number of bytes that are read of a version or lock file.
+/// Maximum number of bytes that are read from a version file or lock file.
 const MAX_LINE_LEN: u64 = 64;
 
-/// The lock on the data folder. Dropping it releases the lock; the kernel releases it when the
-/// process dies.
+/// The lock on the data folder. Dropping this value releases the lock. If the process dies, the
+/// kernel releases the lock.
 pub(crate) struct DataFolder {
     _lock: File,
 }
@@ -44,8 +44,8 @@ enum IfMissing {
 }
 
 impl DataFolder {
-    /// Creates a missing folder, locks it, and checks its version. A folder with other contents is
-    /// an error; nothing is written to it.
+    /// Creates the folder if it is missing, locks it, and checks its version. If the folder has
+    /// other contents, returns an error and writes nothing.
     pub(crate) fn open(data: &Path) -> Result<Self, Error> {
         create(data).map_err(|error| Error::io("make the folder", data, error))?;
         check_access(data)?;
@@ -72,7 +72,8 @@ impl DataFolder {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 let mut text = String::new();
-                // The process ID in the lock file is only for the error message.
+                // The process ID in the lock file is only used in the error message, so a failed
+                // read is ignored.
                 let _ = file.take(MAX_LINE_LEN).read_to_string(&mut text);
                 return Err(Error::InUse {
                     path: data.to_owned(),
@@ -103,7 +104,7 @@ impl DataFolder {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(Error::io("read", &path, error));
             }
-            // The version file is missing or empty.
+            // The version file is missing or empty, so this folder is new.
             _ => {}
         }
         let is_ours = ["blobs", "staging"]
@@ -125,8 +126,8 @@ impl DataFolder {
             .map_err(|error| Error::io("write", &path, error))
     }
 
-    /// The first foreign file in a folder that is not a data folder yet. Files that an interrupted
-    /// start or the file system itself creates are not foreign.
+    /// Returns the first foreign file in a folder that is not a data folder yet. Files that an
+    /// interrupted start of pierhead or the file system itself created are not foreign.
     fn foreign_entry(data: &Path) -> Result<Option<OsString>, Error> {
         let failed = |error| Error::io("look into", data, error);
         for entry in fs::read_dir(data).map_err(failed)? {
@@ -151,7 +152,7 @@ impl DataFolder {
 /// check, the error would come later and name a file inside the folder.
 fn check_access(folder: &Path) -> Result<(), Error> {
     let needed = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
-    // Any other error is reported when the folder is used.
+    // Any other error is reported later, when pierhead uses the folder.
     if let Err(errno @ (Errno::ACCESS | Errno::PERM)) = rustix::fs::access(folder, needed)
         && folder.is_dir()
     {
@@ -165,8 +166,8 @@ fn check_access(folder: &Path) -> Result<(), Error> {
     }
 }
 
-/// Creates the folder with mode 0700, since it may contain private images. An existing folder keeps
-/// its mode.
+/// Creates the folder with mode 0700, because the folder may contain private images. An existing
+/// folder keeps its mode.
 fn create(data: &Path) -> io::Result<()> {
     if data.is_dir() {
         return Ok(());

@@ -1,5 +1,6 @@
-//! Disk space of the cache: checks whether fills may be stored, reserves bytes, and evicts blobs.
-//! All methods block.
+//! Disk space and daily write budget of the cache: checks whether fills may be stored, reserves
+//! bytes, counts written bytes, and evicts or deletes blobs. Also replaces the eviction policy. All
+//! methods block.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,7 @@ use crate::store::state::{State, Victim};
 
 impl Store {
     /// Checks whether a blob may be stored. Refuses a `size` above the maximum size of a blob, and
-    /// refuses when eviction cannot free `more` bytes on disk. Evicts nothing.
+    /// refuses the blob if evictions cannot free `more` bytes on disk. Evicts nothing.
     pub(crate) fn check_room(&self, size: u64, more: u64) -> Result<(), Error> {
         let limit = self.config.max_blob;
         if limit > 0 && size > limit {
@@ -35,8 +36,9 @@ impl Store {
         Ok(())
     }
 
-    /// Counts the requests of a starting fill, and asks admission, policy and daily write budget
-    /// whether to store the blob. `size`: size of the whole content, if known.
+    /// Counts the requests of a starting fill, and asks the admission filter, the policy and the
+    /// daily write budget whether to store the blob. `size` is the size of the whole content, if
+    /// known.
     pub(crate) fn admit_fill(
         &self,
         shared_fill: &Arc<SharedFill>,
@@ -70,9 +72,9 @@ impl Store {
         verdict.map_err(|refusal| self.refused(&shared_fill.digest, refusal))
     }
 
-    /// Charges the daily write budget for bytes that a running fill is about to write. First uses
-    /// the budget that is reserved for the fill. A fill of unknown length can exceed the budget of
-    /// the day.
+    /// Subtracts bytes that a running fill is about to write from the daily write budget. First
+    /// uses the budget that is reserved for the fill. A fill of unknown length can exceed the
+    /// budget of the day.
     pub(crate) fn spend(&self, shared_fill: &SharedFill, bytes: u64) -> Result<(), Error> {
         let mut state = self.state.lock();
         let tick = state.ranking.clock.read(now());
@@ -92,7 +94,7 @@ impl Store {
         Ok(())
     }
 
-    /// Charges bytes that other components wrote to the same disk against the daily write budget.
+    /// Subtracts bytes that other components wrote to the same disk from the daily write budget.
     pub(crate) fn count_written(&self, bytes: u64) {
         let mut state = self.state.lock();
         let tick = state.ranking.clock.read(now());
@@ -131,7 +133,7 @@ impl Store {
         }
     }
 
-    /// Logs, at most once a day, that the write budget is used up.
+    /// Logs at most once a day that the daily write budget is used up.
     fn log_exhausted_budget(&self) {
         let refusal = {
             let mut state = self.state.lock();
@@ -148,7 +150,7 @@ impl Store {
         }
     }
 
-    /// Records in the request log a request for a blob that had no room.
+    /// Records a request for a blob that had no room, in the request log.
     pub(crate) fn record_bypass(&self, shared_fill: &SharedFill, need: u64) {
         let mut state = self.state.lock();
         let access = state.miss_access(&shared_fill.digest, need, shared_fill.cost(), now());
@@ -156,8 +158,8 @@ impl Store {
     }
 
     /// Changes the policy without losing a blob: the new policy receives all blobs in the order of
-    /// their last accesses. The state of the old policy is lost. Blocks; locks the state twice,
-    /// each time while it visits the whole index.
+    /// their last accesses. The state of the old policy is lost. Blocks. Locks the state twice,
+    /// each time during a visit of the whole index.
     pub(crate) fn set_eviction(&self, eviction: Eviction) {
         let Eviction {
             policy_name,
@@ -166,9 +168,11 @@ impl Store {
             admission,
             daily_write_budget,
         } = eviction;
-        // Only one policy change runs at a time, and the old policy evicts nothing meanwhile.
+        // Only one policy change runs at a time, and the old policy evicts nothing during the
+        // change.
         let _reclaim = self.reclaim.lock();
-        // Dropping the old admission is slow, so it happens outside the lock of the state.
+        // Dropping the old admission filter is slow, so it is dropped after the lock of the state
+        // is released.
         let mut former = None;
         let (mut all, since) = {
             let mut state = self.state.lock();
@@ -189,7 +193,7 @@ impl Store {
         let mut latest = 0;
         for (_, access) in &all {
             // If the wall clock was set back, the ticks of past accesses are out of order, so each
-            // tick is raised to the latest one.
+            // tick is raised to the latest tick before it.
             latest = access.tick.max(latest);
             policy.insert(&Access {
                 tick: latest,
@@ -211,9 +215,9 @@ impl Store {
         drop((old, former));
     }
 
-    /// Number of bytes to evict before `bytes` more can be reserved.
+    /// Returns the number of bytes to evict before `bytes` more bytes can be reserved.
     fn shortage(&self, state: &State, free: u64, bytes: u64) -> u64 {
-        // `saturating_add`, because the upstream may announce any length.
+        // The addition saturates, because the upstream may announce any length.
         let total = state.total().saturating_add(bytes);
         let wanted = self
             .config
@@ -225,12 +229,12 @@ impl Store {
             .max(wanted.saturating_sub(free))
     }
 
-    /// Reserves `bytes`. If they do not fit, first evicts down to the low watermark. `later`: bytes
-    /// that the caller will reserve afterwards.
+    /// Reserves `bytes`. If they do not fit, first evicts down to the low watermark. `later` is the
+    /// number of bytes that the caller will reserve afterwards.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] when evictions cannot make room for `bytes` and `later` together; then
-    /// nothing is evicted.
+    /// [`Error::NoRoom`] when evictions cannot make room for `bytes` and `later` together; in that
+    /// case nothing is evicted.
     pub(crate) fn reserve(&self, bytes: u64, later: u64) -> Result<(), Error> {
         enum Next {
             Sample,
@@ -239,15 +243,15 @@ impl Store {
         }
         let mut reclaim = None;
         let mut evicting = false;
-        // Whether `free` was read after the last deletion. An older value suffices to decide on a
-        // further deletion, but not to stop.
+        // Whether `free` was read after the last deletion. An older value may decide that a further
+        // deletion is needed, but not that enough was deleted.
         let (mut free, mut fresh) = (self.free(), true);
         loop {
             let next = {
                 let mut state = self.state.lock();
                 let short = self.shortage(&state, free, bytes);
                 let total = state.total().saturating_add(bytes);
-                // Evicts slightly more than needed, so that not every fill waits for an eviction.
+                // More bytes are evicted than needed, so that not every fill waits for an eviction.
                 let slack = (state.capacity / 64).min(64 << 20);
                 let enough = !evicting || total.saturating_add(slack) <= state.capacity;
                 let scarce = short > total.saturating_sub(state.capacity);
@@ -288,20 +292,22 @@ impl Store {
         }
     }
 
-    /// Evicts until the total is at most the capacity, except for pinned blobs and blobs that are
-    /// being read.
+    /// Evicts blobs until the total size is at most the capacity, except for pinned blobs and blobs
+    /// that are being read.
     pub(crate) fn shrink(&self) {
         self.evict_while(|state| state.total() > state.capacity, true);
     }
 
-    /// Evicts until at most `target` bytes are used, including blobs that are being read: their
-    /// space is free once the last reader closes them. Returns the evicted bytes.
+    /// Evicts blobs until at most `target` bytes are used. Blobs that are being read are evicted,
+    /// too. The space of such a blob is free once the last reader closes the blob. Returns the
+    /// number of evicted bytes.
     pub(crate) fn prune(&self, target: u64) -> u64 {
         self.evict_while(|state| state.used + state.partials.bytes() > target, false)
     }
 
     /// Deletes those of the given blobs that are not pinned. Returns the freed bytes. Blobs that
-    /// are being read count as freed; their space becomes free once the last reader closes them.
+    /// are being read count as freed, but the space of such a blob becomes free only once the last
+    /// reader closes the blob.
     pub(crate) fn remove(&self, digests: &[Digest]) -> u64 {
         let _reclaim = self.reclaim.lock();
         let mut freed = 0;
@@ -343,12 +349,12 @@ impl Store {
         evicted
     }
 
-    /// Releases reserved bytes.
+    /// Releases bytes that were reserved.
     pub(crate) fn release(&self, bytes: u64) {
         self.state.lock().reserved -= bytes;
     }
 
-    /// Deletes a victim to make room.
+    /// Deletes the victim of an eviction to make room.
     fn evict(&self, victim: Victim) {
         let blob = match victim {
             Victim::Blob(_, bytes) => Some(bytes),
@@ -362,7 +368,8 @@ impl Store {
         }
     }
 
-    /// Deletes the file of a victim and frees its bytes; `false` when the file cannot be deleted.
+    /// Deletes the file of a victim and frees its bytes. Returns `false` when the file cannot be
+    /// deleted.
     pub(crate) fn delete(&self, victim: Victim) -> bool {
         let (digest, bytes) = match victim {
             Victim::Blob(digest, bytes) => (digest, bytes),
@@ -370,16 +377,17 @@ impl Store {
         };
         let _guard = self.digest_locks.lock(digest);
         let removed = match victim {
-            // If the blob was committed again meanwhile, the rename of the commit has replaced the
-            // old file.
+            // If the blob was committed again after its eviction, the rename of the commit has
+            // replaced the old file.
             Victim::Blob(..) if !self.state.lock().is_deleting(&digest) => Ok(()),
             Victim::Blob(..) => self.tier.remove(&digest),
-            // If the blob was claimed again meanwhile, [`Store::stage`] deletes the staged bytes.
+            // If the blob was claimed again after the eviction of its staged bytes,
+            // [`Store::stage`] deletes the staged bytes.
             Victim::Partial(..) if self.state.lock().fills.contains_key(&digest) => Ok(()),
             Victim::Partial(..) => self.tier.discard(&digest),
         };
         if let Err(error) = removed {
-            // The file still exists, so its bytes stay counted.
+            // The file still exists, so its bytes still count as used.
             tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted until a restart");
             return false;
         }
@@ -389,7 +397,7 @@ impl Store {
                 self.release(bytes);
                 let state = self.state.lock();
                 let shared_fill = state.fills.get(&digest);
-                // Keeps the file in `origins/` when a new fill stages bytes from the same registry.
+                // The file in `origins/` stays when a new fill stages bytes from the same registry.
                 if shared_fill.is_none_or(|shared_fill| shared_fill.origin != partial.origin) {
                     drop(state);
                     self.origins.clear(&digest, partial.origin);
@@ -399,7 +407,7 @@ impl Store {
         true
     }
 
-    /// Free bytes of the medium; `u64::MAX` when the medium cannot tell.
+    /// Returns the number of free bytes of the medium. `u64::MAX` when the medium cannot tell.
     pub(crate) fn free(&self) -> u64 {
         self.tier.free().unwrap_or(u64::MAX)
     }
@@ -447,7 +455,7 @@ mod tests {
             assert_eq!(state.evictable(), 0);
             assert_eq!((state.used, state.reserved), (used, used));
         }
-        // The older file stays on the disk until its reader is dropped.
+        // The file of the older blob stays on the disk until its reader is dropped.
         drop(older);
         assert_eq!(store.state.lock().reserved, 0);
         assert!(newer.read_all(1 << 20).await.unwrap() == content);

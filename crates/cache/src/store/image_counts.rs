@@ -4,17 +4,18 @@ use std::collections::{HashMap, HashSet};
 
 use pierhead_oci::Digest;
 
-/// Maximum number of counted blobs, and of remembered manifests; each of the two takes about 0.6
-/// MB. At the limit, all counts are halved, and blobs with a count below one are dropped.
+/// Maximum number of counted blobs, and maximum number of remembered manifests. Each of the two
+/// tables takes about 0.6 MB. At the limit, all counts are halved, and blobs with a count below one
+/// are dropped.
 const MAX_ENTRIES: usize = 1 << 15;
 
-/// Counts per blob, identified by the first 8 bytes of its digest. A collision only gives a blob a
-/// wrong rank.
+/// The number of images of each blob. A blob is identified by the first 8 bytes of its digest. If
+/// two blobs collide, the only effect is a wrong rank of one blob.
 #[derive(Debug, Default)]
 pub(crate) struct ImageCounts {
     counts: HashMap<u64, u16>,
-    /// Manifests that were counted: a manifest that is evicted and stored again must not count
-    /// twice.
+    /// The manifests that were counted. They are remembered, because a manifest that is evicted and
+    /// stored again must not count twice.
     images: HashSet<u64>,
 }
 
@@ -24,7 +25,7 @@ fn short_hash(digest: &Digest) -> u64 {
 }
 
 impl ImageCounts {
-    /// Remembers the manifest of an image; `false` when it was counted before.
+    /// Remembers the manifest of an image. Returns `false` when the manifest was counted before.
     pub(crate) fn add_image(&mut self, manifest: &Digest) -> bool {
         if self.images.len() >= MAX_ENTRIES {
             self.images.clear();
@@ -32,7 +33,7 @@ impl ImageCounts {
         self.images.insert(short_hash(manifest))
     }
 
-    /// Counts one more image for a part; returns the new count.
+    /// Counts one more image for a part of an image. Returns the new count.
     pub(crate) fn add_part(&mut self, part: &Digest) -> u16 {
         if self.counts.len() >= MAX_ENTRIES {
             self.counts.retain(|_, count| {
@@ -48,7 +49,7 @@ impl ImageCounts {
         *count
     }
 
-    /// Number of known images that contain the part, at least 1.
+    /// Returns the number of known images that contain the part, at least 1.
     pub(crate) fn count(&self, part: &Digest) -> u16 {
         self.counts.get(&short_hash(part)).map_or(1, |count| *count)
     }

@@ -1,5 +1,5 @@
 //! The maintenance thread of the cache: saves the catalog and the policy state, trains the policy,
-//! and deletes old partial fills.
+//! and deletes old partial fills (bytes of interrupted fills).
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
@@ -20,14 +20,14 @@ const TRAIN_INTERVAL: Duration = Duration::from_secs(1);
 /// at most 10 % of a core.
 const MAX_TRAIN_STEPS: u32 = 100;
 
-/// Name of the maintenance thread, and its label in the panic counter.
+/// Name of the maintenance thread, which is also its label in the panic counter.
 const TASK: BackgroundTask = BackgroundTask::CacheMaintenance;
 
-/// State of the maintenance thread. Dropping it stops the thread.
+/// The state of the maintenance thread. Dropping this value stops the thread.
 pub(crate) struct Maintenance {
     store: Arc<Store>,
     tags: Arc<TagStore>,
-    /// The open catalog; `None` once the cache is closed.
+    /// The open catalog. `None` once the cache is closed.
     catalog: Mutex<Option<Catalog>>,
     policy_state: Mutex<SavedPolicy>,
     stop: Arc<StopSignal>,
@@ -35,12 +35,12 @@ pub(crate) struct Maintenance {
 
 /// The file of the policy state, and facts about the last save.
 struct SavedPolicy {
-    /// `None` once the cache is closed: another process may own the folder by then.
+    /// The file. `None` once the cache is closed, because another process may then own the folder.
     file: Option<PolicyStateFile>,
-    /// Access counter at the last save.
+    /// Value of the access counter at the last save.
     tick: u64,
     at: Instant,
-    /// Whether the last save failed: a failure is logged once.
+    /// Whether the last save failed. The first of several failures in a row is logged.
     failed: bool,
     /// Set when the policy state exceeded the limit of its file: memory of the policy, and the
     /// limit. Encoding the state holds the lock for a long time, so the save is not tried again
@@ -49,7 +49,7 @@ struct SavedPolicy {
 }
 
 impl SavedPolicy {
-    /// Whether the state of a policy with this memory may fit into the limit.
+    /// Whether the state of a policy that uses this memory may fit into the limit of the file.
     fn may_fit(&self, memory: usize, limit: usize) -> bool {
         self.too_large
             .is_none_or(|(then, bound)| memory < then || limit > bound)
@@ -62,7 +62,7 @@ struct StopSignal {
     changed: Condvar,
 }
 
-/// Runs until the thread is stopped or the cache is dropped.
+/// The loop of the maintenance thread. It runs until the thread is stopped or the cache is dropped.
 fn run(
     maintenance: &Weak<Maintenance>,
     stop: &StopSignal,
@@ -71,7 +71,8 @@ fn run(
 ) {
     let (mut wait, mut written, mut tick) = (interval, Instant::now(), 0);
     loop {
-        // While background work is paused, training that is due counts as paused work.
+        // While background work is paused, training that is due is counted as paused work in the
+        // metrics.
         let pause = background.is_paused().then(|| background.count_pause());
         if !stop.wait(wait) {
             return;
@@ -80,7 +81,7 @@ fn run(
         let Some(maintenance) = maintenance.upgrade() else {
             return;
         };
-        // On an idle machine, the thread wakes up only once per interval.
+        // On an idle machine, the thread wakes up only once per interval, to save power.
         wait = match maintenance.train(&mut tick) {
             true => interval.min(TRAIN_INTERVAL),
             false => interval,
@@ -133,8 +134,9 @@ impl Maintenance {
         Ok(maintenance)
     }
 
-    /// Runs training that the policy has postponed, in small steps, because requests wait for the
-    /// lock meanwhile. Returns `false` when there was no access since `tick`, and updates `tick`.
+    /// Runs training that the policy has postponed. Trains in small steps, because requests wait
+    /// for the lock during a step. Returns `false` when there was no access since `tick`. Updates
+    /// `tick`.
     fn train(&self, tick: &mut u64) -> bool {
         let background = &self.store.config.background;
         for _ in 0..MAX_TRAIN_STEPS {
@@ -152,7 +154,7 @@ impl Maintenance {
         std::mem::replace(tick, now) != now
     }
 
-    /// Deletes partial fills older than the configured age.
+    /// Deletes partial fills that are older than the configured age.
     fn expire(&self) {
         let oldest = now().saturating_sub(self.store.config.partial_ttl.as_secs());
         let next = || self.store.state.lock().partials.pop_before(oldest);
@@ -161,7 +163,7 @@ impl Maintenance {
         }
     }
 
-    /// Writes changes to the catalog. Blocks.
+    /// Writes changes of blobs and tags to the catalog. Blocks.
     pub(crate) fn flush(&self) {
         let mut catalog = self.catalog.lock();
         let Some(catalog) = catalog.as_mut() else {
@@ -223,7 +225,7 @@ impl Maintenance {
         }
     }
 
-    /// Saves everything a last time, and stops the thread. Blocks.
+    /// Saves catalog and policy state a last time, and stops the thread. Blocks.
     pub(crate) fn close(&self) {
         self.flush();
         self.save();
@@ -240,7 +242,7 @@ impl Drop for Maintenance {
 }
 
 impl StopSignal {
-    /// Waits for `interval`; `false` when the thread must stop.
+    /// Waits for `interval`. Returns `false` when the thread must stop.
     fn wait(&self, interval: Duration) -> bool {
         let mut stopped = self.stopped.lock();
         self.changed

@@ -1,5 +1,5 @@
-//! The store: keeps the index in memory and the blobs on the tier consistent. It opens, stages,
-//! commits and removes blobs. All methods block.
+//! The store of blobs: opens, stages, commits and removes blobs, and keeps the index in memory
+//! consistent with the blobs on the tier. All methods block.
 
 pub(crate) mod admission;
 pub(crate) mod blocks;
@@ -51,7 +51,7 @@ use crate::store::state::State;
 use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
 
 /// Lock order: `reclaim`, then the lock of a digest, then the index of tags, then `state`. Async
-/// threads take only `state`, and no thread waits for anything while it holds `state`.
+/// threads take only the lock `state`, and no thread waits for anything while it holds `state`.
 pub(crate) struct Store {
     pub(crate) config: Config,
     pub(crate) tier: Arc<dyn Tier>,
@@ -60,19 +60,20 @@ pub(crate) struct Store {
     pub(crate) metrics: Metrics,
     pub(crate) verified: VerifiedChunks,
     pub(crate) origins: Origins,
-    /// Allows one eviction run at a time: two simultaneous runs would evict more than needed.
+    /// Ensures that one eviction runs at a time: two simultaneous evictions would evict more than
+    /// needed.
     pub(crate) reclaim: Mutex<()>,
     /// Locks a digest while it is opened, committed or deleted.
     pub(crate) digest_locks: KeyedLock<Digest>,
-    /// Whether an early sync of a fill is running.
+    /// Whether a fill is doing an early sync.
     pub(crate) syncing: AtomicBool,
-    /// Applies the placement rules; `None` without a fast tier.
+    /// Applies the placement rules. `None` without a fast tier.
     pub(crate) placer: Option<Placer>,
-    /// The lock of the data folder, until [`Store::unlock`].
+    /// The lock of the data folder. It is held until [`Store::unlock`].
     folder: Mutex<Option<DataFolder>>,
 }
 
-/// A registered fill without staged bytes. Dropping it in a panic removes the fill.
+/// A registered fill without staged bytes. If a panic drops this value, the fill is removed.
 struct FillRegistration<'a> {
     store: &'a Store,
     digest: Digest,
@@ -85,7 +86,8 @@ impl FillRegistration<'_> {
         let mut state = self.store.state.lock();
         state.fills.remove(&self.digest);
         if let Some(partial) = self.partial {
-            // The file still exists, so the partial fill stays counted and evictable.
+            // The file of the partial fill still exists, so the partial fill still counts as used
+            // space and can be evicted.
             state.partials.insert(self.digest, partial);
         }
     }
@@ -152,12 +154,12 @@ impl Store {
         }
     }
 
-    /// Unlocks the data folder.
+    /// Releases the lock of the data folder.
     pub(crate) fn unlock(&self) {
         self.folder.lock().take();
     }
 
-    /// Makes an [`Error::Io`] with the path of the blob.
+    /// Creates an [`Error::Io`] with the path of the blob.
     pub(crate) fn io(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error {
         let path: PathBuf = [
             self.config.data.as_os_str(),
@@ -169,20 +171,21 @@ impl Store {
         Error::io(action, path.join(digest.hex()), source)
     }
 
-    /// Opens a committed blob for a request; `None` when it is absent, or was damaged and has been
-    /// removed.
+    /// Opens a committed blob for a request. `None` when the blob is absent, or was damaged and has
+    /// been removed.
     pub(crate) fn open(self: &Arc<Self>, digest: &Digest) -> Result<Option<Arc<OpenBlob>>, Error> {
         self.open_for(digest, true)
     }
 
-    /// As [`Self::open`]. Only an open for a request counts as an access for the fast tier.
+    /// Opens a committed blob like [`Self::open`]. The open counts as an access for the fast tier
+    /// only if it is for a request.
     pub(crate) fn open_for(
         self: &Arc<Self>,
         digest: &Digest,
         is_request: bool,
     ) -> Result<Option<Arc<OpenBlob>>, Error> {
-        // Locked until a damaged blob is removed: otherwise the removal could delete a blob that
-        // was committed meanwhile.
+        // The digest stays locked until a damaged blob is removed. Without the lock, the removal
+        // could delete a new copy that was committed in between.
         let _guard = self.digest_locks.lock(*digest);
         {
             let state = self.state.lock();
@@ -213,7 +216,8 @@ impl Store {
         }
     }
 
-    /// As [`Store::open`]. A small blob is also read, verified and put into memory.
+    /// Opens a committed blob like [`Store::open`]. Also reads and verifies a small blob and puts
+    /// it into memory.
     pub(crate) fn load(self: &Arc<Self>, digest: &Digest) -> Result<Option<StoredBlob>, Error> {
         let Some(open) = self.open(digest)? else {
             return Ok(None);
@@ -230,7 +234,7 @@ impl Store {
         }
     }
 
-    /// Reads and verifies a small blob, and puts it into memory; `None` for a larger blob.
+    /// Reads and verifies a small blob, and puts it into memory. `None` for a larger blob.
     fn load_small(&self, open: &OpenBlob) -> io::Result<Option<Arc<SmallBlob>>> {
         let trailer = open.blob.trailer();
         let size = match usize::try_from(trailer.size()) {
@@ -254,7 +258,7 @@ impl Store {
         Ok(Some(small))
     }
 
-    /// Registers an open handle. Calls `before` under the same lock.
+    /// Registers an open handle. Calls `before` under the same lock of the state.
     fn register(
         self: &Arc<Self>,
         digest: &Digest,
@@ -274,8 +278,8 @@ impl Store {
         open
     }
 
-    /// Commits staged bytes and inserts the blob into the index. `reserved`: disk space in bytes
-    /// that was reserved for the blob.
+    /// Commits staged bytes and inserts the blob into the index. `reserved` is the disk space in
+    /// bytes that was reserved for the blob.
     pub(crate) fn commit(
         self: &Arc<Self>,
         shared_fill: &SharedFill,
@@ -295,7 +299,7 @@ impl Store {
                 self.metrics
                     .commit_seconds
                     .observe(begun.elapsed().as_secs_f64());
-                // The fill has hashed these bytes, so they count as verified.
+                // The fill has hashed these bytes, so they count as verified chunks.
                 if let Some(identity) = blob.extent(0).as_ref().and_then(Identity::of) {
                     let (chunks, now) = (0..size.div_ceil(CHUNK as u64), Instant::now());
                     self.verified.add(digest, identity, size, chunks, now);
@@ -303,7 +307,8 @@ impl Store {
                 self.origins.clear(digest, shared_fill.origin);
                 let open = self.register(digest, blob, |state| {
                     state.reserved -= reserved;
-                    // No reader joins after this point: the fill is removed under the same lock.
+                    // No reader can join after this point, because the fill is removed under the
+                    // same lock.
                     let asked = (
                         shared_fill.cost(),
                         shared_fill.followers.load(Ordering::Relaxed),
@@ -312,8 +317,9 @@ impl Store {
                     state.fills.remove(digest);
                     state.release_budget(shared_fill);
                 });
-                // Reads the blob from the page cache, so that the next reader finds it in memory.
-                // An error is ignored here: the next read of the blob fails with it.
+                // The blob is read from the page cache, so that the next reader finds it in memory.
+                // An error is ignored here, because the next read of the blob returns the same
+                // error.
                 let _ = self.load_small(&open);
                 Ok(open)
             }
@@ -342,7 +348,7 @@ impl Store {
     }
 
     /// Opens the staged bytes of a registered fill, with their reservation. First deletes staged
-    /// bytes that another registry sent. On an error, the fill is no longer registered.
+    /// bytes that another registry sent. After an error, the fill is no longer registered.
     pub(crate) fn stage(
         &self,
         digest: &Digest,
@@ -385,8 +391,9 @@ impl Store {
         })
     }
 
-    /// Ends a fill without a commit: the reservation of the fill becomes the reservation of the
-    /// partial fill. Does nothing after a commit, because the bytes then belong to the blob.
+    /// Ends a fill without a commit. The reservation of the fill becomes the reservation of the
+    /// partial fill. If the blob is already committed, does nothing, because the bytes then belong
+    /// to the blob.
     pub(crate) fn end_fill(&self, shared_fill: &SharedFill, partial: Option<Partial>) {
         let mut state = self.state.lock();
         if !state.is_running_fill(shared_fill) {
@@ -401,8 +408,8 @@ impl Store {
         state.fills.remove(&shared_fill.digest);
     }
 
-    /// Deletes the damaged copy of a blob that was read through the open handle `handle`. `at`:
-    /// position of the damage in bytes, if known. If the tier has another copy, the next reader
+    /// Deletes the damaged copy of a blob that was read through the open handle `handle`. `at` is
+    /// the position of the damage in bytes, if known. If the tier has another copy, the next reader
     /// opens that copy. Does nothing if the blob was replaced after `handle` was opened.
     pub(crate) fn remove_damaged(&self, digest: &Digest, handle: u64, at: Option<u64>) {
         let _guard = self.digest_locks.lock(*digest);
@@ -424,8 +431,8 @@ impl Store {
         self.remove_unusable(digest);
     }
 
-    /// Removes a damaged or lost blob from the index and deletes it. The caller holds the lock of
-    /// its digest.
+    /// Removes a damaged or lost blob from the index and deletes it. The caller must hold the lock
+    /// of the digest.
     fn remove_unusable(&self, digest: &Digest) {
         let taken = self.state.lock().remove(digest);
         if taken.is_none() {
@@ -441,8 +448,8 @@ impl Store {
         }
     }
 
-    /// Reads a whole blob and checks its digest; removes a corrupt one and returns `false`. Counts
-    /// neither as an access nor as a hit.
+    /// Reads a whole blob and checks its digest. If the blob is corrupt, removes it and returns
+    /// `false`. The read counts neither as an access nor as a hit.
     pub(crate) fn verify(self: &Arc<Self>, digest: &Digest) -> Result<bool, Error> {
         let known = self.state.lock().index.contains_key(digest);
         // Opening a blob verifies its trailer, and removes the blob if the trailer is damaged.
@@ -470,7 +477,7 @@ impl Store {
         Ok(verified_len)
     }
 
-    /// Bytes on disk that a blob of this size and media type needs.
+    /// Returns the bytes on disk that a blob of this size and media type needs.
     pub(crate) fn need(size: u64, media_type: Option<&MediaType>) -> u64 {
         footprint(size, media_type)
     }

@@ -12,14 +12,14 @@ use pierhead_oci::{Algorithm, Digest, Registry};
 pub struct Origin([u8; 16]);
 
 impl Origin {
-    /// No registry: for bytes that pierhead made or verified itself, such as a document. Such bytes
-    /// stay staged only until the process ends.
+    /// The origin of bytes that come from no registry, because pierhead made or verified them
+    /// itself, such as a document. These bytes stay staged only until the process ends.
     pub const LOCAL: Self = Self([0; 16]);
 
     /// Identifies a registry by its name, independent of its addresses.
     pub fn of(registry: &Registry) -> Self {
         let hash = Digest::of(Algorithm::Sha256, registry.as_str().as_bytes());
-        // A SHA-256 has 32 bytes; its first 16 bytes are enough.
+        // A SHA-256 hash has 32 bytes. The first 16 bytes are enough to identify a registry.
         let first = hash.as_bytes().first_chunk();
         Self(first.copied().unwrap_or_default())
     }
@@ -28,7 +28,7 @@ impl Origin {
         use std::fmt::Write as _;
         let mut hex = String::new();
         for byte in self.0 {
-            // Writing to a `String` never fails.
+            // The result is ignored, because writing to a `String` never fails.
             let _ = write!(hex, "{byte:02x}");
         }
         hex
@@ -46,20 +46,21 @@ impl Origin {
     }
 }
 
-/// The folder `origins/`, with one empty file per fill; the file's name contains digest and
-/// registry. Invariants:
+/// The folder `origins/`. It has one empty file per fill, whose name contains digest and registry.
+/// Invariants:
 ///
-/// 1. The file is created before the second chunk is staged. A single staged chunk is never
-///    resumed.
-/// 2. The file is deleted after the last staged byte is deleted or committed.
-/// 3. After a crash, staged bytes therefore have one registry, two, or none. Recovery deletes
-///    staged bytes with two registries or none.
+/// 1. The file of a fill is created before the second chunk is staged. A single staged chunk is
+///    never resumed.
+/// 2. The file of a fill is deleted after the last staged byte is deleted or committed.
+/// 3. So after a crash, the staged bytes of a digest have a record of one registry, of two
+///    registries, or of none. Recovery deletes the staged bytes unless there is exactly one
+///    registry.
 pub(crate) struct Origins {
     folder: PathBuf,
 }
 
 impl Origins {
-    /// Opens the folder, or creates it.
+    /// Opens the folder `origins/`, or creates it.
     pub(crate) fn open(data: &Path) -> io::Result<Self> {
         let folder = data.join("origins");
         fs::create_dir_all(&folder)?;
@@ -74,8 +75,8 @@ impl Origins {
         }
     }
 
-    /// Deletes the record of a digest that has no staged bytes any more. A file that cannot be
-    /// deleted now is deleted at the next start.
+    /// Deletes the record of a digest that has no staged bytes any more. If the file cannot be
+    /// deleted, the next start of pierhead deletes it.
     pub(crate) fn clear(&self, digest: &Digest, origin: Origin) {
         if let Some(path) = self.path(digest, origin)
             && let Err(error) = fs::remove_file(&path)
@@ -85,7 +86,7 @@ impl Origins {
         }
     }
 
-    /// For recovery: returns the registry of each staged digest. Deletes the files of digests that
+    /// Returns the registry of each staged digest, for recovery. Deletes the files of digests that
     /// are not staged or that have several registries.
     pub(crate) fn load(
         &self,

@@ -1,5 +1,5 @@
-//! The index of partial fills, which are the staged bytes of interrupted fills, ordered by the time
-//! of their last write.
+//! The index of partial fills, ordered by the time of their last write. A partial fill is the
+//! staged bytes of an interrupted fill.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -11,13 +11,13 @@ use crate::store::origins::Origin;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Partial {
     pub(crate) bytes: u64,
-    /// Time of the last write, in seconds since 1970.
+    /// Time of the last write to the staged bytes, in seconds since 1970.
     pub(crate) modified: u64,
-    /// The registry that sent the bytes.
+    /// The registry that sent the staged bytes.
     pub(crate) origin: Origin,
 }
 
-/// All partial fills. Every operation is O(log n).
+/// All partial fills. Every operation takes O(log n) time.
 #[derive(Default)]
 pub(crate) struct Partials {
     by_digest: HashMap<Digest, Partial>,
@@ -26,7 +26,7 @@ pub(crate) struct Partials {
 }
 
 impl Partials {
-    /// Inserts a partial fill, and replaces an older one of its digest.
+    /// Inserts a partial fill. Replaces an older partial fill of the same digest.
     pub(crate) fn insert(&mut self, digest: Digest, partial: Partial) {
         self.remove(&digest);
         self.bytes += partial.bytes;
@@ -41,12 +41,13 @@ impl Partials {
         Some(partial)
     }
 
-    /// Removes the partial fill with the oldest write.
+    /// Removes and returns the partial fill with the oldest write.
     pub(crate) fn pop_oldest(&mut self) -> Option<(Digest, Partial)> {
         self.pop_before(u64::MAX)
     }
 
-    /// As [`Self::pop_oldest`], but only if the last write was before `time`.
+    /// Removes and returns the partial fill with the oldest write, but only if this write was
+    /// before `time`.
     pub(crate) fn pop_before(&mut self, time: u64) -> Option<(Digest, Partial)> {
         let (modified, digest) = *self.by_age.first()?;
         if modified >= time {
@@ -55,7 +56,7 @@ impl Partials {
         self.remove(&digest).map(|partial| (digest, partial))
     }
 
-    /// Bytes of all partial fills, in whole blocks.
+    /// Returns the bytes of all partial fills, in whole blocks.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }

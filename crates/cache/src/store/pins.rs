@@ -1,5 +1,5 @@
-//! Pins: digests that are exempt from eviction. Each pin has an image reference as its label and is
-//! stored in one file.
+//! Pins: protect digests from eviction. Each pin is stored in one file. The label of a pin is an
+//! image reference.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,8 +14,8 @@ use crate::store::record::LoadedRecord;
 
 pub(crate) struct Pins {
     folder: PathBuf,
-    /// All pins by label. Stays locked while a file is written, so that memory and disk change
-    /// together.
+    /// All pins by label. The table stays locked during the write of a file, so that memory and
+    /// disk change together.
     labels: Mutex<BTreeMap<String, Vec<Digest>>>,
 }
 
@@ -27,7 +27,8 @@ struct Pin {
 
 impl Pins {
     /// # Errors
-    /// [`Error::UnreadablePin`]: without that pin, its images would be evicted.
+    /// [`Error::UnreadablePin`] if a pin cannot be read: without this pin, the pinned images would
+    /// be evicted.
     pub(crate) fn open(data: &Path) -> Result<Self, Error> {
         let folder = data.join("pins");
         let mut labels = BTreeMap::new();
@@ -50,8 +51,8 @@ impl Pins {
     }
 
     /// Sets the digests of a label, or removes the label with `None`. Calls `change` with the old
-    /// and the new digests of the label; these calls have the same order as the writes. Returns
-    /// whether the label existed. Blocks; durable on return.
+    /// and the new digests of the label. The calls have the same order as the writes. Returns
+    /// whether the label existed. Blocks. The change is durable when the call returns.
     pub(crate) fn set(
         &self,
         label: &str,
@@ -83,7 +84,7 @@ impl Pins {
         Ok(before.is_some())
     }
 
-    /// All labels in order.
+    /// Returns all labels in order, with their digests.
     pub(crate) fn all(&self) -> Vec<(String, Vec<Digest>)> {
         self.labels
             .lock()

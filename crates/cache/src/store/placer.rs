@@ -25,7 +25,7 @@ pub(crate) struct Placer {
 }
 
 impl Placer {
-    /// Puts `fast` in front of `disk`.
+    /// Puts the tier `fast` in front of the tier `disk`.
     pub(crate) fn new(
         fast: &FastTier,
         disk: Arc<dyn Tier>,
@@ -44,7 +44,7 @@ impl Placer {
         })
     }
 
-    /// Both tiers as one.
+    /// Returns both tiers as one tier.
     pub(crate) fn tier(&self) -> Arc<dyn Tier> {
         self.write_back.clone()
     }
@@ -58,13 +58,13 @@ impl Placer {
         }
     }
 
-    /// The fast tier with its write-back.
+    /// Returns the fast tier with its write-back.
     pub(crate) fn write_back(&self) -> &Arc<WriteBack> {
         &self.write_back
     }
 
-    /// Sets the hot ranges of a blob: the byte ranges that a container start reads. They are ranked
-    /// by saved seconds per byte.
+    /// Sets the hot ranges of a blob: the byte ranges that a container start reads. The fast tier
+    /// ranks these ranges by saved seconds per byte.
     pub(crate) fn set_hot_ranges(
         &self,
         digest: Digest,
@@ -81,14 +81,14 @@ impl Placer {
         self.write_back.set_hot_ranges(digest, ranges, priority);
     }
 
-    /// Chooses the tier for the fill of a digest.
+    /// Chooses the tier to which the fill of a digest writes.
     pub(crate) fn choose_tier(&self, digest: &Digest, state: &Mutex<State>) {
         let advisor = self.advisor.lock();
         let Some(bytes) = advisor.expected(digest) else {
             return;
         };
-        // Computed before the state is locked, because requests wait for that lock: `floor` may
-        // visit all blobs of the fast tier.
+        // `floor` may visit all blobs of the fast tier. It is computed before the state is locked,
+        // because requests wait for the lock of the state.
         let floor = self.write_back.floor(bytes);
         let state = state.lock();
         let progress = |layer: &Digest, size: u64| {
@@ -128,9 +128,9 @@ impl Placer {
         self.write_back.hint(*digest, hint);
     }
 
-    /// Measures the throughput of the link when a fill is complete. `begun`: start time of the
-    /// fill, and the number of bytes that all fills had written by then. `written`: the number of
-    /// bytes that all fills have written by now.
+    /// Measures the throughput of the link when a fill is complete. `begun` is the start time of
+    /// the fill, and the number of bytes that all fills had written before that time. `written` is
+    /// the number of bytes that all fills have written until now.
     pub(crate) fn measure_link(&self, size: u64, (begun, before): (Instant, u64), written: u64) {
         // A small fill measures the latency of the registry, not the throughput of the link.
         if size < MIN_MEASURED_FILL {

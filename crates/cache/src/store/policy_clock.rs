@@ -1,9 +1,9 @@
-//! Clock of the eviction policy: a wall clock that never goes back.
+//! The clock of the eviction policy: follows the wall clock, and never goes back.
 
 /// A clock in seconds that follows the wall clock. When the wall clock is set back, this clock
-/// continues from its last value at the pace of the wall clock. Otherwise this clock would stand
-/// still until the wall clock has caught up, possibly for years. It also continues from the last
-/// saved value when a machine starts before its wall clock is set.
+/// continues from its last value at the pace of the wall clock. If it waited for the wall clock
+/// instead, this clock could stand still for years. When a machine starts before its wall clock is
+/// set, this clock continues from the last saved value.
 #[derive(Debug)]
 pub(crate) struct PolicyClock {
     tick: u64,
@@ -11,12 +11,12 @@ pub(crate) struct PolicyClock {
 }
 
 impl PolicyClock {
-    /// Starts at the time of the wall clock.
+    /// Creates a clock that starts at the time of the wall clock.
     pub(crate) fn new(wall: u64) -> Self {
         Self { tick: wall, wall }
     }
 
-    /// The tick at the wall clock time `wall`.
+    /// Returns the tick at the wall clock time `wall`.
     pub(crate) fn read(&mut self, wall: u64) -> u64 {
         self.tick = match wall >= self.tick {
             true => wall,
@@ -26,12 +26,13 @@ impl PolicyClock {
         self.tick
     }
 
-    /// The tick of a past event at the wall clock time `then`: at most the current tick.
+    /// Returns the tick of a past event at the wall clock time `then`. This tick is at most the
+    /// current tick.
     pub(crate) fn past(&self, then: u64) -> u64 {
         self.tick.saturating_sub(self.wall.saturating_sub(then))
     }
 
-    /// Continues from the tick of an earlier process, if that tick is later than the current one.
+    /// Continues from the tick of an earlier process, if that tick is later than the current tick.
     pub(crate) fn resume(&mut self, tick: u64) {
         self.tick = self.tick.max(tick);
     }

@@ -1,8 +1,8 @@
-//! Saves the states of policy and admission, and the number of bytes written today, so that they
-//! survive restarts.
+//! Saves the states of the eviction policy and the admission filter, and the number of bytes
+//! written today, so that a restart does not lose them.
 //!
-//! The file contains only state that the cache can do without. A damaged or unsuitable file is
-//! ignored with a log line, and the policy starts empty.
+//! The cache can work without this file. If the file is damaged or of another policy, pierhead logs
+//! that, ignores the file, and the policy starts empty.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -18,19 +18,20 @@ const VERSION: u16 = 1;
 const HEADER_LEN: usize = 8 + 2 + 4 * 8;
 const CHECKSUM_LEN: usize = 4;
 
-/// Maximum length of the file in bytes: enough for about 800 000 blobs. A longer state is not
-/// saved; a longer file is ignored.
+/// Maximum length of the file in bytes: enough for about 800 000 blobs. A state that is longer is
+/// not saved, and a file that is longer is ignored.
 const MAX_FILE_LEN: usize = 64 << 20;
-/// The file takes at most this fraction (1/n) of the capacity.
+/// The file takes at most this part (1/n) of the capacity of the cache.
 const CAPACITY_SHARE: u64 = 16;
 
-/// The states of policy and admission, the access counter, the clock and the bytes written today.
+/// The saved state: the states of policy and admission filter, the access counter, the policy clock
+/// and the bytes written today.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PolicyState {
-    /// The access counter of the cache. After a restore, the cache repeats all later accesses to
-    /// the policy.
+    /// The access counter of the cache. After a restore, the cache tells the policy about all later
+    /// accesses again.
     pub(crate) tick: u64,
-    /// The policy clock, in seconds.
+    /// Value of the policy clock, in seconds.
     pub(crate) clock: u64,
     /// Bytes written on the day of `clock`.
     pub(crate) written: u64,
@@ -39,8 +40,8 @@ pub(crate) struct PolicyState {
 }
 
 impl PolicyState {
-    /// Reads this from the state of the cache. `with_states`: includes the states of policy and
-    /// admission, which takes time in proportion to the number of blobs.
+    /// Creates the saved state from the state of the cache. `with_states` includes the states of
+    /// policy and admission filter, which takes time in proportion to the number of blobs.
     pub(crate) fn of(state: &mut State, wall: u64, with_states: bool) -> Self {
         let tick = state.tick_after() - 1;
         let ranking = &mut state.ranking;
@@ -60,15 +61,15 @@ impl PolicyState {
         }
     }
 
-    /// Restores the policy state into an empty `state`. Parts that do not fit are logged and
-    /// ignored.
+    /// Restores the policy state into an empty `state`. Parts that belong to another policy or
+    /// admission filter are logged and ignored.
     pub(crate) fn restore(&self, state: &mut State) {
         let ranking = &mut state.ranking;
         ranking.clock.resume(self.clock);
         ranking.admission.restore(self.written, self.clock);
         if self.policy.is_empty() && self.admission.is_empty() {
-            // The states were omitted from the file, because they exceeded the limit; that was
-            // logged when the file was saved.
+            // The file has no states, because they exceeded the limit. This was logged when the
+            // file was saved.
             return;
         }
         match ranking.policy.restore(&self.policy) {
@@ -85,7 +86,7 @@ impl PolicyState {
                 StateError::Kind { found, expected } => tracing::info!(
                     "eviction.admission changed from {found} to {expected}: the new admission starts empty; nothing to do"
                 ),
-                // No admission was in use, so nothing was saved.
+                // No admission filter was in use, so the file has no state of one.
                 _ if self.admission.is_empty() => {}
                 error => {
                     tracing::warn!(%error, "the saved state of the admission is unusable: the admission starts empty");
@@ -111,7 +112,7 @@ impl PolicyState {
         bytes
     }
 
-    /// Decodes a file; `None` when the bytes are damaged or of another version.
+    /// Decodes the bytes of a file. `None` when the bytes are damaged or of another version.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (body, sum) = bytes.split_last_chunk::<CHECKSUM_LEN>()?;
         let rest = body.strip_prefix(MAGIC)?;
@@ -139,10 +140,10 @@ impl PolicyState {
     }
 }
 
-/// Maximum length of the file for a cache of `capacity` bytes.
+/// Returns the maximum length of the file for a cache of `capacity` bytes.
 pub(crate) fn limit(capacity: u64) -> usize {
     let share = usize::try_from(capacity / CAPACITY_SHARE).unwrap_or(MAX_FILE_LEN);
-    // The limit is at least one block, whatever the capacity.
+    // The limit is at least one block, even for a tiny capacity.
     share.clamp(4096, MAX_FILE_LEN)
 }
 
@@ -189,8 +190,8 @@ impl PolicyStateFile {
         policy_state
     }
 
-    /// Saves the state durably and atomically. When the file would be longer than `limit`, omits
-    /// the states of policy and admission and returns `false`. Blocks.
+    /// Saves the state durably and atomically. If the file would be longer than `limit`, omits the
+    /// states of policy and admission filter, and returns `false`. Blocks.
     pub(crate) fn write(&self, policy_state: PolicyState, limit: usize) -> io::Result<bool> {
         let fits =
             HEADER_LEN + policy_state.policy.len() + policy_state.admission.len() + CHECKSUM_LEN

@@ -1,5 +1,5 @@
-//! The eviction policy, the admission and the policy clock, which the cache locks together and can
-//! replace while it runs.
+//! The eviction policy, the admission filter and the policy clock. The cache locks them together,
+//! and can replace policy and filter while it runs.
 
 use std::sync::Arc;
 
@@ -10,24 +10,26 @@ use crate::store::admission::{AdmissionControl, Refusal};
 use crate::store::image_counts::ImageCounts;
 use crate::store::policy_clock::PolicyClock;
 
-/// Policy, admission and daily write budget: the settings that can change while the cache runs.
+/// The eviction policy, the admission filter and the daily write budget. These settings can change
+/// while the cache runs.
 pub struct Eviction {
     /// Name of the policy, for logs and metrics.
     /// [`Cache::set_eviction`](crate::Cache::set_eviction) keeps a policy whose name is already in
     /// use.
     pub policy_name: String,
-    /// The eviction policy.
+    /// The eviction policy of the cache.
     pub policy: Box<dyn Policy<Digest>>,
-    /// Name of the admission.
+    /// Name of the admission filter.
     pub admission_name: String,
-    /// Decides which blobs may be stored; `None`: all blobs that fit.
+    /// The admission filter, which decides which blobs may be stored. `None`: all blobs that fit
+    /// are stored.
     pub admission: Option<Box<dyn Admission<Digest>>>,
-    /// Bytes of content that may be written to the disk per day (UTC); 0: no limit.
+    /// Bytes of content that may be written to the disk per day (UTC). The value 0 means no limit.
     pub daily_write_budget: u64,
 }
 
 impl<P: Policy<Digest> + 'static> From<Box<P>> for Eviction {
-    /// This policy, without admission and write budget.
+    /// Uses this policy, without an admission filter and without a write budget.
     fn from(policy: Box<P>) -> Self {
         Self {
             policy_name: "custom".into(),
@@ -42,7 +44,7 @@ impl<P: Policy<Digest> + 'static> From<Box<P>> for Eviction {
 /// The outcome of a request, for the request log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The blob was stored.
+    /// The blob was stored before the request.
     Hit,
     /// The blob was fetched and stored.
     Miss,
@@ -50,8 +52,8 @@ pub enum Outcome {
     Bypass,
 }
 
-/// Called with each request. The call holds a lock on the thread that serves the request, so it
-/// must not block.
+/// A function that the cache calls for each request. The calling thread serves the request and
+/// holds a lock, so the function must not block.
 pub type Recorder = Arc<dyn Fn(&Access<Digest>, Outcome) + Send + Sync>;
 
 pub(crate) struct Ranking {
@@ -61,7 +63,8 @@ pub(crate) struct Ranking {
     pub(crate) clock: PolicyClock,
     pub(crate) image_counts: ImageCounts,
     pub(crate) recorder: Option<Recorder>,
-    /// While a new policy is being filled: the blobs that were removed meanwhile. `None` otherwise.
+    /// The blobs that were removed since [`Ranking::prepare`], while a new policy is being filled.
+    /// `None` at other times.
     removed: Option<Vec<Digest>>,
     /// The latest tick of a past access that the policy received.
     seen: u64,
@@ -88,23 +91,24 @@ impl Ranking {
         }
     }
 
-    /// Counts a request for a stored blob.
+    /// Counts a request for a stored blob, in the policy.
     pub(crate) fn hit(&mut self, access: &Access<Digest>) {
         self.policy.hit(access);
         self.admission.hit(access);
         self.record(access, Outcome::Hit);
     }
 
-    /// Counts `requests` simultaneous requests for a blob that is not stored, and asks admission
-    /// and policy whether to store the blob. `always`: count the requests, but never refuse the
-    /// blob.
+    /// Counts `requests` simultaneous requests for a blob that is not stored, and asks the
+    /// admission filter and the policy whether to store the blob. With `always`, the requests are
+    /// counted, but the blob is never refused.
     pub(crate) fn miss(
         &mut self,
         access: &Access<Digest>,
         requests: u32,
         always: bool,
     ) -> Result<(), Refusal> {
-        // Each request is one call, whatever its result: some policies learn from these misses.
+        // Each request is one call of `hit`, whatever the call returns: some policies learn from
+        // these misses.
         if !self.policy.hit(access) {
             self.policy.miss(access);
         }
@@ -123,15 +127,15 @@ impl Ranking {
         self.policy.insert(access);
     }
 
-    /// Counts a reader that joined the fill as a hit for the policy. The admission has counted this
-    /// request already.
+    /// Counts a reader that joined the fill as a hit for the policy. The admission filter has
+    /// counted this request already.
     pub(crate) fn joined(&mut self, access: &Access<Digest>) {
         self.policy.hit(access);
         self.record(access, Outcome::Hit);
     }
 
-    /// Restores a blob after a restart. `later`: the blob was accessed after the policy state was
-    /// saved.
+    /// Restores a blob after a restart. `later` means that the blob was accessed after the policy
+    /// state was saved.
     pub(crate) fn restore(&mut self, access: &Access<Digest>, later: bool) {
         self.seen(access.tick);
         let access = Access {
@@ -143,7 +147,7 @@ impl Ranking {
         }
     }
 
-    /// Notes the tick of a past access that the policy received. Ticks of past accesses must not
+    /// Records the tick of a past access that the policy received. Ticks of past accesses must not
     /// decrease, even if the wall clock was set back.
     pub(crate) fn seen(&mut self, tick: u64) {
         self.seen = self.seen.max(tick);
@@ -155,8 +159,8 @@ impl Ranking {
         self.note_removed(digest);
     }
 
-    /// The next victim of the policy. The policy has already forgotten this blob. Do not call
-    /// `remove` for it: some policies would count another event.
+    /// Returns the next victim of the policy, which the policy has already removed. The caller must
+    /// not call `remove` for this blob, because some policies would count another event.
     pub(crate) fn evict(
         &mut self,
         held: &mut dyn FnMut(&Digest) -> bool,
@@ -173,7 +177,8 @@ impl Ranking {
         }
     }
 
-    /// Does one step of the policy's deferred work. Returns `true` if there is more work.
+    /// Does one step of the training that the policy postponed. Returns `true` if there is more
+    /// work.
     pub(crate) fn train(&mut self) -> bool {
         let adaptation = self.policy.adaptation();
         adaptation.is_some_and(|adaptation| adaptation.train())
@@ -185,7 +190,7 @@ impl Ranking {
         }
     }
 
-    /// Statistics of the policy, by name.
+    /// Returns the statistics of the policy, by name.
     pub(crate) fn figures(&self) -> Vec<(&'static str, f64)> {
         let mut figures = Vec::new();
         self.policy
@@ -204,8 +209,8 @@ impl Ranking {
         self.removed = Some(Vec::new());
     }
 
-    /// Replaces the policy by one that contains the blobs that were stored at [`Ranking::prepare`];
-    /// returns the old policy.
+    /// Replaces the policy by a policy that contains the blobs that were stored at the time of
+    /// [`Ranking::prepare`]. Returns the old policy.
     pub(crate) fn replace(
         &mut self,
         name: String,

@@ -12,20 +12,21 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::regular_file;
 use crate::tier::{Step, is_proven_damage};
 
-/// Maximum length of a record in bytes. A longer file counts as damaged.
+/// Maximum length of a record in bytes. A file that is longer counts as damaged.
 const MAX_RECORD_LEN: u64 = 16 << 20;
 
-/// The file name of a record: a hash of its key, since keys contain `/` and may be long.
+/// Returns the file name of a record. The name is a hash of the record's key, because keys contain
+/// `/` and may be long.
 pub(crate) fn file_name(key: &str) -> String {
     Digest::of(Algorithm::Sha256, key.as_bytes()).hex()
 }
 
-/// Encodes the file of a record.
+/// Encodes a value as the file of a record.
 pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     let mut text = serde_json::to_vec(value)?;
     let sum = crc32c::crc32c(&text);
     writeln!(text, "\n{sum:08x}")?;
-    // `load` would treat a longer record as damaged.
+    // `load` would treat a record above this length as damaged.
     if text.len() as u64 > MAX_RECORD_LEN {
         let what = "a record of more than 16 MiB";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
@@ -33,11 +34,11 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// A file in a folder of records.
+/// The result of reading one file in a folder of records.
 pub(crate) enum LoadedRecord<T> {
-    /// An intact record, with the length of its file.
+    /// The record is intact. Contains the length of its file.
     Whole(u64, T),
-    /// A file that cannot be read now. The file may be intact, so it is not deleted.
+    /// The file cannot be read now. The file may be intact, so it is not deleted.
     Unreadable(Unreadable),
 }
 
@@ -45,17 +46,17 @@ pub(crate) enum LoadedRecord<T> {
 /// failing disk.
 pub(crate) struct Unreadable {
     pub(crate) path: PathBuf,
-    /// Length of the file in bytes; 0 when the length is unreadable, too.
+    /// Length of the file in bytes. 0 when the length cannot be read, too.
     pub(crate) len: u64,
     pub(crate) source: io::Error,
 }
 
-/// Writes a record durably and atomically, replacing an older one.
+/// Writes a record durably and atomically. Replaces an older record with the same key.
 pub(crate) fn store<T: Serialize>(folder: &Path, key: &str, value: &T) -> io::Result<()> {
     atomic_file::write(&folder.join(file_name(key)), &encode(value)?)
 }
 
-/// Deletes a record; a missing record is no error.
+/// Deletes a record. A missing record is no error.
 pub(crate) fn delete(folder: &Path, key: &str) -> io::Result<()> {
     match fs::remove_file(folder.join(file_name(key))) {
         Ok(()) => atomic_file::sync_folder(folder),
@@ -64,8 +65,8 @@ pub(crate) fn delete(folder: &Path, key: &str) -> io::Result<()> {
     }
 }
 
-/// Reads every record of a folder, and creates a missing folder. Files that were read completely
-/// and are damaged are logged and deleted.
+/// Reads all records of a folder. Creates the folder if it is missing. Logs and deletes each file
+/// that was read completely and is damaged.
 pub(crate) fn load<T: DeserializeOwned>(
     folder: &Path,
     mut visit: impl FnMut(LoadedRecord<T>),
@@ -96,8 +97,8 @@ pub(crate) fn load<T: DeserializeOwned>(
     Ok(())
 }
 
-/// Deletes a file, or a folder that has the name of a record: such a folder would prevent writing
-/// the record.
+/// Deletes a file, or a folder that has the name of a record: such a folder would make writing the
+/// record impossible.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir_all(path),
@@ -106,7 +107,7 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Reads the records of a folder until `visit` returns `false`. Skips damaged files and files that
-/// are being written. Changes nothing.
+/// are being written. Changes no file.
 pub(crate) fn each<T: DeserializeOwned>(
     folder: &Path,
     mut visit: impl FnMut(T) -> bool,
@@ -124,11 +125,11 @@ pub(crate) fn each<T: DeserializeOwned>(
 /// Reads a record, with the length of its file.
 ///
 /// # Errors
-/// An error that satisfies [`is_proven_damage`] when the file is no record; otherwise the error of
-/// the system.
+/// If the file is no valid record, an error that satisfies [`is_proven_damage`]. Otherwise the
+/// error of the system.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     let mut text = Vec::new();
-    // Reads one byte more than the limit, to detect a file that is too long.
+    // One byte more than the limit is read, to detect a file that is too long.
     regular_file::open(path)?
         .0
         .take(MAX_RECORD_LEN + 1)
@@ -136,7 +137,7 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     Ok((text.len() as u64, decode(&text)?))
 }
 
-/// Decodes the file of a record.
+/// Decodes the bytes of a record's file.
 pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "checksum does not match");
     // The end of the text is a newline, eight hexadecimal digits of the checksum, and a newline.
@@ -149,21 +150,21 @@ pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
     Ok(serde_json::from_slice(json)?)
 }
 
-/// A change to one record: its new file content, or `None` to delete it.
+/// A change of one record: the new content of its file, or `None` to delete the file.
 pub(crate) struct RecordChange {
     pub(crate) path: PathBuf,
     pub(crate) text: Option<Vec<u8>>,
 }
 
-/// Applies changes to different records of one folder. Each change is atomic, and one sync of the
-/// folder makes all changes durable. Calls `step` before every change to the disk. Returns for each
-/// change whether it is durable.
+/// Applies changes to several records of one folder. Each change is atomic, and one sync of the
+/// folder makes all changes durable. Calls `step` before every change on the disk. For each change,
+/// returns whether the change is durable.
 pub(crate) fn change(
     folder: &Path,
     changes: &[RecordChange],
     step: impl Fn(Step<'_>) -> io::Result<()>,
 ) -> Vec<io::Result<()>> {
-    // Writes all files before the first sync, so that the file system can sync them together.
+    // All files are written before the first sync, so that the file system can sync them together.
     let on_step = |it: atomic_file::Step<'_>| step(it.into());
     let created: Vec<_> = changes.iter().map(|it| create(it, &on_step)).collect();
     let mut done: Vec<io::Result<()>> = changes
@@ -190,7 +191,7 @@ fn create<'a>(
         return Ok(None);
     };
     let mut file = Options::new().on_step(on_step).create(&change.path)?;
-    // After an error, such as a full disk, dropping the file deletes it.
+    // After an error, such as a full disk, dropping the file object deletes the file.
     file.write_all(text)?;
     Ok(Some(file))
 }

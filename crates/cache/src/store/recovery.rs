@@ -1,5 +1,5 @@
-//! Recovery at start: rebuilds the index from the blob files and the catalog. After the start,
-//! retries unreadable blobs.
+//! Recovery at start: rebuilds the index from the blob files and the catalog. After the start, also
+//! retries blobs that were unreadable.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -17,9 +17,9 @@ use crate::store::state::{Slot, State};
 use crate::tier::{Tier, TierEntry, Trailer, is_proven_damage};
 
 /// Restores all blobs of the tier, in the order of their last accesses. A file whose length matches
-/// its catalog entry is not opened. Any other file is opened to read its trailer; its rank follows
-/// from its modification time, and is lower than the ranks of blobs in the catalog. If a blob of
-/// the catalog has no file, the tier is asked to open the blob.
+/// its catalog entry is not opened. Any other file is opened to read its trailer. Such a blob is
+/// ranked by the modification time of its file, below all blobs that are in the catalog. If a blob
+/// of the catalog has no file, the tier is asked to open the blob.
 pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io::Result<()> {
     let mut found = HashMap::new();
     tier.scan(&mut |blob| {
@@ -44,8 +44,8 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
                 .map(|media_type| intern(&mut types, media_type));
             known.push((digest, slot));
         } else {
-            // The file is missing, or its folder cannot be listed: opening the blob shows which. An
-            // unreadable file counts with the length in the catalog.
+            // Either the file is missing, or its folder cannot be listed. Opening the blob shows
+            // which of the two is true. An unreadable file counts with the length in the catalog.
             file.bytes = file.bytes.max(len);
         }
     });
@@ -69,7 +69,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
                 tier.remove(&digest)?;
                 gone.push(digest);
             }
-            // The blob keeps its entry in the catalog.
+            // The blob keeps its entry in the catalog, because it may become readable again.
             Err(error) => {
                 tracing::error!(%digest, %error, "cannot read a stored blob: keeping its file, retrying later");
                 state.set_unreadable(digest, blocks(bytes));
@@ -81,7 +81,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
     Ok(())
 }
 
-/// Restores a blob that the catalog does not contain, from its file.
+/// Restores a blob that is not in the catalog, from its file.
 fn restore_from_file(
     state: &mut State,
     found: &TierEntry,
@@ -101,19 +101,19 @@ fn restore_from_file(
     state.changed.push(found.digest);
 }
 
-/// Maximum number of unreadable blobs in one round of retries. A failing disk may take seconds for
-/// each blob.
+/// Maximum number of unreadable blobs in one round of retries. The number is small, because a
+/// failing disk may take seconds for each blob.
 const RETRIES_PER_ROUND: usize = 16;
 
 impl Store {
-    /// Retries blobs that were unreadable at start. Blocks.
+    /// Retries blobs that were unreadable at the start of pierhead. Blocks.
     pub(crate) fn retry_unreadable(&self) {
         let retried = self.state.lock().next_unreadable(RETRIES_PER_ROUND);
         for digest in retried {
             let _guard = self.digest_locks.lock(digest);
             {
                 let state = self.state.lock();
-                // A fill has replaced the unreadable file, or is about to.
+                // A fill has replaced the unreadable file, or is about to replace it.
                 if !state.is_unreadable(&digest) || state.fills.contains_key(&digest) {
                     continue;
                 }
@@ -152,7 +152,8 @@ impl Store {
     }
 }
 
-/// Restores staged bytes as partial fills. Deletes staged bytes whose registry is unknown.
+/// Restores staged bytes as partial fills. Deletes staged bytes if the registry that sent them is
+/// unknown.
 pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) -> io::Result<()> {
     let mut staged = HashMap::new();
     tier.scan_staged(&mut |found| {
@@ -177,7 +178,7 @@ pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) ->
 }
 
 /// Returns a shared copy of a media type: thousands of blobs have few distinct media types, so each
-/// distinct one is allocated once.
+/// distinct media type is allocated only once.
 fn intern(types: &mut HashSet<MediaType>, media_type: MediaType) -> MediaType {
     if let Some(known) = types.get(&media_type) {
         return known.clone();

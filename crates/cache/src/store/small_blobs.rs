@@ -1,7 +1,7 @@
 //! Keeps whole small blobs in memory: manifests, configs, tiny layers.
 //!
-//! Each blob in memory is also on disk and in the index. A removal from the index and from memory
-//! happens under one lock.
+//! Each blob in memory is also on disk and in the index. A blob is removed from the index and from
+//! memory under the same lock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use pierhead_oci::{Digest, MediaType};
 
 use crate::tier::CHUNK;
 
-/// Maximum size of a blob in memory, in bytes: one chunk, so that one checksum covers the blob.
-/// Configs of large images have about 20 KiB, as do image indexes with many platforms.
+/// Maximum size of a blob in memory, in bytes: one chunk, so that one checksum covers the blob. The
+/// configs of large images and the image indexes with many platforms have about 20 KiB.
 pub(crate) const MAX_SMALL_BLOB: u64 = CHUNK as u64;
 
 /// Memory of an entry in bytes, in addition to its content: the digest (65 bytes) in three places,
@@ -28,8 +28,8 @@ pub(crate) struct SmallBlob {
     pub(crate) bytes: Bytes,
 }
 
-/// All small blobs in memory, bounded in bytes; evicts the least recently used. Every operation is
-/// O(1) amortized.
+/// All small blobs in memory, with a maximum number of bytes. When full, evicts the least recently
+/// used blob. Every operation takes O(1) amortized time.
 pub(crate) struct SmallBlobs {
     blobs: HashMap<Digest, Arc<SmallBlob>>,
     policy: Lru<Digest>,
@@ -38,7 +38,8 @@ pub(crate) struct SmallBlobs {
 }
 
 impl SmallBlobs {
-    /// `limit`: maximum memory in bytes; 0: no blobs.
+    /// Creates an empty table. `limit` is the maximum memory in bytes. The value 0 means that no
+    /// blob is kept.
     pub(crate) fn new(limit: u64) -> Self {
         Self {
             blobs: HashMap::new(),
@@ -48,7 +49,7 @@ impl SmallBlobs {
         }
     }
 
-    /// Whether a blob of `size` bytes may be in memory.
+    /// Whether a blob of `size` bytes is small enough to be kept in memory.
     pub(crate) fn accepts(&self, size: u64) -> bool {
         size <= MAX_SMALL_BLOB && size + ENTRY_OVERHEAD <= self.limit
     }
@@ -59,7 +60,7 @@ impl SmallBlobs {
         Some(small)
     }
 
-    /// Inserts a blob, and replaces an older one of its digest.
+    /// Inserts a blob. Replaces an older blob of the same digest.
     pub(crate) fn insert(&mut self, small: Arc<SmallBlob>, tick: u64) {
         if !self.accepts(small.bytes.len() as u64) {
             return;
@@ -90,8 +91,9 @@ impl SmallBlobs {
         self.blobs.len()
     }
 
-    /// Memory of all entries in bytes, at most the limit. Content that readers still hold after its
-    /// eviction does not count; the buffer of each response bounds that content.
+    /// Returns the memory of all entries in bytes, which is at most the limit. Content that readers
+    /// still hold after its eviction does not count; the buffer of each response limits this
+    /// content.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }

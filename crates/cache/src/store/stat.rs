@@ -1,15 +1,16 @@
-//! Statistics for operators: blobs, byte counts, policy and admission.
+//! The statistics that operators see: about blobs, byte counts, eviction policy and admission
+//! filter.
 
 use pierhead_oci::{Digest, MediaType};
 
-/// One committed blob in a list of [`Cache::list`](crate::Cache::list).
+/// The statistics of one committed blob, which [`Cache::list`](crate::Cache::list) returns.
 #[derive(Clone, Debug)]
 pub struct BlobStat {
     /// The digest of the blob.
     pub digest: Digest,
     /// Size of the content in bytes.
     pub size: u64,
-    /// The media type; only manifests and other documents have one.
+    /// The media type. Only manifests and other documents have one.
     pub media_type: Option<MediaType>,
     /// Time of the last access, in seconds since 1970.
     pub accessed: u64,
@@ -17,48 +18,49 @@ pub struct BlobStat {
     pub pinned: bool,
 }
 
-/// Byte counts of the cache.
+/// Byte counts of the whole cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// Committed blobs.
+    /// Number of committed blobs.
     pub blobs: u64,
     /// Bytes on disk of the committed blobs.
     pub used: u64,
-    /// Bytes that are reserved by running fills, partial fills, and deleted files that readers have
-    /// open.
+    /// Bytes that are reserved by running fills, by partial fills, and by deleted files that
+    /// readers still have open.
     pub reserved: u64,
     /// Bytes on disk of tags.
     pub names: u64,
     /// Limit of `used`, `reserved` and `names` together, in bytes.
     pub capacity: u64,
-    /// Number of running fills.
+    /// Number of fills that are running.
     pub fills: u64,
-    /// Bytes of pinned blobs.
+    /// Bytes on disk of pinned blobs.
     pub pinned: u64,
 }
 
-/// Policy and admission, with their statistics.
+/// The eviction policy and the admission filter, with their statistics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvictionStat {
-    /// The policy in use.
+    /// Name of the policy in use.
     pub policy: String,
-    /// The admission in use.
+    /// Name of the admission filter in use.
     pub admission: String,
     /// Bytes of content written since midnight (UTC).
     pub written_today: u64,
-    /// Limit of `written_today` in bytes; 0: no limit.
+    /// Limit of `written_today` in bytes. The value 0 means no limit.
     pub daily_write_budget: u64,
-    /// Blobs evicted since the start.
+    /// Number of blobs that were evicted since the start of the process.
     pub evictions: u64,
-    /// Fills that would have fit but were refused, since the start.
+    /// Number of fills since the start of the process that were refused although they would have
+    /// fit.
     pub refused: u64,
-    /// Number of refused fills per reason: `admission`, `policy`, or `written` for the daily write
-    /// budget.
+    /// Number of refused fills for each reason: `admission`, `policy`, or `written` (the daily
+    /// write budget).
     pub refused_by: [(&'static str, u64); 3],
-    /// Claims that found the blob, since the start.
+    /// Number of claims since the start of the process that found the blob.
     pub hits: u64,
-    /// Claims that started a fill, since the start.
+    /// Number of claims since the start of the process that started a fill.
     pub misses: u64,
-    /// Statistics of the policy, by name.
+    /// The statistics of the policy, by name.
     pub figures: Vec<(&'static str, f64)>,
 }

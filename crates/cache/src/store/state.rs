@@ -1,5 +1,5 @@
 //! The state of the cache behind one lock: the index of blobs, open handles, fills, pins and byte
-//! counts. Makes no I/O.
+//! counts. This module makes no I/O.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
@@ -15,17 +15,17 @@ use crate::store::partials::{Partial, Partials};
 use crate::store::ranking::{Outcome, Ranking};
 use crate::store::small_blobs::{SmallBlob, SmallBlobs};
 
-/// Maximum number of readers of one fill that count as requests. Each counted reader costs a policy
-/// call under the lock of the state.
+/// Maximum number of readers of one fill that count as requests. The number is limited, because
+/// each counted reader costs one call of the policy under the lock of the state.
 const MAX_COUNTED_READERS: u32 = 64;
 
-/// Index entry of a committed blob.
+/// The index entry of a committed blob.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub(crate) size: u64,
     pub(crate) tick: u64,
     pub(crate) media_type: Option<MediaType>,
-    /// Time of the last access in seconds since 1970. Overflows in 2106.
+    /// Time of the last access in seconds since 1970. The type `u32` overflows in 2106.
     pub(crate) accessed: u32,
     /// Seconds that a client would wait for a fetch of the blob.
     pub(crate) cost: f32,
@@ -35,7 +35,8 @@ pub(crate) struct Slot {
     pub(crate) dirty: bool,
 }
 
-/// A file to delete in order to make room. Its bytes stay counted until [`State::file_deleted`].
+/// A file to delete in order to make room. The bytes of the file count as used until
+/// [`State::file_deleted`] is called.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Victim {
     Blob(Digest, u64),
