@@ -1,10 +1,10 @@
-//! Calls `mallopt(3)` of glibc to limit the arenas of malloc.
+//! Limits the number of arenas of glibc's malloc by `mallopt(3)`.
 
-/// Sets `M_ARENA_MAX`: the maximum number of arenas.
+/// Sets the maximum number of malloc arenas (`M_ARENA_MAX`). Returns whether glibc accepted it.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[allow(unsafe_code)]
 pub(crate) fn set_max_arenas(max_arenas: u8) -> bool {
-    // SAFETY: mallopt takes two integers, locks the allocator itself and keeps no pointer.
+    // SAFETY: mallopt takes two integers, locks the allocator itself and stores no pointer.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, max_arenas.into()) == 1 }
 }
 

@@ -1,13 +1,13 @@
-//! Tests the number of arenas of a process with many threads. The limit applies to the whole
-//! process, so this test is a program of its own.
+//! Tests that `limit_arenas` limits the number of malloc arenas of a process with many threads. The
+//! limit applies to the whole process, so this test is a program of its own.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 use std::collections::BTreeSet;
 use std::sync::Barrier;
 use std::thread;
 
-/// Size and alignment in bytes of the blocks that hold each arena of glibc except the main one
-/// (`HEAP_MAX_SIZE`).
+/// Size and alignment in bytes of a glibc heap (`HEAP_MAX_SIZE`). Every arena except the main arena
+/// consists of such heaps.
 const HEAP_BYTES: usize = 64 << 20;
 
 #[test]
@@ -20,8 +20,8 @@ fn threads_share_the_arenas() {
             .map(|_| {
                 scope.spawn(|| {
                     let value = Box::new([1_u8; 512]);
-                    // All threads hold memory at the same time, so no thread takes the arena of
-                    // another thread.
+                    // All threads hold their memory until the last thread has allocated, so no
+                    // thread takes the arena of another thread.
                     barrier.wait();
                     value.as_ptr().addr() / HEAP_BYTES
                 })
@@ -32,6 +32,6 @@ fn threads_share_the_arenas() {
             .map(|thread| thread.join().expect("no panic"))
             .collect()
     });
-    // The main arena may extend over two blocks.
+    // The main arena is not aligned to a block, so it may extend over two blocks.
     assert!(heaps.len() <= 3, "{} heaps", heaps.len());
 }
