@@ -1,5 +1,5 @@
-//! The error of the registry client: why a request to an upstream failed, or what is wrong with the
-//! response.
+//! The error type of the registry client: why a request to an upstream failed, or what is wrong
+//! with the response.
 
 use std::time::Duration;
 
@@ -8,11 +8,13 @@ use crate::connect::certificate::CertificateFault;
 /// The party that caused a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The request: the resource does not exist, is not allowed, or has an invalid name.
+    /// The request is at fault: the resource does not exist, is not allowed, or has an invalid
+    /// name.
     Request,
-    /// The upstream: it is down, slow, broken or sends wrong bytes. A later attempt may succeed.
+    /// The upstream is at fault: it is down, slow, broken or sends wrong bytes. A later attempt may
+    /// succeed.
     Upstream,
-    /// The configuration of pierhead, or its SSRF guard, which forbids the request.
+    /// The configuration of pierhead or the SSRF guard forbids the request.
     Policy,
 }
 
@@ -20,20 +22,21 @@ pub enum Fault {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// 404: the upstream does not have the resource.
+    /// The upstream sent 404: it does not have the resource.
     #[error("{upstream} does not have it")]
     NotFound {
         /// The registry of the upstream.
         upstream: String,
     },
-    /// The upstream sent 401 or 403, with the configured credentials if there are any.
+    /// The upstream sent 401 or 403. If credentials are configured for the upstream, the request
+    /// used them.
     #[error(
         "{upstream} refuses access ({status}); if the repository is private, configure credentials for it"
     )]
     Denied {
         /// The registry of the upstream.
         upstream: String,
-        /// The status: 401 or 403.
+        /// The status code of the response: 401 or 403.
         status: u16,
     },
     /// The upstream sent 429: too many requests.
@@ -41,7 +44,7 @@ pub enum Error {
     RateLimited {
         /// The registry of the upstream.
         upstream: String,
-        /// The time in its `Retry-After`.
+        /// The time in the header `Retry-After` of the response.
         retry_after: Option<Duration>,
     },
     /// The upstream sent any other unexpected status.
@@ -49,7 +52,7 @@ pub enum Error {
     Status {
         /// The registry of the upstream.
         upstream: String,
-        /// The status code.
+        /// The status code of the response.
         status: u16,
     },
     /// The connection failed: DNS, TCP, TLS, a time limit, or a broken stream.
@@ -57,9 +60,9 @@ pub enum Error {
     Transport {
         /// The registry of the upstream.
         upstream: String,
-        /// What failed, with the reason.
+        /// The step that failed, with the reason.
         what: String,
-        /// The fault, when a certificate was refused.
+        /// The cause, if a certificate was refused.
         certificate: Option<CertificateFault>,
     },
     /// The circuit breaker is open after several failures, so no request was sent.
@@ -71,25 +74,25 @@ pub enum Error {
         since: Duration,
         /// Time until the next request is allowed.
         retry_after: Duration,
-        /// The last failure.
+        /// The last failure before the circuit opened.
         what: String,
     },
-    /// The response violates the protocol.
+    /// The response of the upstream violates the protocol.
     #[error("{upstream} broke the protocol: {what}")]
     Protocol {
         /// The registry of the upstream.
         upstream: String,
-        /// The violation.
+        /// The violation of the protocol.
         what: String,
     },
-    /// An invalid configuration.
+    /// The configuration of the registry client is invalid.
     #[error("{what}")]
     Config {
         /// The invalid value and its place.
         what: String,
     },
-    /// The host of a registry that a client named does not exist. The text is that of
-    /// [`Forbidden`](Self::Forbidden), so that a client cannot tell internal names from missing
+    /// The host of a registry that a client named does not exist. The error text equals the text of
+    /// [`Forbidden`](Self::Forbidden), so that a client cannot tell missing names from internal
     /// names.
     #[error("{upstream} is refused: {what}")]
     NoSuchHost {
@@ -110,7 +113,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The party whose fault this error is.
+    /// Returns the party whose fault this error is.
     pub fn fault(&self) -> Fault {
         match self {
             Self::NotFound { .. } | Self::Denied { .. } => Fault::Request,
@@ -119,7 +122,7 @@ impl Error {
         }
     }
 
-    /// Whether a retry may succeed.
+    /// Whether the same request may succeed later.
     pub fn is_retryable(&self) -> bool {
         self.fault() == Fault::Upstream
     }

@@ -1,22 +1,23 @@
-//! Detects by its metadata that a file was replaced or written to.
+//! `FileStamp`: detects by the metadata of a file that the file was replaced or written to.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Identity, size and modification time of a file. Every replacement changes the stamp. Every write
-/// changes it, within the resolution of the file system's clock.
+/// Identity, size and modification time of a file. Every replacement changes the stamp. A write
+/// changes the stamp, too, unless the previous change was within the resolution of the file
+/// system's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp {
     device: u64,
     inode: u64,
     size: u64,
-    /// Seconds and nanoseconds since 1970.
+    /// Modification time in seconds and nanoseconds since 1970.
     modified: (i64, i64),
 }
 
 impl FileStamp {
     /// Returns the stamp of the file at `path`. `None` if the file is missing or unreadable.
-    /// Follows symbolic links, such as those of a Kubernetes Secret. Blocks.
+    /// Follows symbolic links, because the files of a Kubernetes Secret are symbolic links. Blocks.
     pub fn read(path: &Path) -> Option<Self> {
         let metadata = std::fs::metadata(path).ok()?;
         Some(Self {

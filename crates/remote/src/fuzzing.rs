@@ -1,5 +1,5 @@
-//! Properties that the parsers satisfy for every input. The fuzz targets and the tests of the
-//! stored corpus call them.
+//! Properties that the parsers of the registry client satisfy for every input. The fuzz targets and
+//! the tests of the stored corpus check these properties.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Uri};
@@ -13,7 +13,7 @@ use crate::exchange::content_range::ContentRange;
 use crate::exchange::redirect::{next_link, resolve, same_origin};
 use crate::pull::referrers;
 
-/// Checks the parser of `WWW-Authenticate` headers. Each line of the input is one value.
+/// Checks the parser of `WWW-Authenticate` headers. Each line of the input is one header value.
 pub fn challenge(input: &[u8]) {
     let mut headers = HeaderMap::new();
     for line in input.split(|byte| *byte == b'\n') {
@@ -53,8 +53,8 @@ pub fn content_range(input: &[u8]) {
     assert_eq!(ContentRange::parse(&written), Some(range));
 }
 
-/// Checks the targets of `Location` and `Link`. An unconfigured host is never reached without TLS
-/// or at an internal address.
+/// Checks the resolution of `Location` and `Link`: pierhead never reaches an unconfigured host
+/// without TLS or at an internal address.
 pub fn location(input: &[u8]) {
     let base = Uri::from_static("https://registry.example:5000/v2/a/blobs/x?y=z");
     let Some(target) = text(input).and_then(|text| resolve(&base, text)) else {
@@ -83,7 +83,7 @@ pub fn location(input: &[u8]) {
     }
 }
 
-/// Checks the parser of `Link`. The URL of the next page is a part of the input.
+/// Checks the parser of `Link`: the URL of the next page is a part of the input.
 pub fn link(input: &[u8]) {
     let Some(value) = text(input) else { return };
     if let Some(target) = next_link(value) {
@@ -91,7 +91,7 @@ pub fn link(input: &[u8]) {
     }
 }
 
-/// Checks that pages of a referrers list are merged. An empty line separates the pages of the
+/// Checks the merging of the pages of a referrers list. An empty line separates the pages of the
 /// input.
 pub fn referrers(input: &[u8]) {
     let Some(all) = text(input) else { return };
@@ -111,7 +111,7 @@ pub fn referrers(input: &[u8]) {
     assert!(merged["manifests"].is_array());
 }
 
-/// Checks the parser of a token server's response. A parsed token is valid in a header.
+/// Checks the parser of a token server's response: a parsed token is valid in a header.
 pub fn token(input: &[u8]) {
     let Some(token) = Token::parse(input) else {
         return;

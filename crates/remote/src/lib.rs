@@ -1,14 +1,16 @@
-//! A client of OCI registries: the pull side of the Distribution API v1.1. The client stores
-//! nothing on disk.
+//! The registry client: fetches manifests, blobs and lists from upstream registries (the pull side
+//! of the OCI Distribution API v1.1). The client stores nothing on disk.
 //!
-//! The modules, from the socket up. A module imports only modules above it in this list:
+//! The modules, from the network to the public interface. A module imports only modules above it in
+//! this list:
 //!
-//! - `dns`: lookups of host names that use no thread each, limited in time and number.
+//! - `dns`: lookups of host names without a thread for each lookup, limited in time and number.
 //! - `connect`: the SSRF guard, TCP, the HTTPS proxy, TLS, the connection pool.
 //! - `upstream`: the hosts of one registry, their health, the retry budget, the choice of a host.
 //! - `exchange`: one HTTP request with its time limits and redirects; response bodies up to a
 //!   maximum size.
-//! - `auth`: challenges, tokens, credentials and credential helpers. `upstream` holds their state.
+//! - `auth`: challenges, tokens, credentials and credential helpers. The module `upstream` holds
+//!   the state of the authentication.
 //! - `pull`: manifests, blobs, tags, referrers, access checks, probes.
 //! - `client`: the public interface, its configuration and reload.
 

@@ -1,5 +1,5 @@
-//! Prometheus metrics of the registry client. The values of the label `upstream` are the configured
-//! upstreams, Docker Hub and `other`.
+//! Prometheus metrics of the registry client. The label `upstream` has these values: the names of
+//! the configured upstreams, Docker Hub, and `other` for all other registries.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-/// The purpose of a request.
+/// The purpose of an upstream request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     Manifest,
@@ -35,7 +35,8 @@ impl RequestKind {
     }
 }
 
-/// The kind and the method of a request. Some upstreams limit the rate of some operations only.
+/// The kind and the method of a request. They are counted separately, because some upstreams limit
+/// the rate of some operations only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     kind: RequestKind,
@@ -43,7 +44,7 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    /// Number of operations.
+    /// Number of different operations.
     pub(crate) const COUNT: usize = 12;
 
     pub(crate) const fn get(kind: RequestKind) -> Self {
@@ -54,7 +55,7 @@ impl Operation {
         Self { kind, head: true }
     }
 
-    /// An index below [`COUNT`](Self::COUNT).
+    /// An index of the operation, below [`COUNT`](Self::COUNT).
     pub(crate) fn index(self) -> usize {
         let kind = match self.kind {
             RequestKind::Manifest => 0,
@@ -114,7 +115,7 @@ impl Drop for BreakerGauge {
         if self.shared {
             self.set(BreakerState::Closed);
         } else {
-            // A reload removed this address, so its time series ends.
+            // A reload removed this address, so its time series is removed, too.
             self.all.remove(&self.by);
         }
     }
@@ -142,7 +143,7 @@ struct ResultLabels {
 pub(crate) enum LookupResult {
     Found,
     NotFound,
-    /// Each name server failed.
+    /// Each name server failed or refused the query.
     Failed,
     Timeout,
     /// Too many other lookups were running.
@@ -169,7 +170,7 @@ impl LookupResult {
     }
 }
 
-/// Metrics of name resolution. Clones share the counts.
+/// Metrics of name resolution. Clones share their counts.
 #[derive(Clone)]
 pub(crate) struct DnsMetrics {
     lookups: Family<ResultLabels, Counter>,
@@ -178,8 +179,8 @@ pub(crate) struct DnsMetrics {
 
 impl Default for DnsMetrics {
     fn default() -> Self {
-        // Each label value gets a time series before its first event. Otherwise `rate()` would miss
-        // that event.
+        // Each label value gets a time series before the first event, because `rate()` would miss
+        // an event that creates a time series.
         let lookups = Family::default();
         for result in LookupResult::ALL {
             let result = result.as_str();
@@ -193,7 +194,7 @@ impl Default for DnsMetrics {
 }
 
 impl DnsMetrics {
-    /// Counts one lookup that was not in the cache.
+    /// Counts one lookup whose answer was not in the cache.
     pub(crate) fn ended(&self, result: LookupResult, took: Duration) {
         let result = result.as_str();
         self.lookups.get_or_create(&ResultLabels { result }).inc();
@@ -216,7 +217,7 @@ impl DnsMetrics {
     }
 }
 
-/// All metrics of a registry client. Clones share the counts.
+/// All metrics of a registry client. Clones share their counts.
 #[derive(Clone, Default)]
 pub(crate) struct Metrics {
     pub(crate) dns: DnsMetrics,
@@ -276,8 +277,8 @@ impl Metrics {
         );
     }
 
-    /// Returns the gauge of one address's circuit breaker. Without an address, returns the gauge of
-    /// all unconfigured upstreams.
+    /// Returns the gauge of one address's circuit breaker. If `address` is `None`, returns the
+    /// gauge of all unconfigured upstreams.
     pub(crate) fn state(&self, label: &str, address: Option<&str>) -> BreakerGauge {
         BreakerGauge {
             all: self.state.clone(),
@@ -290,7 +291,7 @@ impl Metrics {
         }
     }
 
-    /// Returns the metrics of one upstream, so that their labels are looked up only once.
+    /// Returns the metrics of one upstream. The labels are looked up only in this call.
     pub(crate) fn upstream(&self, label: &str) -> UpstreamMetrics {
         let by = UpstreamLabels {
             upstream: label.to_owned(),
@@ -306,7 +307,7 @@ impl Metrics {
     }
 }
 
-/// Metrics with the label of one upstream.
+/// The metrics that carry the label of one upstream.
 pub(crate) struct UpstreamMetrics {
     all: Metrics,
     label: Arc<str>,
@@ -353,14 +354,14 @@ impl UpstreamMetrics {
         }
     }
 
-    /// Counts a blob fetch as running until the returned guard is dropped.
+    /// Counts a blob fetch as running. The fetch ends when the returned guard is dropped.
     pub(crate) fn fetch(&self) -> FetchInFlight {
         self.all.in_flight.inc();
         FetchInFlight(self.all.in_flight.clone())
     }
 }
 
-/// One running blob fetch.
+/// A blob fetch that counts as running until this value is dropped.
 pub(crate) struct FetchInFlight(Gauge);
 
 impl Drop for FetchInFlight {

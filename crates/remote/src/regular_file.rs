@@ -1,5 +1,5 @@
-//! Opens configured files for reading, but only regular files: another program may replace a
-//! configured file by a pipe or device.
+//! Opens configured files for reading, if they are regular files. Another program may have replaced
+//! a configured file by a pipe or device, and a read from a pipe can block.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -8,20 +8,20 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a regular file for reading. Anything else is an error, because opening a pipe without a
-/// writer would block for ever.
+/// Opens a regular file for reading. A file of another type is an error, because opening a pipe
+/// without a writer would block forever.
 ///
 /// # Errors
-/// The error of the system, or the type of a file that is not regular.
+/// The error of the system, or an error that names the type of a file that is not regular.
 pub fn open_file(path: &Path) -> io::Result<File> {
     open_file_with(File::options().read(true), OFlags::empty(), path)
 }
 
-/// Does the same as [`open_file`], with other open options.
+/// Opens a regular file like [`open_file`], with other open options.
 ///
 /// # Errors
-/// The error of the system, or the type of a file that is not regular. The second kind of error has
-/// no `raw_os_error`.
+/// The error of the system, or an error that names the type of a file that is not regular. An error
+/// of the second kind has no `raw_os_error`.
 pub fn open_file_with(options: &mut OpenOptions, flags: OFlags, path: &Path) -> io::Result<File> {
     // Without `NONBLOCK`, opening a pipe blocks until another process opens its other end.
     let flags = i32::try_from((flags | OFlags::NONBLOCK).bits()).unwrap_or_default();

@@ -21,11 +21,11 @@ use crate::exchange::{UpstreamResponse, follow, read, refusal, settle};
 use crate::metrics::RequestKind;
 use crate::upstream::session::Session;
 
-/// How long the credentials that a credential helper returned are cached. A 401 removes them at
-/// once.
+/// How long the credentials that a credential helper returned are cached. A response 401 removes
+/// these credentials from the cache immediately.
 const HELPER_TTL: Duration = Duration::from_secs(300);
 
-/// How long a credential helper that failed is not run again.
+/// How long pierhead waits before it runs a failed credential helper again.
 const HELPER_PAUSE: Duration = Duration::from_secs(10);
 
 /// The value of an `Authorization` header.
@@ -34,8 +34,8 @@ enum Authorization {
     Bearer(Arc<Token>),
 }
 
-/// Sends a GET or HEAD. After a 401, sends the request once more with authentication and returns
-/// the second response, even if that is a 401, too.
+/// Sends a GET or HEAD. If the response is a 401, sends the request once more with authentication
+/// and returns the second response, whatever its status is.
 pub(crate) async fn request(
     session: &Session,
     kind: RequestKind,
@@ -82,7 +82,8 @@ pub(crate) async fn request(
     }
 }
 
-/// Chooses a scheme. It prefers Bearer, because Bearer works without credentials, too.
+/// Chooses one of the authentication schemes that the upstream offers. Prefers Bearer, because
+/// Bearer also works without credentials.
 fn choose(
     session: &Session,
     requested: &Uri,
@@ -125,8 +126,8 @@ impl Authorization {
     }
 }
 
-/// Returns the `Authorization` header for a challenge. `None` if there are no credentials.
-/// `rejected` is the header that the upstream has just refused.
+/// Returns the value of the `Authorization` header that a challenge demands. `None` if there are no
+/// credentials. `rejected` is the value that the upstream has just refused.
 async fn authorization_for(
     session: &Session,
     scheme: &AuthScheme,
@@ -172,7 +173,7 @@ async fn authorization_for(
     }
 }
 
-/// Returns the credentials of this session. Those of a credential helper are cached for
+/// Returns the credentials of this session. Credentials from a credential helper are cached for
 /// [`HELPER_TTL`].
 async fn credentials_of(session: &Session) -> Option<Credentials> {
     let Some(Credentials::Helper(name)) = session.credentials() else {
@@ -204,8 +205,8 @@ async fn credentials_of(session: &Session) -> Option<Credentials> {
     credentials
 }
 
-/// Removes the cached credentials of a helper. `true` if there were any, so running the helper
-/// again may give valid ones.
+/// Removes the cached credentials of a helper. Returns `true` if credentials were cached. In that
+/// case, running the helper again may give valid credentials.
 fn forget_helper_credentials(session: &Session) -> bool {
     if session.client_identity.is_some() {
         return false;
@@ -218,8 +219,8 @@ fn forget_helper_credentials(session: &Session) -> bool {
 }
 
 /// Fetches a token. If the token server refuses the credentials of a credential helper, runs the
-/// helper once more. Other failures are not retried here, because the caller repeats the whole
-/// request.
+/// helper once more. After any other failure, `fetch` does not try again, because the caller
+/// repeats the whole request.
 async fn fetch(
     session: &Session,
     realm: &Uri,
@@ -290,7 +291,8 @@ async fn ask(
             session.budget.succeeded();
             Ok(Arc::new(token))
         }
-        // If the token server has no such URL, the challenge is wrong; the image may exist.
+        // If the token server has no such URL, the registry's challenge is wrong. So this is no
+        // "not found" for the image, which may exist.
         StatusCode::NOT_FOUND => Err(session.protocol("its token server has no such URL (404)")),
         _ => Err(refusal(session, &response)),
     }

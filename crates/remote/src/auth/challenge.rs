@@ -10,7 +10,7 @@ const MAX_LEN: usize = 8 << 10;
 /// Maximum number of parameters of all authentication challenges of a response together.
 const MAX_PARAMETERS: usize = 64;
 
-/// One authentication scheme that the server accepts, with its parameters.
+/// An authentication scheme that the server accepts, with the parameters of the scheme.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Challenge {
     /// The scheme in lower case: `basic`, `bearer`.
@@ -20,7 +20,7 @@ pub(crate) struct Challenge {
 }
 
 impl Challenge {
-    /// The value of the first parameter with this name (in lower case).
+    /// Returns the value of the first parameter that has this name (in lower case).
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.parameters
             .iter()
@@ -29,8 +29,7 @@ impl Challenge {
     }
 }
 
-/// Returns all challenges of a response. A syntax error ends the list: the rest of the header is
-/// ignored.
+/// Returns all challenges of a response. After a syntax error, the rest of the header is ignored.
 pub(crate) fn of(headers: &HeaderMap) -> Vec<Challenge> {
     let values = headers.get_all(WWW_AUTHENTICATE).iter().take(8);
     values
@@ -51,8 +50,9 @@ pub(crate) fn parse(text: &str) -> Vec<Challenge> {
             return found;
         }
         let spaced = after.trim_start_matches([' ', '\t']);
-        // `name=` is a parameter of the current challenge. Any other word begins a new challenge,
-        // even the second word of `Negotiate abc==`: an unknown scheme does no harm.
+        // `name=` is a parameter of the current challenge. Any other word begins a new challenge.
+        // The second word of `Negotiate abc==` therefore counts as an unknown scheme, which does no
+        // harm.
         match (spaced.strip_prefix('='), found.last_mut()) {
             (Some(value), Some(challenge)) => {
                 let Some((value, after)) = parameter_value(value.trim_start_matches([' ', '\t']))
@@ -86,17 +86,19 @@ pub(crate) fn parse(text: &str) -> Vec<Challenge> {
     }
 }
 
-/// Splits the leading token, which may be empty, from the rest.
+/// Splits `text` into its leading token, which may be empty, and the rest.
 fn token(text: &str) -> (&str, &str) {
     let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     let len = text.bytes().take_while(|b| is_token(*b)).count();
     text.split_at(len)
 }
 
-/// Splits a leading token or quoted string from the rest. `None` if the closing quote is missing.
+/// Splits `text` into a leading token or quoted string, and the rest. `None` if the closing
+/// quotation mark is missing.
 fn parameter_value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
-        // Some registries do not quote URLs. Such a value ends at the next comma or space.
+        // Some registries do not quote URLs. A value without quotation marks ends at the next comma
+        // or space.
         let len = text.find([',', ' ', '\t']).unwrap_or(text.len());
         let (value, after) = text.split_at(len);
         return Some((value.to_owned(), after));

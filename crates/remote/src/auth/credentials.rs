@@ -1,4 +1,5 @@
-//! Credentials for upstreams: from the configuration, and from Docker's `config.json`.
+//! Credentials for upstreams, from the configuration or from Docker's `config.json`, whose parser
+//! is here.
 
 use std::collections::HashMap;
 
@@ -8,21 +9,23 @@ use pierhead_oci::Registry;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-/// Credentials for one registry. `Debug` prints no secret, and the memory is zeroised on drop.
+/// Credentials for one registry. `Debug` prints no secret, and the memory of the secret is zeroed
+/// on drop.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Credentials {
-    /// User and password, which go to the registry by basic authentication, or to the token server.
+    /// User and password. They are sent to the registry by basic authentication, or to the token
+    /// server.
     Basic {
-        /// User name.
+        /// The name of the user.
         user: String,
-        /// Password or access token.
+        /// The user's password or access token.
         password: Zeroizing<String>,
     },
     /// An identity token (OAuth2 refresh token), as `docker login` may store it.
     Identity(Zeroizing<String>),
-    /// The name of a helper program: `docker-credential-<name>`. If its credentials are refused, it
-    /// runs again.
+    /// The name of a helper program: `docker-credential-<name>`. If the upstream refuses the
+    /// credentials from the helper, pierhead runs the helper again.
     Helper(String),
 }
 
@@ -44,19 +47,19 @@ pub fn basic_header(user: &str, password: &str) -> Zeroizing<String> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DockerConfigError {
-    /// The file is not the JSON that Docker writes. The message gives the position and never the
-    /// contents.
+    /// The file is not the JSON that Docker writes. The error message gives the position of the
+    /// error and never the contents of the file.
     #[error("not a Docker config: line {line}, column {column}")]
     Json {
-        /// Counted from 1.
+        /// Line of the error, counted from 1.
         line: usize,
-        /// Counted from 1.
+        /// Column of the error, counted from 1.
         column: usize,
     },
-    /// The `auth` of a registry is not `user:password` in base64.
+    /// The value of `auth` of this registry is not `user:password` in base64.
     #[error("the auth of {0} is not user:password in base64")]
     Auth(String),
-    /// The name of a helper is not a plain file name.
+    /// The name of a credential helper is not a plain file name.
     #[error("the credential helper of {0} is not a plain name")]
     Helper(String),
 }
@@ -80,12 +83,12 @@ struct Auth {
 }
 
 /// Parses the bytes of a Docker `config.json`: `auths` (with `identitytoken`), `credHelpers` and
-/// `credsStore`. `credsStore` names the helper that has the secrets of those registries whose entry
-/// in `auths` is empty. A helper of a registry takes precedence over its entry in `auths`, as in
-/// Docker. Keys that are not the name of a registry are ignored.
+/// `credsStore`. If the entry of a registry in `auths` is empty, the helper that `credsStore` names
+/// has the secret. A helper for one registry in `credHelpers` takes precedence over the registry's
+/// entry in `auths`, in the same way as in Docker. Keys that do not name a registry are ignored.
 ///
 /// # Errors
-/// See [`DockerConfigError`].
+/// The file is not usable: see [`DockerConfigError`].
 pub fn docker_config(bytes: &[u8]) -> Result<HashMap<Registry, Credentials>, DockerConfigError> {
     let file: File = serde_json::from_slice(bytes).map_err(|e| DockerConfigError::Json {
         line: e.line(),
@@ -118,7 +121,8 @@ fn helper(name: String, key: &str) -> Result<Credentials, DockerConfigError> {
     }
 }
 
-/// Whether the name is a plain file name of harmless characters: never a path, never an option.
+/// Whether the name of a helper is a plain file name of harmless characters: never a path, never an
+/// option.
 pub(crate) fn is_helper_name(name: &str) -> bool {
     let fits = (1..=64).contains(&name.len()) && !name.starts_with(['-', '.']);
     fits && name
@@ -126,8 +130,8 @@ pub(crate) fn is_helper_name(name: &str) -> bool {
         .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-/// Returns the registry of a key of `auths`, which is `host`, `host:port`, or a URL such as
-/// `https://host/v1/`.
+/// Returns the registry that a key of `auths` names. The key is `host`, `host:port`, or a URL such
+/// as `https://host/v1/`.
 pub(crate) fn registry_of(key: &str) -> Option<Registry> {
     let rest = key.split_once("://").map_or(key, |(_, rest)| rest);
     rest.split('/').next()?.parse().ok()

@@ -13,7 +13,8 @@ use zeroize::Zeroizing;
 
 use crate::auth::credentials::{Credentials, is_helper_name};
 
-/// Time limit of one run of a credential helper. Some helpers log in over the network first.
+/// Time limit of one run of a credential helper. Some helpers first log in over the network, which
+/// takes time.
 pub(crate) const HELPER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Maximum length of a credential helper's output in bytes. Longer output is an error.
@@ -26,11 +27,12 @@ struct HelperOutput {
     secret: Zeroizing<String>,
 }
 
-/// Runs a helper to get the credentials of a registry. Dropping the future kills the process.
+/// Runs a helper to get the credentials of a registry. If the future is dropped, the process of the
+/// helper is killed.
 ///
 /// # Errors
-/// The reason as text. The text never contains the output of the helper, because that could be the
-/// secret.
+/// The reason of the failure as text. The text never contains the output of the helper, because
+/// this output could be the secret.
 pub(crate) async fn ask(
     name: &str,
     folders: &[PathBuf],
@@ -68,8 +70,8 @@ async fn run(path: PathBuf, registry: &Registry) -> Result<Credentials, String> 
         .map_err(|e| format!("cannot be run: {e}"))?;
     let broken = |e: std::io::Error| format!("broke off: {e}");
     if let Some(mut stdin) = child.stdin.take() {
-        // A helper may close its input without reading it, so an error here is ignored. Only the
-        // output of the helper counts.
+        // A helper may close its standard input without reading it, so an error of this write is
+        // ignored. The output of the helper decides.
         let _ = stdin.write_all(server_of(registry).as_bytes()).await;
     }
     let mut output = Zeroizing::new(Vec::with_capacity(MAX_OUTPUT));
@@ -128,8 +130,8 @@ mod tests {
     }
 
     /// All cases are in one test, so that no script is open for writing while another script
-    /// starts. The child process would inherit the descriptor, and the kernel refuses to run a file
-    /// that is open for writing (ETXTBSY).
+    /// starts. A child process that starts at that moment would inherit the open file, and the
+    /// kernel refuses to run a file that is open for writing (ETXTBSY).
     #[tokio::test]
     async fn a_helper_runs_by_the_protocol_and_its_failures_are_named() {
         let echo = r#"read -r server; [ "$1" = get ] && printf '{"ServerURL":"x","Username":"me","Secret":"%s"}' "$server""#;

@@ -1,5 +1,5 @@
-//! The identity of requests in pass-through mode: the credentials of a client, and a keyed hash of
-//! them.
+//! The identity of upstream requests in pass-through mode: the credentials of a client, and a keyed
+//! hash of these credentials.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use crate::auth::credentials::Credentials;
 use crate::auth::keyed_hash::{KeyedHash, KeyedHasher};
 use crate::error::Error;
 
-/// The credentials that a client sends, or none. `Debug` prints no secret, and the memory is
-/// zeroised on drop. The caller limits their length.
+/// The credentials that a client sends. A client may also send none. `Debug` prints no secret, and
+/// the memory of the password is zeroed on drop. The caller limits the length of user and password.
 #[derive(Clone)]
 pub struct ClientCredentials(Option<UserPassword>);
 
@@ -21,12 +21,12 @@ struct UserPassword {
 }
 
 impl ClientCredentials {
-    /// A client without credentials.
+    /// Creates the value for a client without credentials.
     pub fn anonymous() -> Self {
         Self(None)
     }
 
-    /// User and password, as in the `Authorization: Basic` of a client.
+    /// Creates the value for a client that sends user and password by `Authorization: Basic`.
     pub fn basic(user: &str, password: &str) -> Self {
         Self(Some(UserPassword {
             user: Zeroizing::new(user.to_owned()),
@@ -46,8 +46,9 @@ impl fmt::Debug for ClientCredentials {
     }
 }
 
-/// A keyed hash of credentials, used as a key of caches. It reveals nothing of the credentials: its
-/// key is random, new at each start, and never leaves this process.
+/// A keyed hash of credentials, used as a key of caches. The hash reveals nothing of the
+/// credentials: the key of the hash is random, new at each start of pierhead, and never leaves the
+/// process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(KeyedHash);
 

@@ -7,12 +7,12 @@ use ring::rand::SystemRandom;
 /// the same hash, and a hash reveals nothing of its text.
 pub struct KeyedHasher(hmac::Key);
 
-/// A hash of one [`KeyedHasher`].
+/// A hash that a [`KeyedHasher`] computed.
 pub type KeyedHash = [u8; 32];
 
 impl KeyedHasher {
-    /// Creates a hasher. `None` if the system returns no random numbers, because a key from another
-    /// source could be guessed.
+    /// Creates a hasher. `None` if the system returns no random numbers, because an attacker could
+    /// guess a key from another source.
     pub fn new() -> Option<Self> {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         key.ok().map(Self)

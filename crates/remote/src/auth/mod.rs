@@ -1,4 +1,5 @@
-//! Authentication of pierhead at an upstream: challenges, credentials, tokens.
+//! Authentication of pierhead at upstreams: challenges, credentials, tokens, and identities of
+//! clients.
 
 pub(crate) mod authenticate;
 pub(crate) mod challenge;

@@ -1,5 +1,5 @@
 //! Remembers the last authentication scheme that one upstream host demanded, so that most requests
-//! need no 401 first.
+//! can authenticate at once, without a response 401.
 
 use http::Uri;
 use pierhead_oci::Repository;
@@ -16,7 +16,7 @@ pub(crate) struct AuthState {
 
 /// The cached result of a credential helper.
 pub(crate) struct HelperCredentials {
-    /// The credentials. `None`: the helper failed.
+    /// The credentials that the helper returned. `None`: the helper failed.
     pub(crate) credentials: Option<Credentials>,
     pub(crate) expires: Instant,
 }
@@ -35,15 +35,16 @@ pub(crate) enum AuthScheme {
 /// The scope of the tokens for a host: the right that a token request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// The scope `repository:<prefix><name>:pull`. Upstreams under a path prefix use a longer
-    /// repository name.
+    /// The scope `repository:<prefix><name>:pull`. If the upstream has a path prefix, the prefix is
+    /// a part of the repository name in the scope.
     Repository { prefix: String },
-    /// One scope for all repositories.
+    /// One scope for all repositories of the host.
     Fixed(String),
 }
 
 impl Scope {
-    /// Returns the scope for a challenge. The scope never requests more than the right to pull.
+    /// Returns the scope to request for a challenge. `named` is the scope in the challenge. The
+    /// returned scope never contains more than the right to pull.
     pub(crate) fn of(named: Option<&str>, repository: &Repository) -> Self {
         let Some(named) = named.map(str::trim).filter(|named| !named.is_empty()) else {
             return Self::Repository {

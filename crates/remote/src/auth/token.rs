@@ -1,5 +1,5 @@
-//! The cache of bearer tokens for upstreams. One fetch of a token serves all requests that wait for
-//! the token.
+//! The cache of bearer tokens for upstreams. If several requests need the same token, pierhead
+//! fetches the token once.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -24,19 +24,20 @@ const MAX_TOKENS: u64 = 512;
 /// Maximum size of the response of a token server, in bytes.
 pub(crate) const MAX_TOKEN_RESPONSE: usize = 64 << 10;
 
-/// The lifetime of a token whose server names none (Distribution token specification).
+/// The lifetime of a token if the response of the token server has no lifetime (Distribution token
+/// specification).
 const DEFAULT_LIFETIME: Duration = Duration::from_secs(60);
 
-/// Maximum lifetime of a token, so that a revoked right ends.
+/// Maximum time that a token is used. After this time, a revoked right has no more effect.
 const MAX_LIFETIME: Duration = Duration::from_secs(3600);
 
 /// How long a request waits for a new token while the old token is still valid.
 const RENEWAL_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long the old token is used after the fetch of a new token failed.
+/// How long pierhead uses the old token after it could not fetch a new token.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(10);
 
-/// A bearer token.
+/// A bearer token with its lifetime.
 pub(crate) struct Token {
     pub(crate) secret: Zeroizing<String>,
     /// The time from which on a new token is fetched.
@@ -45,12 +46,12 @@ pub(crate) struct Token {
     expires: Instant,
 }
 
-/// Identifies a token. A token goes only to the address that demanded it: a mirror must not see the
-/// registry's token, and the registry refuses a mirror's token.
+/// Identifies a cached token. A token is sent only to the address that demanded it: a mirror must
+/// not see the registry's token, and the registry refuses a mirror's token.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct TokenKey {
-    /// The registry as configured. Two upstreams may share an address and have different
-    /// credentials.
+    /// The registry as configured. The registry is a part of the key, because two upstreams with
+    /// the same address may have different credentials.
     pub(crate) registry: Registry,
     /// The base URL that demands the token.
     pub(crate) address: String,
@@ -66,7 +67,7 @@ pub(crate) struct TokenKey {
 /// A token that is cached or being fetched.
 type TokenCell = Arc<OnceCell<Result<Arc<Token>, Error>>>;
 
-/// The cached tokens of all upstreams. The least recently used token is evicted first.
+/// The cached tokens of all upstreams. A full cache evicts the least recently used token.
 pub(crate) struct Tokens(Cache<TokenKey, TokenCell>);
 
 impl Default for Tokens {
@@ -85,8 +86,8 @@ impl Tokens {
     /// `fetch` returns. A `rejected` token counts as absent. All requests that waited for a failed
     /// fetch get its error; later requests fetch again.
     ///
-    /// Cancel safe: if the request that fetches is dropped, another waiting request fetches
-    /// instead.
+    /// Cancel safe: if the request that fetches the token is dropped, another waiting request
+    /// fetches the token instead.
     pub(crate) async fn get<F>(
         &self,
         key: &TokenKey,
@@ -110,8 +111,8 @@ impl Tokens {
         renewed.await.clone()
     }
 
-    /// Returns the cell of a token, and, while it is still valid, the old token that is due for
-    /// renewal.
+    /// Returns the cell of a token. If the old token is due for renewal and still valid, also
+    /// returns the old token.
     fn cell(
         &self,
         key: &TokenKey,
@@ -156,9 +157,9 @@ struct TokenResponse {
 
 impl Token {
     /// Parses the JSON of a token server. `None` if the JSON contains no token that is valid in a
-    /// header. The lifetime begins when the token is received, not at `issued_at`, which comes from
-    /// another clock. In the last tenth of the lifetime, a new token is fetched, so that no token
-    /// expires during a request.
+    /// header. The lifetime counts from the arrival of the token. `issued_at` is ignored, because
+    /// the clock of the token server may differ. pierhead fetches a new token in the last tenth of
+    /// the lifetime, so that no token expires during a request.
     pub(crate) fn parse(json: &[u8]) -> Option<Self> {
         let response: TokenResponse = serde_json::from_slice(json).ok()?;
         let filled = |token: &Zeroizing<String>| !token.is_empty();
@@ -261,7 +262,8 @@ mod tests {
         let second = get(None).await;
         assert_eq!(fetched.load(Ordering::Relaxed), 2);
         let third = get(Some(&second)).await;
-        // A request that still uses the second token gets the third token from the cache.
+        // A request that still uses the second token gets the third token from the cache, without a
+        // fetch.
         assert!(Arc::ptr_eq(&third, &get(Some(&second)).await));
         assert_eq!(fetched.load(Ordering::Relaxed), 3);
     }

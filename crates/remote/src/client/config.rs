@@ -11,59 +11,65 @@ use rustls::RootCertStore;
 use crate::auth::credentials::Credentials;
 use crate::connect::resolve::Resolve;
 
-/// Settings of one [`Client`](crate::Client). `Default` has the values of `pierhead serve` without
-/// a configuration, except for `roots`, which only the binary reads from the system.
+/// Settings of one [`Client`](crate::Client). `Default` has the values that `pierhead serve` uses
+/// without a configuration file, except for `roots`: only the program reads the certificate
+/// authorities of the system.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Registries that the configuration names. Any other public registry is reached at
+    /// Registries that the configuration names. pierhead reaches any other public registry at
     /// `https://<its name>`.
     pub upstreams: HashMap<Registry, Upstream>,
     /// Credentials from a Docker `config.json`, for registries without an [`Upstream`] or with an
     /// [`Upstream`] without credentials.
     pub credentials: HashMap<Registry, Credentials>,
-    /// The certificate authorities of the system. If empty, no public registry can be reached.
+    /// The certificate authorities of the system. If the list is empty, no public registry can be
+    /// reached.
     pub roots: Arc<RootCertStore>,
-    /// Time limit of DNS, TCP and TLS together.
+    /// Time limit for opening a connection: DNS, TCP and TLS together.
     pub connect_timeout: Duration,
-    /// Time limit from the request to the headers of the response, on an open connection.
+    /// Time limit from sending a request to the headers of its response, on an open connection.
     pub header_timeout: Duration,
-    /// Time after which a response body that sends no bytes is interrupted and resumed.
+    /// How long a response body may send no bytes before pierhead interrupts the request and
+    /// resumes the body by another request.
     pub upstream_timeout: Duration,
     /// Minimum rate of a blob in bytes per second, averaged over
-    /// [`upstream_timeout`](Self::upstream_timeout). Time in which the caller does not read does
-    /// not count. A slower fetch is interrupted and resumed, at another address if there is one.
-    /// The fetch fails if every address is slow. 0: no minimum.
+    /// [`upstream_timeout`](Self::upstream_timeout). Time in which the caller does not read is not
+    /// counted. pierhead interrupts a slower fetch and resumes it, at another address if the
+    /// upstream has several. If every address is slow, the fetch fails. The value 0 means no
+    /// minimum.
     pub minimum_rate: u64,
     /// Maximum bytes per second over all blob fetches together. `None`: no maximum.
     pub upstream_bandwidth: Option<u64>,
-    /// The HTTPS proxy (`https_proxy`): `http://[user:password@]host:port`. Plain HTTP upstreams
-    /// are reached without it. The proxy resolves names itself. pierhead's SSRF guard checks the
-    /// name, and the addresses to which it resolves on this host. Some names may resolve to
-    /// internal addresses only at the proxy; the proxy must refuse these names.
+    /// The HTTPS proxy (`https_proxy`): `http://[user:password@]host:port`. Upstreams with plain
+    /// HTTP are reached without this proxy. The proxy itself resolves host names. pierhead's SSRF
+    /// guard checks the host name, and the addresses to which the host name resolves on this
+    /// machine. Some names may resolve to internal addresses only at the proxy; the proxy must
+    /// refuse these names.
     pub https_proxy: Option<String>,
-    /// Resolver of host names. `None`: the name servers of the system. A reload does not change the
-    /// resolver.
+    /// Resolver of host names. `None`: pierhead's own resolver, which asks the name servers of the
+    /// system. A reload does not change the resolver.
     pub resolver: Option<Arc<dyn Resolve>>,
-    /// Hosts that are reached without the HTTPS proxy: the entries of `no_proxy`.
+    /// Hosts that are reached without the HTTPS proxy: the entries of the variable `no_proxy`.
     pub no_proxy: Vec<String>,
     /// Folders with `docker-credential-…` programs; empty: the search path of the system (`PATH`).
     pub helper_folders: Vec<PathBuf>,
 }
 
-/// One configured registry.
+/// An upstream registry that the configuration names.
 #[derive(Clone, Debug, Default)]
 pub struct Upstream {
     /// The URL: `https://host[:port]` or `http://host[:port]`, with an optional path prefix. The
     /// host may have a private address, because the operator configured it.
     pub url: String,
-    /// Credentials for this address.
+    /// The credentials that pierhead sends to this address.
     pub credentials: Option<Credentials>,
-    /// See [`UpstreamAddress::mirror`].
+    /// Whether another party runs this address: see [`UpstreamAddress::mirror`].
     pub mirror: bool,
-    /// Further addresses of the upstream. Each gets a request only if the addresses before it fail.
+    /// Further addresses of the upstream. An address gets a request only if the addresses before it
+    /// in the list fail.
     pub others: Vec<UpstreamAddress>,
-    /// A PEM file of certificate authorities. For this upstream, they are trusted in addition to
-    /// the authorities of the system.
+    /// A PEM file of certificate authorities. pierhead trusts these authorities for this upstream,
+    /// in addition to the authorities of the system.
     pub ca: Option<PathBuf>,
     /// Internal hosts to which this upstream may redirect, or on which its token server may run:
     /// `host` or `host:port`. The prefix `http://` also allows plain HTTP.
@@ -78,7 +84,7 @@ pub struct UpstreamAddress {
     /// Credentials for this address only. Credentials of other addresses are never sent here.
     pub credentials: Option<Credentials>,
     /// Whether another party runs this address. If so, the address gets no credentials of clients.
-    /// After a 404 or refusal of it, the next address is asked.
+    /// If this address responds 404 or refuses access, pierhead asks the next address.
     pub mirror: bool,
 }
 

@@ -43,7 +43,7 @@ impl Client {
     /// I/O.
     ///
     /// # Errors
-    /// An invalid URL, CA file or proxy address. The message names it.
+    /// An invalid URL, CA file or proxy address. The error message names the invalid value.
     pub fn new(config: Config) -> Result<Self, Error> {
         let metrics = Metrics::default();
         let limits = SharedLimits::new(&config, &metrics);
@@ -58,7 +58,7 @@ impl Client {
     }
 
     /// Returns a snapshot of this client, which a later [`apply`](Self::apply) does not change. The
-    /// snapshot and the client share the limits.
+    /// snapshot and this client share the limits.
     pub fn snapshot(&self) -> Self {
         Self {
             upstreams: Arc::new(ArcSwap::new(self.upstreams.load_full())),
@@ -66,9 +66,9 @@ impl Client {
         }
     }
 
-    /// Returns this client with the identity of a client of pierhead. Every request uses the
-    /// credentials of that client (or none), and never the configured credentials. Each fingerprint
-    /// has its own tokens.
+    /// Returns this client under the identity of a client of pierhead: every request uses that
+    /// client's credentials (or none), and never the configured credentials. Tokens are cached
+    /// separately for each fingerprint.
     pub fn on_behalf(&self, credentials: &ClientCredentials) -> Self {
         let fingerprint = self.fingerprint(credentials);
         Self {
@@ -77,16 +77,17 @@ impl Client {
         }
     }
 
-    /// Returns the fingerprint of these credentials, as a key of caches.
+    /// Returns the fingerprint of these credentials. The fingerprint is used as a key of caches.
     pub fn fingerprint(&self, credentials: &ClientCredentials) -> Fingerprint {
         self.fingerprint_key.fingerprint(credentials)
     }
 
-    /// Asks the upstream whether a client of pierhead may read a resource: sends one HEAD with the
-    /// credentials of that client, and one request for a token if needed. Only the token is cached.
+    /// Asks the upstream whether a client of pierhead may read a resource: sends one HEAD request
+    /// with the credentials of that client, and one request for a token if the upstream demands a
+    /// token. Only the token is cached.
     ///
     /// # Errors
-    /// The upstream failed or sent a 429, so it made no decision.
+    /// The upstream failed or sent a 429, so the upstream made no decision.
     pub async fn authorize(
         &self,
         registry: &Registry,
@@ -102,7 +103,7 @@ impl Client {
     /// [`Client::new`].
     ///
     /// # Errors
-    /// The errors of [`Client::new`].
+    /// The same errors as [`Client::new`].
     pub fn prepare(&self, config: Config) -> Result<Prepared, Error> {
         let bandwidth = config.upstream_bandwidth;
         let old = self.upstreams.load();
@@ -113,9 +114,9 @@ impl Client {
         })
     }
 
-    /// Applies a new configuration. Running requests finish under the old configuration, and count
-    /// for the new limits. Addresses that are in both configurations keep their health. Tokens are
-    /// dropped.
+    /// Applies a new configuration. Running requests finish under the old configuration, but count
+    /// towards the new limits. Addresses that are in both configurations keep their health. Tokens
+    /// are dropped.
     pub fn apply(&self, prepared: Prepared) {
         self.limits.bandwidth.set(prepared.bandwidth);
         self.upstreams.store(Arc::new(prepared.upstreams));
@@ -124,7 +125,7 @@ impl Client {
     /// Calls [`prepare`](Self::prepare) and then [`apply`](Self::apply).
     ///
     /// # Errors
-    /// The errors of [`Client::new`]. After an error, the old configuration stays active.
+    /// The same errors as [`Client::new`]. After an error, the old configuration stays active.
     pub fn reload(&self, config: Config) -> Result<(), Error> {
         self.apply(self.prepare(config)?);
         Ok(())
@@ -135,13 +136,14 @@ impl Client {
         Ok(Candidates::new(hosts, self.identity.clone()))
     }
 
-    /// Fetches a manifest or index of at most 4 MiB. With [`Validators`], sends a HEAD whose digest
-    /// is compared, then a conditional GET. Without them, sends one GET. Transient failures are
-    /// retried twice, with about half a second of backoff. Each attempt may take all its time
-    /// limits, so the caller has to limit the total time.
+    /// Fetches a manifest or index of at most 4 MiB. With [`Validators`], first sends a HEAD
+    /// request and compares the digest, then sends a conditional GET request. Without
+    /// [`Validators`], sends one GET request. Transient failures are retried twice, after about
+    /// half a second. Each attempt may take the full time limits, so the caller must limit the
+    /// total time.
     ///
     /// # Errors
-    /// Any [`Error`]. A 429 is returned at once.
+    /// Any [`Error`]. A response 429 is returned without a retry.
     pub async fn manifest(
         &self,
         reference: &Reference,
@@ -155,7 +157,7 @@ impl Client {
     /// 16 MiB.
     ///
     /// # Errors
-    /// The errors of [`Client::manifest`].
+    /// The same errors as [`Client::manifest`].
     pub async fn tags(
         &self,
         registry: &Registry,
@@ -166,11 +168,11 @@ impl Client {
         tags::tags(&candidates, repository, known).await
     }
 
-    /// Whether this identity may read the tag list. Requests a list of one tag and reads only the
-    /// headers of the response, so the length of the list does not matter.
+    /// Whether the upstream lets this identity read the tag list. Requests a list of one tag and
+    /// reads only the headers of the response, so the length of the list does not matter.
     ///
     /// # Errors
-    /// The upstream failed or sent a 429, so it made no decision.
+    /// The upstream failed or sent a 429, so the upstream made no decision.
     pub async fn may_list(
         &self,
         registry: &Registry,
@@ -180,11 +182,12 @@ impl Client {
         tags::may_list(&candidates, repository).await
     }
 
-    /// Fetches all pages of the referrers index, unfiltered. If the upstream lacks the referrers
-    /// API, uses the tag schema (`<alg>-<hex>`). The index may be empty.
+    /// Fetches all pages of the referrers list as one index, without a filter. If the upstream does
+    /// not have the referrers API, uses the referrers tag schema (`<alg>-<hex>`). The index may be
+    /// empty.
     ///
     /// # Errors
-    /// The errors of [`Client::manifest`].
+    /// The same errors as [`Client::manifest`].
     pub async fn referrers(
         &self,
         registry: &Registry,
@@ -196,11 +199,11 @@ impl Client {
         referrers::referrers(&candidates, registry, repository, digest, known).await
     }
 
-    /// Requests the size of a blob in bytes, by HEAD. `None` if the response has no
+    /// Requests the size of a blob in bytes by a HEAD request. `None` if the response has no
     /// `Content-Length`.
     ///
     /// # Errors
-    /// The errors of [`Client::manifest`].
+    /// The same errors as [`Client::manifest`].
     pub async fn blob_size(
         &self,
         registry: &Registry,
@@ -210,11 +213,13 @@ impl Client {
         blob::size(self.candidates(registry)?, repository, digest).await
     }
 
-    /// Opens a blob from `offset` on. An interrupted stream resumes within the retry budget: its
-    /// caller reads all bytes in order, or gets an error. The caller limits the number of streams.
+    /// Opens a blob from `offset` on. If the stream is interrupted, it resumes as long as the retry
+    /// budget allows. The caller reads all bytes in order, or gets an error. The caller limits the
+    /// number of streams.
     ///
     /// # Errors
-    /// Any [`Error`]. A 429 with a `Retry-After` of at most 2 seconds causes a wait and a retry.
+    /// Any [`Error`]. After a response 429 with a `Retry-After` of at most 2 seconds, pierhead
+    /// waits and tries again.
     pub async fn blob(
         &self,
         registry: &Registry,
@@ -226,8 +231,8 @@ impl Client {
     }
 
     /// Checks that an address of the upstream responds to `GET /v2/` with a status below 500, for
-    /// `/readyz` and `pierhead doctor`. Asks one address after the other until one responds, even
-    /// if its circuit breaker is open.
+    /// `/readyz` and `pierhead doctor`. Asks one address after the other until an address responds,
+    /// even addresses whose circuit breaker is open.
     ///
     /// # Errors
     /// The failure of the last address: no response, or a status of 500 and above.
@@ -246,7 +251,8 @@ impl Client {
     }
 
     /// Sends `GET /v2/` to each address of the upstream, with authentication if the address demands
-    /// it, for `pierhead doctor`. Nothing is retried. The caller limits the total time.
+    /// it, for `pierhead doctor`. Failed requests are not retried. The caller limits the total
+    /// time.
     ///
     /// # Errors
     /// The configuration or the SSRF guard forbids the registry.
@@ -260,18 +266,19 @@ impl Client {
             .is_ok_and(|candidates| candidates.is_failing())
     }
 
-    /// Whether every address of the upstream recently sent wrong bytes for this digest.
+    /// Whether every address of the upstream recently sent wrong bytes for the blob with this
+    /// digest.
     pub fn all_mismatched(&self, registry: &Registry, digest: &Digest) -> bool {
         self.candidates(registry)
             .is_ok_and(|candidates| candidates.all_mismatched(digest))
     }
 
-    /// Registers the metrics of the client. The caller sets the prefix.
+    /// Registers the metrics of the client. The caller sets the prefix of their names.
     pub fn register(&self, registry: &mut MetricsRegistry) {
         self.metrics.register(registry);
     }
 
-    /// Registers the metrics of name resolution. The caller sets the prefix.
+    /// Registers the metrics of name resolution. The caller sets the prefix of their names.
     pub fn register_dns(&self, registry: &mut MetricsRegistry) {
         self.metrics.dns.register(registry);
     }

@@ -1,5 +1,5 @@
-//! Explains why a server's certificate was refused, and whether this machine's clock is the likely
-//! cause.
+//! Explains why pierhead refused a server's certificate: an unknown authority, a wrong certificate,
+//! or most likely a wrong clock of this machine.
 
 use std::io;
 use std::time::{Duration, UNIX_EPOCH};
@@ -7,13 +7,13 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustls::CertificateError;
 use rustls_pki_types::UnixTime;
 
-/// The machine or party that caused the refusal of a certificate.
+/// The cause of the refusal of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CertificateFault {
     /// Most likely this machine's clock is wrong: by the clock, the certificate is not valid yet,
     /// or expired years ago.
     Clock,
-    /// This machine trusts no authority that issued the certificate.
+    /// This machine trusts no authority in the chain of the certificate.
     Issuer,
     /// The server presents the certificate of an authority as its own.
     Authority,
@@ -21,8 +21,8 @@ pub enum CertificateFault {
     Certificate,
 }
 
-/// Age in seconds after which an expired certificate points to a wrong clock: registries renew
-/// their certificates every few months.
+/// Age in seconds above which an expired certificate is a sign of a wrong clock, because registries
+/// renew their certificates every few months.
 const CLOCK_ERROR_AGE: u64 = 365 * 24 * 3600;
 /// The last second (Unix time) that an HTTP date can express: 9999-12-31T23:59:59Z.
 const MAX_HTTP_DATE: u64 = 253_402_300_799;
@@ -55,8 +55,8 @@ pub fn certificate_fault(error: &io::Error) -> Option<(CertificateFault, String)
             (which, hint)
         }
         CertificateError::UnknownIssuer => (CertificateFault::Issuer, ISSUER.to_owned()),
-        // rustls wraps this error of webpki, and webpki is no dependency of this crate, so the text
-        // is compared.
+        // rustls wraps this error of the webpki library. This crate does not depend on webpki, so
+        // the text of the error is compared.
         CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => {
             (CertificateFault::Authority, AUTHORITY.to_owned())
         }
@@ -117,7 +117,8 @@ mod tests {
         assert_eq!(certificate_fault(&io::Error::other("cut")), None);
     }
 
-    /// Returns the error of rustls for a self-signed certificate that is trusted or not.
+    /// In a test, returns the error of rustls for a self-signed certificate, which is trusted or
+    /// not.
     fn refusal(is_ca: IsCa, trusted: bool) -> rustls::Error {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut about = CertificateParams::new(["a.b".to_owned()]).unwrap();

@@ -1,13 +1,13 @@
 //! The SSRF guard: decides which addresses and schemes requests may reach. A client chooses the
-//! registry's name, and that name must never lead pierhead to an internal host.
+//! name of the registry, and no name may make pierhead connect to an internal host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::Uri;
 use http::uri::Scheme;
 
-/// IPv4 blocks that are not on the public Internet: those of the IANA special-purpose registry, and
-/// the metadata address of a cloud.
+/// IPv4 blocks that are not on the public Internet: the blocks of the IANA special-purpose
+/// registry, and the metadata address of a cloud.
 const NOT_PUBLIC_V4: &[(Ipv4Addr, u32)] = &[
     (Ipv4Addr::new(0, 0, 0, 0), 8),        // this network
     (Ipv4Addr::new(10, 0, 0, 0), 8),       // private
@@ -34,8 +34,8 @@ const NOT_PUBLIC_V6: &[(Ipv6Addr, u32)] = &[
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20), // documentation
 ];
 
-/// Whether an address is on the public Internet. Of a translated address, the embedded IPv4 address
-/// decides.
+/// Whether an address is on the public Internet. For a translated address, the embedded IPv4
+/// address decides.
 pub(crate) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => is_public_v4(v4),
@@ -73,12 +73,13 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     }
 }
 
-/// A host that the configuration names. It may be internal, because the operator trusts it.
+/// A host that the configuration names. Such a host may be internal, because the operator trusts
+/// the hosts in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TrustedHost {
     /// The name or address of the host in lower case, without brackets.
     host: String,
-    /// The port; `None`: any port.
+    /// The port of the host. `None`: every port.
     port: Option<u16>,
     /// Whether plain HTTP to this host is allowed.
     plain_http: bool,
@@ -93,9 +94,9 @@ pub(crate) struct TargetPolicy {
 /// The addresses to which the guard allows a request: see [`TargetPolicy::check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AllowedAddresses {
-    /// Any address.
+    /// The request may go to any address.
     Any,
-    /// Public addresses only.
+    /// The request may go to public addresses only.
     Public,
 }
 
@@ -134,8 +135,8 @@ impl TargetPolicy {
         Some(())
     }
 
-    /// Returns the addresses to which a request for `uri` may go. `Err`: the reason why the request
-    /// is forbidden.
+    /// Returns the addresses to which a request for `uri` may go, or the reason why the request is
+    /// forbidden.
     pub(crate) fn check(&self, uri: &Uri) -> Result<AllowedAddresses, String> {
         let host = host_of(uri).ok_or("the URL has no host")?;
         let port = port_of(uri).ok_or("only http and https URLs can be fetched")?;
@@ -158,8 +159,8 @@ impl TargetPolicy {
                 return Err(no_public_address(&host));
             }
         } else if is_internal_name(&host) || host.contains([':', '%']) {
-            // The last pattern matches addresses with a zone. Names are checked as well, because an
-            // HTTPS proxy resolves names where pierhead does not see the address.
+            // The last pattern matches addresses with a zone. Host names are checked, too: if an
+            // HTTPS proxy resolves a name, pierhead does not see the address.
             return Err(no_public_address(&host));
         }
         Ok(AllowedAddresses::Public)
@@ -178,8 +179,8 @@ fn is_internal_name(host: &str) -> bool {
         || last.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// The error text for an internal address and for a missing name. Both get the same text, because a
-/// client must not learn which internal names exist.
+/// The error text for an internal address and for a missing name. The text is the same for both,
+/// because a client must not learn which internal names exist.
 pub(crate) fn no_public_address(host: &str) -> String {
     format!(
         "{host} has no public address, as far as pierhead can see, or its name does not resolve: to allow a private \

@@ -33,18 +33,19 @@ use crate::connect::certificate::{CertificateFault, certificate_fault};
 use crate::connect::guard::{AllowedAddresses, TargetPolicy};
 use crate::connect::resolve::Resolve;
 
-/// If an address has not connected after this time, the next address is tried in parallel (RFC
-/// 8305, section 5).
+/// If the connection to an address is not open after this time, pierhead tries the next address in
+/// parallel (RFC 8305, section 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Maximum number of addresses of one host name to which pierhead tries to connect.
 const MAX_ADDRESSES: usize = 8;
 
-/// Time limit of a local lookup of a name that the HTTPS proxy resolves as well. If the proxy is
-/// the only way to the Internet, local name servers may not know the name.
+/// Time limit of the lookup on this machine of a name that the HTTPS proxy resolves later. The
+/// limit is short: where a proxy is the only way to the Internet, the local name servers may not
+/// know the name.
 const PROXY_LOOKUP_LIMIT: Duration = Duration::from_millis(500);
 
-/// Connects on behalf of one upstream, within its [`TargetPolicy`].
+/// Opens connections for one upstream, within the upstream's [`TargetPolicy`].
 #[derive(Clone)]
 pub(crate) struct Connector(Arc<Shared>);
 
@@ -54,7 +55,7 @@ struct Shared {
     proxy: Option<Arc<Matcher>>,
     resolver: Arc<dyn Resolve>,
     timeout: Duration,
-    /// See [`Shared::hide_missing_name`].
+    /// Whether clients must not learn which names exist: see [`Shared::hide_missing_name`].
     hides_missing_names: bool,
 }
 
@@ -64,10 +65,10 @@ pub(crate) enum ConnectError {
     /// The SSRF guard forbids the target.
     #[error("{0}")]
     Forbidden(String),
-    /// A client named the registry, and its host does not exist.
+    /// The host of a registry that a client named does not exist.
     #[error("{0}")]
     NoSuchHost(String),
-    /// DNS, TCP, the proxy or TLS failed.
+    /// A step of the connection failed: DNS, TCP, the proxy or TLS.
     #[error("{what}")]
     Failed {
         what: String,
@@ -113,8 +114,8 @@ impl Connector {
         }))
     }
 
-    /// Returns this connector for unconfigured registries. It hides whether a name exists, because
-    /// clients choose these names.
+    /// Returns this connector for unconfigured registries. The returned connector hides whether a
+    /// host name exists, because clients choose the names of these registries.
     pub(crate) fn hiding_missing_names(mut self) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.0) {
             shared.hides_missing_names = true;
@@ -159,8 +160,8 @@ impl Shared {
 }
 
 impl Shared {
-    /// Turns the error of a missing name into the error of an internal address, if a client chose
-    /// the name.
+    /// If a client chose the name of a missing host, replaces the error by the error of an internal
+    /// address.
     fn hide_missing_name(&self, host: &str, error: ConnectError) -> ConnectError {
         match error {
             ConnectError::Failed {
@@ -174,8 +175,9 @@ impl Shared {
         }
     }
 
-    /// Refuses a name that resolves to an internal address on this host. The proxy resolves the
-    /// name again. It must refuse internal addresses that only the proxy sees.
+    /// Refuses a name that resolves to an internal address on this machine. The HTTPS proxy
+    /// resolves the name again and may get other addresses. The proxy itself must refuse internal
+    /// addresses among them.
     async fn check_before_proxy(
         &self,
         host: &str,
@@ -203,8 +205,8 @@ fn all_public(host: &str, addresses: &[SocketAddr]) -> Result<(), ConnectError> 
     }
 }
 
-/// Returns a hint for a server that does not respond with TLS: most often it is a registry on plain
-/// HTTP.
+/// Returns a hint for a server that does not respond with TLS. Most often such a server is a
+/// registry with plain HTTP.
 fn plain_http_hint(error: &std::io::Error) -> &'static str {
     let cause = error.get_ref().and_then(|e| e.downcast_ref());
     match cause {
@@ -221,8 +223,8 @@ fn host_and_port(uri: &Uri) -> Result<(String, u16), ConnectError> {
         .ok_or_else(|| ConnectError::failed("the URL has no host"))
 }
 
-/// Resolves a name, checks its addresses, and connects to the first address that accepts. Connects
-/// only to checked addresses, so that DNS rebinding has no effect.
+/// Resolves a name, checks its addresses, and connects to the first address that accepts the
+/// connection. Connects only to addresses that were checked, so that DNS rebinding has no effect.
 async fn connect_any(
     resolver: &dyn Resolve,
     host: &str,
@@ -250,7 +252,8 @@ async fn connect_any(
         };
         match done {
             Some((_, Ok(stream))) => {
-                // Each request is one small write, and Nagle's algorithm would delay it.
+                // Nagle's algorithm is off, because it would delay requests: each request is one
+                // small write.
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }
@@ -427,8 +430,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_internal_address_is_refused_under_any_name() {
-        // The resolver parses a number as an address. A hostile DNS server can return the same
-        // address for any name.
+        // The resolver parses a number as an address. Besides, a hostile DNS server can return an
+        // internal address for any name.
         let resolver = SystemResolver::new(SystemFiles::default(), DnsMetrics::default());
         let error = connect_any(&resolver, "127.0.0.1", 1, AllowedAddresses::Public)
             .await

@@ -1,4 +1,4 @@
-//! The pool of connections to the upstreams that one [`Connector`] may reach.
+//! The pool of HTTP connections to upstreams. A pool uses one [`Connector`].
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use crate::connect::Connector;
 
-/// Connections that are kept alive and shared.
+/// A pool of connections that are kept alive and shared by requests.
 pub(crate) type HttpPool = Client<Connector, Full<Bytes>>;
 
 /// Maximum number of bytes of one read from an upstream's socket, and of the headers of a response.
-/// Larger buffers would cost memory for each fetch without being faster.
+/// Larger buffers would cost memory for each fetch and would not make the fetch faster.
 const READ_BUFFER: usize = 128 << 10;
 
-/// Time after which an idle connection to an upstream is closed. It is shorter than the keep-alive
-/// time of common servers.
+/// Time after which an idle connection to an upstream is closed. This time is shorter than the
+/// keep-alive time of common servers.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 
-/// Creates a pool for HTTP/1.1 only. One TCP connection per blob has a better throughput than
-/// HTTP/2, and the kernel limits the receive window of a connection.
+/// Creates a pool that uses HTTP/1.1 only. One TCP connection for each blob is faster than HTTP/2,
+/// and the kernel limits the receive window of each connection.
 pub(crate) fn http_pool(connector: Connector) -> HttpPool {
     Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

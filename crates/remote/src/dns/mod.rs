@@ -1,13 +1,13 @@
 //! Resolves host names without a thread for each lookup: lookups are limited in time and number,
 //! and answers are cached for a short time.
 //!
-//! 1. A lookup ends within [`LOOKUP_LIMIT`], whatever the name servers do.
-//! 2. One resolver runs at most [`MAX_LOOKUPS`] lookups at once. Configured upstreams have a
-//!    resolver of their own; all other registries have another. So names that clients choose never
-//!    delay lookups of configured upstreams.
-//! 3. A cached lookup never waits for a name server. Once per [`CHECK_INTERVAL`] it waits up to
-//!    [`CHECK_LIMIT`] for a check of the system files. The first lookup waits until the files are
-//!    read.
+//! 1. A lookup ends within [`LOOKUP_LIMIT`], regardless of what the name servers do.
+//! 2. One resolver runs at most [`MAX_LOOKUPS`] lookups at once. Configured upstreams use one
+//!    resolver, and all other registries use a second resolver. Thus names that clients choose
+//!    never delay lookups of configured upstreams.
+//! 3. A cached answer is returned without a wait for a name server. Once per [`CHECK_INTERVAL`], a
+//!    lookup waits for a check of the system files, at most [`CHECK_LIMIT`]. The first lookup waits
+//!    until these files are read.
 
 mod name_servers;
 #[cfg(test)]
@@ -37,8 +37,9 @@ const LOOKUP_LIMIT: Duration = Duration::from_millis(2500);
 /// query.
 const QUEUE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Maximum number of concurrent DNS lookups of one resolver: enough for the waiting requests of
-/// eight clients. If a name server does not answer, each lookup uses up to eight UDP sockets.
+/// Maximum number of concurrent DNS lookups of one resolver: enough for all requests of eight
+/// clients that may wait at the same time. The number is limited, because a lookup without an
+/// answer holds up to eight UDP sockets.
 const MAX_LOOKUPS: usize = 512;
 
 /// Maximum number of cached DNS answers of one resolver.
@@ -62,15 +63,15 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const CHECK_LIMIT: Duration = Duration::from_millis(250);
 
 /// Resolves names like the system: `/etc/hosts` first, then the name servers of `/etc/resolv.conf`.
-/// Clones share all state.
+/// Clones share all their state.
 #[derive(Clone)]
 pub(crate) struct SystemResolver(Arc<Shared>);
 
 struct Shared {
     files: SystemFiles,
-    /// The name servers; `None` before the first lookup.
+    /// The name servers of the system. `None` before the first lookup.
     name_servers: ArcSwapOption<NameServers>,
-    /// Time of the last check of the files.
+    /// Time of the last check of the system files.
     checked: Mutex<Option<Instant>>,
     cache: Cache<String, Cached>,
     running: Semaphore,
@@ -89,10 +90,10 @@ pub(crate) enum LookupError {
     /// A name server states that the name does not exist, or has no address.
     #[error("the name does not exist, or has no address")]
     NotFound,
-    /// Each name server failed or refused.
+    /// Each name server failed or refused the query.
     #[error("{0}")]
     Failed(String),
-    /// No name server answered in time.
+    /// No name server answered within the time limit.
     #[error("no name server answered within {LOOKUP_LIMIT:?}")]
     Timeout,
     /// Too many other lookups are running.
@@ -135,7 +136,7 @@ impl Cached {
     }
 }
 
-/// The expiry of answers: each answer expires after its own TTL.
+/// Computes when answers expire: each answer after its own TTL.
 struct ByLifetime;
 
 impl Expiry<String, Cached> for ByLifetime {
@@ -155,7 +156,7 @@ impl Expiry<String, Cached> for ByLifetime {
 }
 
 impl SystemResolver {
-    /// Creates a resolver. It does no I/O before the first lookup.
+    /// Creates a resolver. The resolver does no I/O before the first lookup.
     pub(crate) fn new(files: SystemFiles, metrics: DnsMetrics) -> Self {
         Self::bounded(files, metrics, MAX_LOOKUPS)
     }
@@ -208,8 +209,8 @@ impl SystemResolver {
         cached.answer
     }
 
-    /// Returns the current name servers of the system. After the first read, a hanging disk delays
-    /// only one lookup per [`CHECK_INTERVAL`], by [`CHECK_LIMIT`].
+    /// Returns the current name servers of the system. If the disk hangs after the first read, one
+    /// lookup per [`CHECK_INTERVAL`] waits for [`CHECK_LIMIT`], and the other lookups do not wait.
     async fn name_servers(&self) -> Arc<NameServers> {
         let current = self.0.name_servers.load_full();
         if current.is_none() || self.is_check_due() {
@@ -233,7 +234,7 @@ impl SystemResolver {
         due
     }
 
-    /// Reads the files if they have changed. Blocks.
+    /// Reads the system files again if they have changed. Blocks.
     fn check_files(&self) {
         let shared = &self.0;
         let stamp = shared.files.stamp();
@@ -247,7 +248,7 @@ impl SystemResolver {
                     tracing::info!(servers = %new, "the name servers have changed");
                 }
                 shared.name_servers.store(Some(Arc::new(new)));
-                // The answers of the old name servers may be wrong now.
+                // The cached answers of the old name servers may now be wrong.
                 shared.cache.invalidate_all();
             }
             Err(error) => tracing::warn!(

@@ -24,25 +24,25 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::{LOOKUP_LIMIT, LookupError};
 use crate::file_stamp::FileStamp;
 
-/// Maximum number of name servers that are used, as in resolv.conf(5).
+/// Maximum number of name servers that are used: the limit that resolv.conf(5) states.
 const MAX_SERVERS: usize = 3;
 
-/// Time without an answer after which the next name server is queried, too.
+/// If a name server has not answered after this time, the next name server is queried, too.
 const SERVER_DELAY: Duration = Duration::from_millis(500);
 
-/// How long a DNS lookup that has addresses of one family (IPv4 or IPv6) waits for the other
-/// family. Some name servers never answer AAAA queries.
+/// How long a DNS lookup that has addresses of one family (IPv4 or IPv6) waits for addresses of the
+/// other family. Some name servers never answer AAAA queries.
 const FAMILY_DELAY: Duration = Duration::from_millis(50);
 
 /// Maximum number of bytes that are read from resolv.conf or /etc/hosts.
 const MAX_FILE: u64 = 8 << 20;
 
-/// Paths of the system's configuration files.
+/// Paths of the system's resolver files, and the port of the name servers.
 #[derive(Clone, Debug)]
 pub(crate) struct SystemFiles {
     pub(crate) resolv_conf: PathBuf,
     pub(crate) hosts: PathBuf,
-    /// Port of all name servers.
+    /// Port on which all name servers listen.
     pub(crate) port: u16,
 }
 
@@ -57,13 +57,13 @@ impl Default for SystemFiles {
 }
 
 impl SystemFiles {
-    /// Returns a value that differs after each change of the files. Blocks.
+    /// Returns a value that differs after each change of the resolver files. Blocks.
     pub(super) fn stamp(&self) -> [Option<FileStamp>; 2] {
         [&self.resolv_conf, &self.hosts].map(|path| FileStamp::read(path))
     }
 }
 
-/// Addresses of a name and their TTL.
+/// The addresses of a name, and how long they are valid (TTL).
 pub(super) struct Found {
     pub(super) addresses: Arc<[IpAddr]>,
     pub(super) ttl: Duration,
@@ -74,7 +74,7 @@ pub(super) struct NameServers {
     /// The name servers in the order of resolv.conf.
     servers: Vec<NameServer>,
     search: Vec<Name>,
-    /// A name with fewer dots is searched in `search` first.
+    /// A name with fewer dots is looked up in the domains of `search` first.
     ndots: usize,
     hosts: Hosts,
     stamp: [Option<FileStamp>; 2],
@@ -85,7 +85,7 @@ struct NameServer {
     resolver: TokioResolver,
 }
 
-/// Prints the addresses of the name servers, for the log.
+/// Formats the addresses of the name servers for log lines.
 impl fmt::Display for NameServers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list()
@@ -106,12 +106,13 @@ impl NameServers {
         }
     }
 
-    /// Reads the files. Blocks.
+    /// Reads the resolver files of the system. Blocks.
     pub(super) fn read(files: &SystemFiles, stamp: [Option<FileStamp>; 2]) -> io::Result<Self> {
         let mut text = read(&files.resolv_conf)?;
         let names_server = |line: &[u8]| line.trim_ascii_start().starts_with(b"nameserver");
         if !text.split(|byte| *byte == b'\n').any(names_server) {
-            // By resolv.conf(5), this is the name server if the file names none.
+            // If the file names no name server, the name server is 127.0.0.1, as resolv.conf(5)
+            // says.
             text.extend_from_slice(b"\nnameserver 127.0.0.1\n");
         }
         let (config, options) = parse_resolv_conf(text).map_err(io::Error::other)?;
@@ -140,7 +141,7 @@ impl NameServers {
         &self.stamp
     }
 
-    /// The addresses of that name in `/etc/hosts`.
+    /// Returns the addresses of that name in `/etc/hosts`.
     pub(super) fn host(&self, host: &str) -> Option<Arc<[IpAddr]>> {
         let name = Name::from_utf8(host).ok()?;
         let lookups = [RecordType::AAAA, RecordType::A].into_iter();
@@ -158,15 +159,15 @@ impl NameServers {
         (!addresses.is_empty()).then_some(addresses)
     }
 
-    /// Queries the servers in order until one returns an address. A negative answer counts only if
-    /// all earlier servers failed or did not answer until the deadline, because only the first
-    /// server may know internal names.
+    /// Queries the name servers in order until one of them returns an address. A negative answer
+    /// counts only if all earlier servers failed or did not answer until the deadline, because only
+    /// the first server may know internal names.
     pub(super) async fn lookup(&self, host: &str, deadline: Instant) -> Result<Found, LookupError> {
         let names = self.names(host)?;
         let mut waiting = self.servers.iter().enumerate();
         let (mut running, mut unanswered) = (FuturesUnordered::new(), Vec::new());
         let mut failed = LookupError::Failed("there is no name server".into());
-        // The first server with a negative answer.
+        // The first server that gave a negative answer.
         let mut refusing = None;
         loop {
             if refusing.is_none()
@@ -304,7 +305,7 @@ fn is_negative_answer(error: &NetError) -> bool {
 }
 
 /// Builds a resolver that sends fully qualified names to one server. The resolver has no cache and
-/// reads no file, because its callers do both.
+/// reads no files, because the callers cache answers and read the files.
 fn resolver(address: IpAddr, port: u16, options: &ResolverOpts) -> Result<TokioResolver, NetError> {
     let mut server = NameServerConfig::udp_and_tcp(address);
     for connection in &mut server.connections {
@@ -316,7 +317,7 @@ fn resolver(address: IpAddr, port: u16, options: &ResolverOpts) -> Result<TokioR
     *own = options.clone();
     own.use_hosts_file = ResolveHosts::Never;
     own.cache_size = 0;
-    // Within its time limit, hickory resends the query each third of a second anyway.
+    // Within the time limit, the hickory library resends the query each third of a second anyway.
     own.attempts = 0;
     own.timeout = LOOKUP_LIMIT;
     builder.build()

@@ -1,5 +1,5 @@
-//! Tests of the resolver: caching, search domains, several name servers, limits, and changes of the
-//! system files.
+//! Tests of the DNS resolver: caching, search domains, several name servers, limits, and changes of
+//! the system files.
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -16,11 +16,11 @@ use super::*;
 /// Time limit of a lookup in these tests. A lookup that takes longer counts as hanging.
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Number of concurrent lookups of one resolver. Each lookup sends two queries and so has several
-/// sockets.
+/// Number of concurrent lookups of one resolver. Each lookup sends two queries, so a lookup has
+/// several sockets.
 const LOOKUPS: usize = 32;
 
-/// How the fake server answers a query. Names have no trailing dot.
+/// How the fake server answers a query. The names that the fake server gets have no trailing dot.
 enum FakeAnswer {
     Address(u8),
     /// An answer with this TTL in seconds.
@@ -30,7 +30,7 @@ enum FakeAnswer {
     Late(Duration, u8),
     Failure,
     Nothing,
-    /// One answer to A queries and another to AAAA queries.
+    /// One answer to queries of type A and another answer to queries of type AAAA.
     Apart(&'static FakeAnswer, &'static FakeAnswer),
 }
 
@@ -60,7 +60,7 @@ impl NameServer {
                 let question = Message::from_vec(&buffer[..length]).expect("a question");
                 let query = question.queries[0].clone();
                 let is_v4 = query.query_type() == RecordType::A;
-                // A resent query has the same ID.
+                // A query that is sent again has the same ID and is not counted again.
                 if is_v4 && seen.insert(question.id) {
                     count.fetch_add(1, Ordering::SeqCst);
                 }
@@ -102,7 +102,7 @@ impl NameServer {
                 let socket = socket.clone();
                 tokio::spawn(async move {
                     tokio::time::sleep(delay).await;
-                    // The client may have closed its socket.
+                    // The send is not checked, because the client may have closed its socket.
                     let _ = socket.send_to(&bytes, peer).await;
                 });
             }
@@ -110,7 +110,7 @@ impl NameServer {
         Self { questions, port }
     }
 
-    /// Starts a server on any free port of 127.0.0.1.
+    /// Starts a fake name server on any free port of 127.0.0.1.
     async fn on_loopback(respond: impl Fn(&str) -> FakeAnswer + Send + 'static) -> Self {
         Self::start("127.0.0.1", 0, respond).await
     }
@@ -120,7 +120,7 @@ impl NameServer {
     }
 }
 
-/// A folder with a resolv.conf and a hosts file.
+/// A folder with a resolv.conf file and a hosts file.
 struct SystemFolder {
     folder: tempfile::TempDir,
     files: SystemFiles,
@@ -173,7 +173,7 @@ async fn a_silent_name_server_delays_neither_threads_nor_cached_answers() {
         lookup(&resolver, "known.example").await.unwrap(),
         ["192.0.2.1"]
     );
-    // These are more lookups than may run at once.
+    // The number of lookups is twice the number that may run at once.
     let silent: Vec<_> = (0..2 * LOOKUPS)
         .map(|nth| {
             let resolver = resolver.clone();
@@ -183,7 +183,7 @@ async fn a_silent_name_server_delays_neither_threads_nor_cached_answers() {
     while resolver.0.running.available_permits() > 0 {
         tokio::task::yield_now().await;
     }
-    // Cached names, hosts entries and blocking work do not wait for these lookups.
+    // Cached names, hosts entries and blocking work do not wait for the lookups that hang.
     assert_eq!(
         lookup(&resolver, "known.example").await.unwrap(),
         ["192.0.2.1"]
@@ -232,7 +232,7 @@ async fn answers_are_cached_for_their_ttl() {
         .await
         .expect("an address");
     assert_eq!(server.queries(), 4);
-    // Another resolver has a cache of its own.
+    // A second resolver has a cache of its own.
     lookup(&system.resolver(), "a.example")
         .await
         .expect("an address");
@@ -256,7 +256,8 @@ fn cache_times_are_bounded() {
     assert_eq!(Cached::new(Err(LookupError::Timeout)).lifetime, FAILURE_TTL);
 }
 
-/// The second server knows other names than the first, and the first server may be internal.
+/// The answer of the first server decides, because the second server may know other names: only the
+/// first server may know internal names.
 #[tokio::test]
 async fn the_first_name_server_that_answers_decides() {
     let first = NameServer::on_loopback(|name| match name {
@@ -297,7 +298,7 @@ async fn the_first_name_server_that_answers_decides() {
     );
 }
 
-/// The second server is external and knows no internal names.
+/// In this test, the second name server is external and knows no internal names.
 #[tokio::test]
 async fn a_negative_answer_counts_when_the_earlier_servers_failed() {
     let first = NameServer::on_loopback(|name| match name {
@@ -321,7 +322,7 @@ async fn a_negative_answer_counts_when_the_earlier_servers_failed() {
 
 #[tokio::test]
 async fn each_family_of_addresses_has_its_own_answer() {
-    // The server knows IPv4 addresses only.
+    // The fake server knows IPv4 addresses only.
     let server = NameServer::on_loopback(|name| match name {
         "failing.example" | "searched.a.example" => {
             FakeAnswer::Apart(&FakeAnswer::Failure, &FakeAnswer::Address(0))
@@ -344,7 +345,8 @@ async fn each_family_of_addresses_has_its_own_answer() {
     }
     let refused = lookup(&resolver, "refused.example.").await;
     assert_eq!(refused.unwrap(), ["192.0.2.2"]);
-    // If the lookup waited for the other family, it would get the answer of the second server.
+    // If the lookup waited for the addresses of the other family, it would get the answer of the
+    // second server.
     let _second = NameServer::start("127.0.0.2", server.port, |_| FakeAnswer::Address(9)).await;
     let conf = "nameserver 127.0.0.1\nnameserver 127.0.0.2\n";
     let system = SystemFolder::new(conf, "", server.port);

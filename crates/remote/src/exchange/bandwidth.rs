@@ -6,15 +6,17 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Maximum burst of all blob fetches after a pause, as time at the full rate.
+/// Maximum burst of all blob fetches after a pause, expressed as the time that the burst takes at
+/// the full rate.
 const BURST: Duration = Duration::from_millis(100);
 
-/// The limit of the bytes per second. Each chunk reserves its time when it arrives. So streams
-/// share the rate in the order of their chunks, and no stream starves another.
+/// Limits the bytes per second of all blob fetches together. Each chunk reserves its time when it
+/// arrives. Thus streams share the rate in the order in which chunks arrive, and no stream blocks
+/// another.
 pub(crate) struct Bandwidth {
-    /// Bytes per second; 0: no limit.
+    /// Bytes per second. The value 0 means no limit.
     rate: AtomicU64,
-    /// The end of the last reservation.
+    /// The time at which the last reservation ends.
     free_at: Mutex<Instant>,
 }
 
@@ -27,8 +29,7 @@ impl Bandwidth {
         }
     }
 
-    /// Changes the limit, also for running streams. Reservations that were made before do not
-    /// change.
+    /// Changes the limit, also for running streams. Earlier reservations do not change.
     pub(crate) fn set(&self, rate: Option<u64>) {
         self.rate.store(encoded(rate), Ordering::Relaxed);
     }
@@ -47,7 +48,7 @@ impl Bandwidth {
             .unwrap_or(u128::MAX)
             .saturating_mul(1_000_000_000)
             / u128::from(rate);
-        // A year is long enough as a maximum, and cannot overflow.
+        // A year is the maximum: it is long enough, and adding it to a time cannot overflow.
         let takes = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
             .min(Duration::from_secs(365 * 86_400));
         *free_at = begin + takes;

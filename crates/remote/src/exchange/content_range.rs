@@ -1,15 +1,16 @@
 //! Parses `Content-Range`: the part of a blob that a response contains (RFC 9110, section 14.4).
 
-/// A `Content-Range` in bytes.
+/// The value of a `Content-Range` header in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ContentRange {
-    /// `bytes first-last/total`, where `total` may be `*`.
+    /// The value is `bytes first-last/total`, where `total` may be `*`.
     Part {
         first: u64,
         last: u64,
         total: Option<u64>,
     },
-    /// `bytes */total`: the requested range is outside of the blob, whose size is `total`.
+    /// The value is `bytes */total`: the requested range is outside of the blob, whose size is
+    /// `total`.
     Unsatisfied { total: u64 },
 }
 
@@ -33,13 +34,14 @@ impl ContentRange {
         };
         let (first, last) = range.split_once('-')?;
         let (first, last) = (number(first)?, number(last)?);
-        // The length `last - first + 1` must not overflow.
+        // The range is invalid if its length `last - first + 1` would overflow.
         let sound = first <= last && last < u64::MAX && total.is_none_or(|total| last < total);
         sound.then_some(Self::Part { first, last, total })
     }
 }
 
-/// Parses a number of digits only, because `str::parse` accepts a sign.
+/// Parses a number that consists of digits only. `str::parse` is not used, because it accepts a
+/// sign.
 fn number(text: &str) -> Option<u64> {
     text.bytes()
         .all(|b| b.is_ascii_digit())

@@ -2,23 +2,23 @@
 //! verified.
 //!
 //! 1. A document reserves its maximum size before its bytes arrive. If documents reserved their
-//!    memory in pieces, they could wait for each other in a deadlock.
-//! 2. Small documents reserve nothing, so that slow large documents never delay them.
+//!    memory in pieces, they could wait for each other forever (deadlock).
+//! 2. Small documents reserve nothing, so that slow large documents never delay small documents.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Maximum memory of all manifests and lists that are being received, in KiB. It is enough for the
-/// largest list and two of the largest manifests.
+/// Maximum memory of all manifests and lists that are being received, in KiB. The limit is enough
+/// for the largest list and two of the largest manifests.
 const TOTAL_KIB: usize = 24 << 10;
 
 /// Documents (manifests and lists) up to this number of bytes need no memory reservation. Nearly
 /// all documents are smaller.
 const UNRESERVED: usize = 64 << 10;
 
-/// The memory limit of all documents. Clones share it.
+/// The memory limit of all documents. Clones share the limit.
 #[derive(Clone)]
 pub(crate) struct DocumentMemory(Arc<Semaphore>);
 
@@ -29,7 +29,8 @@ impl Default for DocumentMemory {
 }
 
 impl DocumentMemory {
-    /// Creates a reservation for a document of at most `most` bytes. It reserves no memory yet.
+    /// Creates a reservation for a document of at most `most` bytes. The reservation is empty at
+    /// first.
     pub(crate) fn reservation(&self, most: usize) -> DocumentReservation {
         DocumentReservation {
             memory: self.clone(),
@@ -44,7 +45,7 @@ impl DocumentMemory {
 /// The reservation of one document, or of all pages of a list together.
 pub(crate) struct DocumentReservation {
     memory: DocumentMemory,
-    /// Maximum number of bytes of the document.
+    /// Maximum number of bytes that the document may have.
     most: usize,
     read: usize,
     permit: Option<OwnedSemaphorePermit>,
@@ -74,7 +75,7 @@ impl DocumentReservation {
         self
     }
 
-    /// Counts `more` received bytes, and waits for their reservation.
+    /// Counts `more` bytes that were received, and waits until memory for them is reserved.
     pub(crate) async fn add(&mut self, more: usize) {
         self.read += more;
         self.reserve(0).await;
@@ -85,8 +86,8 @@ impl DocumentReservation {
         self.read += more;
     }
 
-    /// Prepares for `more` bytes; the caller calls this before they arrive. Waits for the memory of
-    /// the whole document, unless the document is small.
+    /// Prepares for `more` bytes. The caller must call this function before the bytes arrive. Waits
+    /// for the memory of the whole document, unless the document is small.
     pub(crate) async fn reserve(&mut self, more: usize) {
         if self.is_granted || self.read.saturating_add(more) <= UNRESERVED {
             return;
@@ -98,8 +99,8 @@ impl DocumentReservation {
         self.is_granted = true;
     }
 
-    /// Returns the complete document. Its reservation shrinks to its size and lasts until the bytes
-    /// are dropped.
+    /// Returns the complete document. The memory reservation shrinks to the size of the document
+    /// and lasts until the bytes are dropped.
     pub(crate) fn attach_to(self, bytes: Bytes) -> Bytes {
         // A small document may stay in memory until shutdown, so it must not hold a reservation.
         let Some(mut permit) = self.permit.filter(|_| bytes.len() > UNRESERVED) else {

@@ -24,19 +24,19 @@ use crate::exchange::redirect::{MAX_HOPS, resolve, same_origin};
 use crate::metrics::RequestKind;
 use crate::upstream::session::Session;
 
-/// A response and its URL.
+/// The response of an upstream, and the URL that sent it.
 pub(crate) struct UpstreamResponse {
     pub(crate) http: Response<Incoming>,
     pub(crate) uri: Uri,
-    /// Whether redirects led to another origin than that of the request.
+    /// Whether redirects led to another origin than the origin of the request.
     pub(crate) is_cross_origin: bool,
 }
 
-/// Sends a GET or HEAD and follows redirects. The `Authorization` header goes only to the host of
-/// the request, and the SSRF guard checks every redirect.
+/// Sends a GET or HEAD request and follows redirects. The `Authorization` header goes only to the
+/// host of the request, and the SSRF guard checks every redirect.
 ///
 /// # Errors
-/// The request failed. Every status except for a redirect is returned as a response.
+/// The request failed. A response is returned whatever its status is, except for a redirect.
 pub(crate) async fn follow(
     session: &Session,
     kind: RequestKind,
@@ -115,14 +115,15 @@ async fn send(
     *request.headers_mut() = headers.clone();
     let agent = HeaderValue::from_static(concat!("pierhead/", env!("CARGO_PKG_VERSION")));
     request.headers_mut().insert(USER_AGENT, agent);
-    // The request forbids content encodings, because digests are of uncompressed bytes.
+    // The request forbids content encodings, because digests are computed over the bytes without
+    // encoding.
     request
         .headers_mut()
         .insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
 
     let mut connection = capture_connection(&mut request);
     let limit = session.shared.limits.header_timeout;
-    // The connector has its own time limit.
+    // The time for opening a connection is not limited here, because the connector limits it.
     let silence = async {
         if connection.wait_for_connection_metadata().await.is_none() {
             std::future::pending::<()>().await;
@@ -167,11 +168,11 @@ fn failure(session: &Session, uri: &Uri, error: &HttpError) -> Error {
     session.transport(format!("no response of {}: {reason}", authority_of(uri)))
 }
 
-/// Returns the error for a status other than 2xx and 304. A 401 or 403 from another origin (an
-/// expired signed URL, a failing object store) says nothing about the rights of the client, and a
-/// new redirect may succeed. Under the identity of a client, such a refusal is final: if it counted
-/// as a failure of the upstream, any client without rights could open the circuit breaker for all
-/// clients.
+/// Returns the error for a status other than 2xx and 304. A 401 or 403 from an origin to which the
+/// request was redirected (an expired signed URL, a failing object store) says nothing about the
+/// rights of the client, so a new redirect may succeed. Under the identity of a client, such a
+/// refusal is final: if it counted as a failure of the upstream, any client without rights could
+/// open the circuit breaker for all clients.
 pub(crate) fn refusal(session: &Session, response: &UpstreamResponse) -> Error {
     let upstream = session.name.to_string();
     match response.http.status().as_u16() {
@@ -209,7 +210,8 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// Refuses a response that is content-encoded although the request demanded `identity`.
+/// Refuses a response that is content-encoded although the request allowed only the encoding
+/// `identity`.
 pub(crate) fn require_identity(session: &Session, headers: &HeaderMap) -> Result<(), Error> {
     match headers.get(CONTENT_ENCODING) {
         Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {
@@ -229,7 +231,8 @@ pub(crate) async fn read(
     read_into(session, response, &mut reservation).await
 }
 
-/// Reads a body within its memory reservation. A body that arrives in one chunk is not copied.
+/// Reads a body as its memory reservation allows. If the body arrives in one chunk, it is not
+/// copied.
 pub(crate) async fn read_into(
     session: &Session,
     response: Response<Incoming>,
@@ -259,8 +262,8 @@ pub(crate) async fn read_into(
             match (first.is_empty(), rest.is_empty()) {
                 (true, true) => first = bytes,
                 (_, true) => {
-                    // The buffer gets its final size at once, because growing it would hold the
-                    // document twice.
+                    // The buffer gets its final size from the start, because a growing buffer would
+                    // hold the document twice.
                     let more = usize::try_from(body.size_hint().lower())
                         .unwrap_or(0)
                         .min(limit);
@@ -291,8 +294,8 @@ pub(crate) async fn read_into(
     }
 }
 
-/// Reads the rest of an unneeded body if the rest is short and already received, so that its
-/// connection can be reused.
+/// Reads the rest of a body that is not needed, if this rest is short and already received. The
+/// connection can then be reused.
 pub(crate) async fn settle(response: Response<Incoming>) {
     let body = Limited::new(response.into_body(), 16 << 10);
     let _ = tokio::time::timeout(Duration::from_millis(100), body.collect()).await;

@@ -1,4 +1,5 @@
-//! Resolves the targets of `Location` and `Link` (RFC 3986, section 5), and compares origins.
+//! Resolves the targets of the headers `Location` and `Link` (RFC 3986, section 5), and compares
+//! the origins of URLs.
 
 use http::Uri;
 use http::uri::PathAndQuery;
@@ -12,7 +13,7 @@ pub(crate) const MAX_HOPS: usize = 5;
 /// KiB.
 const MAX_LEN: usize = 16 << 10;
 
-/// Resolves a reference (`Location` or `Link`) against the URL of its response. `None` if the
+/// Resolves a reference in `Location` or `Link` against the URL of the response. `None` if the
 /// reference is invalid.
 pub(crate) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
     let reference = reference.trim().split('#').next().unwrap_or_default();
@@ -60,8 +61,8 @@ fn has_scheme(reference: &str) -> bool {
     })
 }
 
-/// Whether a request may go to the URL. A URL with a user name is refused, because a user name can
-/// make one host look like another.
+/// Whether the URL has a form to which a request may go. A URL with a user name is refused, because
+/// a user name can make one host look like another.
 fn is_fetchable(uri: &Uri) -> bool {
     let plain_authority = uri
         .authority()

@@ -16,9 +16,9 @@ use crate::upstream::retry::RetryPolicy;
 /// The resource that a client requests.
 #[derive(Clone, Copy, Debug)]
 pub enum Resource<'a> {
-    /// A manifest or index.
+    /// The resource is a manifest or index.
     Manifest(&'a Target),
-    /// A blob.
+    /// The resource is a blob.
     Blob(&'a Digest),
 }
 
@@ -29,13 +29,13 @@ pub enum AccessDecision {
     Granted,
     /// The credentials are wrong, or have no right to read the resource.
     Denied,
-    /// The upstream sends 404 to this client. Many registries send 404 instead of 403, so a 404
-    /// grants no access.
+    /// The upstream sends 404 to this client. Many registries send 404 instead of 403, so the
+    /// client gets no access.
     NotFound,
 }
 
-/// Sends a HEAD. If a redirect led to another origin and the response of that origin leaves the
-/// decision open, sends a GET for one byte.
+/// Asks the upstream by a HEAD request. If a redirect led to another origin and the response from
+/// there leaves the decision open, sends a GET request for one byte.
 pub(crate) async fn authorize(
     candidates: &Candidates,
     repository: &Repository,
@@ -74,7 +74,8 @@ pub(crate) async fn authorize(
             .await?;
             if matches!(resource, Resource::Blob(_)) && is_doubtful(&response) {
                 headers.insert(RANGE, HeaderValue::from_static("bytes=0-0"));
-                // The body is dropped unread. If it is long, that closes the connection.
+                // The body is dropped without being read. If the body is long, dropping it closes
+                // the connection.
                 response = request(&session, kind, &Method::GET, uri, headers, repository).await?;
             }
             match response.http.status().as_u16() {
@@ -95,8 +96,9 @@ pub(crate) async fn authorize(
     }
 }
 
-/// Whether a GET may get another response than this HEAD. Signed URLs of object stores are often
-/// valid only for GET, and the login page of a gateway may respond to HEAD with any status.
+/// Whether a GET request may get another response than this HEAD request got. Signed URLs of object
+/// stores are often valid only for GET, and the login page of a gateway may respond to HEAD with
+/// any status.
 fn is_doubtful(response: &UpstreamResponse) -> bool {
     let untyped = !response.http.headers().contains_key(CONTENT_TYPE);
     response.is_cross_origin
@@ -107,7 +109,8 @@ fn is_doubtful(response: &UpstreamResponse) -> bool {
         }
 }
 
-/// Whether a 200 or 206 contains the requested resource. A page with a login form grants no access.
+/// Whether a response with the status 200 or 206 contains the requested resource. A page with a
+/// login form grants no access.
 fn is_resource(resource: Resource<'_>, response: &UpstreamResponse) -> bool {
     let headers = response.http.headers();
     let text = |name| {

@@ -1,5 +1,5 @@
-//! Requests a blob from an upstream from an offset on, and handles the different ways in which
-//! upstreams respond to a range.
+//! Requests the bytes of a blob from an offset on, and handles the different ways in which
+//! upstreams respond to a range request. Also requests the size of a blob.
 
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
@@ -27,7 +27,7 @@ pub(crate) struct BlobRequest {
 
 /// An open response with the bytes of a blob from an offset on.
 pub(crate) struct OpenedBlob {
-    /// The host that responded.
+    /// The host that responded, with the identity of the request.
     pub(crate) session: Session,
     pub(crate) body: Option<Incoming>,
     /// Number of bytes to discard, because the upstream's response began before the offset.
@@ -73,7 +73,7 @@ impl BlobRequest {
     }
 
     /// Requests all bytes from `offset` on. `known` is the size that an earlier response stated.
-    /// `last` is the host that has just failed.
+    /// `last` is the host at which the previous attempt has just failed.
     pub(crate) async fn open(
         &self,
         policy: RetryPolicy,
@@ -82,8 +82,8 @@ impl BlobRequest {
         known: Option<u64>,
     ) -> Result<OpenedBlob, Error> {
         let operation = Operation::get(RequestKind::Blob);
-        // Hosts with a penalty are asked later: a digest mismatch counts more than a broken
-        // connection, which counts more than empty bodies.
+        // Hosts with a penalty are asked later. A digest mismatch is a higher penalty than a broken
+        // connection, and a broken connection is a higher penalty than empty bodies.
         let penalty = |host: &RegistryHost| {
             let failed = last.is_some_and(|last| std::ptr::eq(last, host));
             let mismatched = host.mismatches.contains(&self.digest);
@@ -154,8 +154,8 @@ impl BlobRequest {
     }
 }
 
-/// Whether a 416 refuses only the open end of the range, as some registries do. If the 416 states a
-/// size below the offset, it refuses the offset.
+/// Whether a 416 refuses only the open end of the range, which some registries do not support. If
+/// the 416 states a size below the offset, the offset itself is invalid.
 fn is_refused_part(response: &UpstreamResponse, offset: u64) -> bool {
     let response = &response.http;
     let ends_before = matches!(
@@ -170,7 +170,7 @@ fn content_range(headers: &HeaderMap) -> Option<ContentRange> {
     ContentRange::parse(text)
 }
 
-/// Checks that the responses of all hosts of the upstream state the same size.
+/// Checks that the size in this response equals the size in the responses of other hosts.
 fn agree(session: &Session, stated: Option<u64>, known: Option<u64>) -> Result<Option<u64>, Error> {
     match (stated, known) {
         (Some(stated), Some(known)) if stated != known => Err(session.protocol(format!(
@@ -184,7 +184,7 @@ fn length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Requests the size of a blob, by HEAD.
+/// Requests the size of a blob by a HEAD request.
 pub(crate) async fn size(
     candidates: Candidates,
     repository: &Repository,
@@ -205,8 +205,8 @@ pub(crate) async fn size(
                     session.budget.succeeded();
                     Ok(length(response.http.headers()))
                 }
-                // The size stays unknown, because signed URLs of object stores are often valid only
-                // for GET.
+                // The size stays unknown: signed URLs of object stores are often valid only for GET
+                // requests.
                 400..500 if response.is_cross_origin => Ok(None),
                 405 => Ok(None),
                 _ => Err(refusal(&session, &response)),

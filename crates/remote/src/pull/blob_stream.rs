@@ -1,5 +1,5 @@
-//! The stream of a blob's bytes from an upstream. If a response is interrupted, the stream resumes
-//! it, within the retry budget.
+//! The stream of a blob's bytes from an upstream. If a response is interrupted, the stream requests
+//! the remaining bytes, as long as the retry budget allows.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,7 +22,7 @@ use crate::upstream::retry::{RetryPolicy, next_wait};
 use crate::upstream::session::Session;
 
 /// Number of retries of a blob without progress before the stream fails. With the header timeout of
-/// 4 s, the retries last as long as the restart of an upstream.
+/// 4 s, the retries together last about as long as an upstream takes to restart.
 const RESUME_POLICY: RetryPolicy = RetryPolicy {
     attempts: 6,
     max_rate_limit_wait: Duration::from_secs(30),
@@ -30,25 +30,26 @@ const RESUME_POLICY: RetryPolicy = RetryPolicy {
 };
 
 /// Minimum progress of a blob per stall timeout in bytes, even if no minimum rate is configured.
-/// Otherwise a blob of which a few bytes arrive now and then could hold its download slot for ever.
+/// Without this minimum, a blob of which a few bytes arrive now and then could hold its download
+/// slot forever.
 const MIN_PROGRESS: usize = 16 << 10;
 
-/// Divisor of the stall timeout for connections that send no bytes. After this shorter time, the
-/// stream tries another connection if a retry is left, and ends a connection that has sent no
-/// bytes. The reason: clients have no time limit of their own for a body.
+/// Divisor of the stall timeout for connections that send no bytes. A connection that sends no
+/// bytes for this shorter time is ended, and the stream tries another connection if a retry is
+/// left. The time is shorter because the client waits for these bytes.
 const SILENCE_DIVISOR: u32 = 3;
 
 /// Number of received bytes after which the retry budget of the upstream grows by one retry.
 const BYTES_PER_RETRY: usize = 256 << 10;
 
-/// Minimum number of bytes within the stall timeout.
+/// Returns the minimum number of bytes that must arrive within the stall timeout.
 fn min_bytes(limits: &TimeLimits) -> usize {
     let millis = u64::try_from(limits.stall_timeout.as_millis()).unwrap_or(u64::MAX);
     let least = limits.minimum_rate.saturating_mul(millis) / 1000;
     usize::try_from(least).map_or(usize::MAX, |least| least.max(MIN_PROGRESS))
 }
 
-/// Opens a blob.
+/// Opens the stream of a blob.
 pub(crate) async fn open(
     candidates: Candidates,
     repository: &Repository,
@@ -86,15 +87,15 @@ pub(crate) async fn open(
     })
 }
 
-/// The hosts that sent bytes of a blob.
+/// The hosts that sent bytes of a blob, for a report of a digest mismatch.
 pub struct BlobSources {
     hosts: Vec<Arc<RegistryHost>>,
     digest: Digest,
 }
 
 impl BlobSources {
-    /// Reports that the received blob has another digest. The next fetch of the blob asks other
-    /// hosts first, if there are any.
+    /// Records that the received bytes do not match the digest of the blob. The next fetch of the
+    /// blob asks other hosts first, if there are any.
     pub fn report_mismatch(&self) {
         for host in &self.hosts {
             host.mismatches.insert(self.digest);
@@ -107,18 +108,18 @@ type Resuming = Pin<Box<dyn Future<Output = Result<OpenedBlob, Error>> + Send>>;
 enum State {
     Reading(Incoming),
     /// This future is stored here and not on the stack of `next`, so that `next` is cancel safe.
-    /// The lock is never taken: it only makes the stream `Sync`.
+    /// The mutex is never locked: it only makes the stream `Sync`.
     Resuming(Mutex<Resuming>),
     Ended,
 }
 
-/// The bytes of a blob in order, over one or several connections. Dropping the stream ends the
-/// fetch.
+/// The bytes of a blob in order, over one or several connections. If the stream is dropped, the
+/// fetch ends.
 pub struct BlobStream {
     blob: BlobRequest,
     /// The host that currently sends the bytes.
     session: Session,
-    /// All hosts that sent bytes, each host once.
+    /// All hosts that sent bytes of this blob, each host once.
     sources: Vec<Arc<RegistryHost>>,
     size: Option<u64>,
     start: u64,
@@ -126,41 +127,41 @@ pub struct BlobStream {
     position: u64,
     skip: u64,
     state: State,
-    /// Bytes that the bandwidth limit delays.
+    /// Bytes that have arrived and that the bandwidth limit delays, with the end of the delay.
     delayed: Option<(Bytes, Instant)>,
-    /// Waiting time, and bytes received in it, since the last progress.
+    /// Time spent waiting since the last progress, and the bytes that arrived in that time.
     waited: Duration,
     recent_bytes: usize,
-    /// The start of the current wait. The next call of `next` continues it.
+    /// The start of the current wait. If `next` is dropped and called again, the wait continues.
     wait_began: Option<Instant>,
     failures: u32,
-    /// Number of consecutive stalls.
+    /// Number of consecutive times that the stream stalled.
     stalls: usize,
-    /// Number of bytes since the last failure.
+    /// Number of bytes that arrived since the last failure.
     advanced: usize,
     uncredited: usize,
     _in_flight: FetchInFlight,
 }
 
 impl BlobStream {
-    /// Size of the whole blob in bytes, whatever the offset. `None` if the upstream does not state
-    /// the size.
+    /// Size of the whole blob in bytes, including the bytes before the offset. `None` if the
+    /// upstream does not state the size.
     pub fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// The requested offset of the first byte. If the upstream cannot begin at this offset, the
-    /// stream discards the earlier bytes.
+    /// The offset of the first byte that the stream returns. If the upstream cannot begin at this
+    /// offset, the stream discards the earlier bytes.
     pub fn offset(&self) -> u64 {
         self.start
     }
 
-    /// The name of the current address in logs and metrics.
+    /// The name of the current upstream address in logs and metrics.
     pub fn address(&self) -> &str {
         self.session.health.address()
     }
 
-    /// The hosts that sent bytes.
+    /// Returns the hosts that sent bytes of this blob.
     pub fn sources(&self) -> BlobSources {
         BlobSources {
             hosts: self.sources.clone(),
@@ -168,9 +169,9 @@ impl BlobStream {
         }
     }
 
-    /// Returns the next bytes, never empty. `None` at the end and after an error. The bytes are not
-    /// verified against the digest. If [`size`](Self::size) is known, their number equals it.
-    /// Cancel safe.
+    /// Returns the next bytes, at least one byte. `None` at the end and after an error. The bytes
+    /// are not verified against the digest. If [`size`](Self::size) is known, the stream returns
+    /// all bytes up to this size, or an error. Cancel safe.
     pub async fn next(&mut self) -> Option<Result<Bytes, Error>> {
         loop {
             if let Some((_, when)) = &self.delayed {
@@ -285,15 +286,15 @@ impl BlobStream {
                 limits.minimum_rate
             ),
         };
-        // A new connection or another host may be faster. When there were more stalls than hosts,
-        // the stream fails.
+        // A new connection or another host may be faster. If there were more stalls than hosts, the
+        // stream fails.
         if self.stalls > self.blob.candidates.count() {
             return Err(self.broken(&why));
         }
         self.interrupted(&why)
     }
 
-    /// Plans a resume, or fails with `error`.
+    /// Plans to resume the stream after a wait, or returns `error` if no retry is left.
     fn resume_after(&mut self, error: Error) -> Result<(), Error> {
         let session = &self.session;
         let Some(wait) = next_wait(&error, self.failures, RESUME_POLICY, &session.budget) else {
@@ -301,7 +302,7 @@ impl BlobStream {
         };
         tracing::debug!(upstream = %session.name, at = self.position, %error, "resuming a blob");
         session.metrics.resumes.inc();
-        // An interruption after progress is harmless, so this resumes at once.
+        // An interruption after progress is harmless, so the stream resumes without a wait.
         let wait = (self.failures > 0).then_some(wait);
         self.failures += 1;
         self.advanced = 0;

@@ -13,34 +13,35 @@ use crate::upstream::session::Session;
 const MAX_ETAG: usize = 256;
 
 /// Maximum length in bytes of all warnings of one response together. The OCI distribution
-/// specification allows 4096, but each tag keeps its warnings in memory.
+/// specification allows 4096 bytes. pierhead allows less, because it keeps the warnings of each tag
+/// in memory.
 const MAX_WARNINGS: usize = 512;
 
 /// The validators of the caller's copy of a document, for a conditional request (RFC 9110, section
 /// 8.8).
 #[derive(Clone, Debug, Default)]
 pub struct Validators {
-    /// The digest of the document.
+    /// The digest of the caller's copy.
     pub digest: Option<Digest>,
-    /// The `ETag` of the response.
+    /// The `ETag` of the response that contained the caller's copy.
     pub etag: Option<String>,
 }
 
 /// The response to a (conditional) request for a document.
 #[derive(Clone, Debug)]
 pub enum DocumentResponse {
-    /// The caller's copy is current.
+    /// The caller's copy of the document is current.
     NotModified {
-        /// As in `Document`.
+        /// The values of the `Warning` headers, for the user of the client.
         warnings: Vec<String>,
     },
-    /// The complete document, verified against its digest when the digest is known.
+    /// The complete document. If its digest was known before, the bytes match the digest.
     Document {
         /// The exact bytes of the document.
         bytes: Bytes,
-        /// The exact `Content-Type`.
+        /// The `Content-Type` of the response, unchanged.
         media_type: MediaType,
-        /// The digest, computed from the bytes.
+        /// The digest of the bytes, which pierhead computed.
         digest: Digest,
         /// The `ETag`, for the next conditional request.
         etag: Option<String>,
@@ -88,7 +89,7 @@ pub(crate) fn etag(headers: &HeaderMap) -> Option<String> {
 }
 
 /// Returns the `Warning` headers that have the form of the OCI distribution specification: code
-/// 299, agent `-`, printable text. Drops those beyond [`MAX_WARNINGS`].
+/// 299, agent `-`, printable text. Drops further warnings once they exceed [`MAX_WARNINGS`].
 pub(crate) fn warnings(headers: &HeaderMap) -> Vec<String> {
     let mut left = MAX_WARNINGS;
     let values = headers.get_all(WARNING).iter();

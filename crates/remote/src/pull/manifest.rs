@@ -16,25 +16,25 @@ use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
 
-/// The media types in `Accept`: every type that a client may accept, because pierhead serves the
-/// upstream's manifest unchanged.
+/// The media types in the `Accept` header: all types that any client may accept, because pierhead
+/// serves the upstream's manifest unchanged.
 const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json, \
     application/vnd.oci.artifact.manifest.v1+json";
 
-/// The headers of every request for a manifest.
+/// Returns the headers that every request for a manifest has.
 pub(crate) fn accept() -> HeaderMap {
     HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(ACCEPTED))])
 }
 
-/// Fetches a manifest, unless the caller's copy is current.
+/// Fetches a manifest, unless the upstream confirms that the caller's copy is current.
 pub(crate) async fn manifest(
     candidates: &Candidates,
     reference: &Reference,
     known: &Validators,
 ) -> Result<DocumentResponse, Error> {
     let (kind, policy) = (RequestKind::Manifest, RetryPolicy::DOCUMENT);
-    // A HEAD is sent first, because Docker Hub does not count a HEAD as a pull.
+    // A HEAD request is sent first, because Docker Hub does not count it as a pull.
     if let Some(digest) = &known.digest {
         let current = try_hosts(
             candidates,
@@ -86,8 +86,8 @@ async fn ask(
     .await
 }
 
-/// Sends a HEAD and returns the warnings of the response if the caller's copy is current. `None` if
-/// the digest differs or is missing.
+/// Sends a HEAD request. Returns the warnings of the response if the caller's copy is current, or
+/// `None` if the digest differs or is missing.
 async fn head(
     session: &Session,
     kind: RequestKind,
@@ -101,9 +101,9 @@ async fn head(
             let headers = response.http.headers();
             Ok((claimed_digest(headers) == Some(*known)).then(|| warnings(headers)))
         }
-        // A GET would have the same result, so none is sent.
+        // A GET request would get the same status, so none is sent.
         401 | 403 | 404 | 429 | 500.. => Err(refusal(session, &response)),
-        // The upstream does not support HEAD.
+        // The upstream does not support HEAD requests.
         _ => Ok(None),
     }
 }
@@ -156,8 +156,8 @@ pub(crate) async fn get(
     })
 }
 
-/// Verifies the bytes against the requested digest, else against the digest in the header. If there
-/// is neither, computes SHA-256.
+/// Verifies the bytes against the requested digest, or, without a requested digest, against the
+/// digest in the response header. If neither exists, computes the SHA-256 digest of the bytes.
 fn verify(
     session: &Session,
     bytes: &Bytes,
@@ -200,7 +200,8 @@ pub(crate) fn claimed_digest(headers: &HeaderMap) -> Option<Digest> {
         .ok()
 }
 
-/// Returns the media type in the document, for upstreams that send no `Content-Type`.
+/// Returns the media type that the document itself states, for upstreams that send no
+/// `Content-Type`.
 fn stated_type(bytes: &[u8]) -> Option<MediaType> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

@@ -19,40 +19,41 @@ use crate::pull::document::{Validators, etag, warnings};
 use crate::upstream::retry::{RetryPolicy, retrying};
 use crate::upstream::session::Session;
 
-/// Maximum number of pages of one tag or referrers list. It limits lists with one entry per page.
+/// Maximum number of pages of one tag or referrers list. This limit matters for lists with one
+/// entry per page, because the limit of bytes does not end them soon.
 const MAX_PAGES: usize = 10_000;
 
-/// A complete list.
+/// The result of reading all pages of a list.
 pub(crate) enum Pages {
     NotModified {
         warnings: Vec<String>,
     },
-    /// The pages of the list. `etag` is present only if there is a single page, because it does not
-    /// cover further pages.
+    /// The pages of the list. `etag` is present only if there is a single page, because the `ETag`
+    /// of a page does not cover further pages.
     All {
         pages: Vec<Bytes>,
         reservation: DocumentReservation,
         etag: Option<String>,
         /// The warnings of the last page.
         warnings: Vec<String>,
-        /// Whether the `Content-Type` of the last page is JSON, or missing.
+        /// Whether the `Content-Type` of the last page is JSON or is missing.
         is_json: bool,
     },
 }
 
 /// The response for one page.
 enum Page {
-    /// The caller's copy of the list is current; with the warnings of the response.
+    /// The caller's copy of the list is current. Contains the warnings of the response.
     NotModified(Vec<String>),
     Read(HeaderMap, Bytes, DocumentReservation),
 }
 
-/// Time limit for fetching one tag or referrers list, because it holds a large part of the memory
-/// for documents.
+/// Time limit for fetching one tag or referrers list, because a list in progress holds a large part
+/// of the memory for documents.
 const MAX_LIST_TIME: Duration = Duration::from_secs(60);
 
-/// Reads the list that begins at `path`. `limits` is the accepted media type, and the maximum bytes
-/// of all pages together.
+/// Reads the list that begins at `path`. `limits` contains the accepted media type, and the maximum
+/// bytes of all pages together.
 pub(crate) async fn pages(
     session: &Session,
     kind: RequestKind,
@@ -155,8 +156,8 @@ async fn read_pages(
         }
         uri = next;
         if whole.is_none() {
-            // The first page releases its memory before the list waits for its whole reservation:
-            // waiting while holding memory could deadlock.
+            // The first page releases its memory before the list waits for the memory of all pages:
+            // a wait while memory is held could deadlock.
             drop(first_reservation.take());
             let reservation = session.shared.documents.reservation(most);
             let mut reservation = reservation.reserve_all().await;

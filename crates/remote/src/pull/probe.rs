@@ -1,5 +1,5 @@
-//! Probes every host of an upstream for `pierhead doctor`: whether it responds and accepts the
-//! credentials.
+//! Probes every host of an upstream for `pierhead doctor`: whether the host responds and accepts
+//! the credentials. Also checks for `/readyz` that one host responds.
 
 use std::time::SystemTime;
 
@@ -16,34 +16,34 @@ use crate::metrics::RequestKind;
 use crate::upstream::failover::Candidates;
 use crate::upstream::session::Session;
 
-/// The probe of one host.
+/// The result of probing one host.
 #[derive(Clone, Debug)]
 pub struct HostProbe {
     /// The URL of the host.
     pub address: String,
     /// Whether credentials are configured for the host.
     pub has_credentials: bool,
-    /// The response, or the failure.
+    /// The response of the host, or the failure.
     pub result: Result<ProbeResponse, Error>,
 }
 
-/// The response to `GET /v2/`.
+/// The response of a host to `GET /v2/`.
 #[derive(Clone, Debug)]
 pub struct ProbeResponse {
     /// The status code, after authentication if the host demanded authentication.
     pub status: u16,
-    /// Whether the host demanded authentication for `/v2/`. A registry may demand it only for its
-    /// repositories.
+    /// Whether the host demanded authentication for `/v2/`. A registry may demand authentication
+    /// only for its repositories.
     pub demands_authentication: bool,
-    /// The `Date` header.
+    /// The time in the `Date` header of the response.
     pub date: Option<SystemTime>,
 }
 
 /// Probes all hosts in parallel, even those whose circuit breaker is open. The results change no
 /// circuit breaker.
 pub(crate) async fn all(candidates: &Candidates) -> Vec<HostProbe> {
-    // The probe requests the right to pull one repository, which is the smallest right that a token
-    // server grants.
+    // The probe requests a token for the right to pull one repository, which is the smallest right
+    // that a token server grants.
     let Ok(repository) = "library/hello-world".parse::<Repository>() else {
         return Vec::new();
     };

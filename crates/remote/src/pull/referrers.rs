@@ -15,8 +15,8 @@ use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
 use crate::upstream::retry::{RetryPolicy, retrying};
 use crate::upstream::session::Session;
 
-/// Maximum number of bytes of all pages of a referrers list together, the same as for a manifest.
-/// The parsed form uses ten times as much memory.
+/// Maximum number of bytes of all pages of a referrers list together. The same maximum applies to a
+/// manifest. The parsed form of the list uses ten times as much memory.
 const MAX_REFERRERS_BYTES: usize = Manifest::MAX_SIZE;
 
 const EMPTY_INDEX: &[u8] =
@@ -55,7 +55,8 @@ pub(crate) async fn referrers(
     }
 }
 
-/// Fetches the referrers from one host. `NotFound` if neither the API nor the tag has referrers.
+/// Fetches the referrers from one host. Returns `NotFound` if the host has referrers neither in the
+/// API nor under the referrers tag.
 async fn referrers_at(
     session: &Session,
     registry: &Registry,
@@ -93,7 +94,7 @@ async fn referrers_at(
             )?,
             None => return Err(session.protocol("its list of referrers is not an index")),
         },
-        // Registries without the API send one of these statuses, or an HTML page.
+        // Registries without the referrers API send one of these statuses, or an HTML page.
         Ok(Pages::All { is_json: false, .. })
         | Err(
             Error::NotFound { .. }
@@ -117,7 +118,8 @@ async fn referrers_at(
             if let DocumentResponse::Document { bytes, .. } = &fetched
                 && !is_index(bytes)
             {
-                // An image that has a tag of this form by chance is not a list of referrers.
+                // The tag names an image and no list of referrers: an image may have a tag of this
+                // form by chance.
                 return Err(Error::NotFound {
                     upstream: session.name.to_string(),
                 });
@@ -129,7 +131,7 @@ async fn referrers_at(
     Ok(fetched.unless(known))
 }
 
-/// Whether clients can read the document as a list of referrers, whatever its media type.
+/// Whether clients can read the document as a list of referrers. Its media type is not checked.
 fn is_index(bytes: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Index {
@@ -142,15 +144,15 @@ fn is_index(bytes: &[u8]) -> bool {
         .is_ok_and(|index| index.config.is_none() && index.layers.is_none())
 }
 
-/// Returns the referrers tag for upstreams without the API: `<alg>-<hex>`, each part truncated as
-/// the specification says (Distribution v1.1, "Referrers Tag Schema").
+/// Returns the referrers tag, which upstreams without the referrers API use: `<alg>-<hex>`. Each
+/// part is truncated as the specification says (Distribution v1.1, "Referrers Tag Schema").
 fn fallback_tag(digest: &Digest) -> String {
     let mut tag = format!("{}-{}", digest.algorithm().as_str(), digest.hex());
     tag.truncate(digest.algorithm().as_str().len().min(32) + 1 + 64);
     tag
 }
 
-/// Merges all pages into one index. A single page stays unchanged.
+/// Merges all pages of a referrers list into one index. A single page stays unchanged.
 pub(crate) fn merge(pages: Vec<Bytes>) -> Option<Bytes> {
     let mut whole: Option<Value> = None;
     for page in &pages {

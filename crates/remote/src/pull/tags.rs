@@ -1,4 +1,5 @@
-//! Fetches all pages of a tag list as one sorted document.
+//! Fetches all pages of a tag list as one sorted document, and asks whether a client may read a tag
+//! list.
 
 use std::borrow::Cow;
 
@@ -25,8 +26,8 @@ const MAX_TAGS_BYTES: usize = 16 << 20;
 /// Maximum number of tags of one tag list, which is sorted in memory.
 const MAX_TAGS: usize = 1 << 20;
 
-/// A tag that borrows its text from its page if possible. The attribute is needed, because serde
-/// never borrows a bare `Cow` in a list.
+/// A tag that borrows its text from the bytes of its page if possible. The attribute `borrow` is
+/// needed, because serde never borrows a bare `Cow` in a list.
 #[derive(Serialize, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(transparent)]
 struct TagText<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -35,18 +36,18 @@ struct TagText<'a>(#[serde(borrow)] Cow<'a, str>);
 struct Tags<'a> {
     #[serde(default, borrow)]
     name: Cow<'a, str>,
-    /// Some registries send `null` for an empty list.
+    /// The tags of the page. Some registries send `null` for an empty list.
     #[serde(borrow)]
     tags: Option<Vec<TagText<'a>>>,
 }
 
-/// Fetches all tags, sorted by their bytes, each tag once.
+/// Fetches all tags of a repository, sorted by their bytes, each tag once.
 pub(crate) async fn tags(
     candidates: &Candidates,
     repository: &Repository,
     known: &Validators,
 ) -> Result<DocumentResponse, Error> {
-    // Each page is retried by itself, so the whole list is not retried.
+    // The whole list is not retried, because each page is retried by itself.
     let (operation, policy) = (Operation::get(RequestKind::Tags), RetryPolicy::ONCE);
     try_hosts(
         candidates,
@@ -58,8 +59,8 @@ pub(crate) async fn tags(
     .await
 }
 
-/// Asks whether the client may read the tag list. Sends a GET, because few registries accept a HEAD
-/// for a list, and does not read the body.
+/// Asks whether the client may read the tag list. Sends a GET request, because few registries
+/// accept a HEAD request for a list. Does not read the body of the response.
 pub(crate) async fn may_list(
     candidates: &Candidates,
     repository: &Repository,
@@ -87,7 +88,7 @@ pub(crate) async fn may_list(
             if response.http.status() != StatusCode::OK {
                 return Err(refusal(&session, &response));
             }
-            // An HTML login page grants no access, so the content type is checked.
+            // The content type is checked, because an HTML page for logging in grants no access.
             let kind = response.http.headers().get(CONTENT_TYPE);
             if kind.is_some_and(|kind| kind.to_str().is_ok_and(|text| text.contains("text/html"))) {
                 return Err(session.protocol("its tag list is invalid"));

@@ -32,7 +32,7 @@ use crate::upstream::limits::{Resolvers, SharedLimits};
 use crate::upstream::mismatches::DigestMismatches;
 use crate::upstream::retry::RetryBudget;
 
-/// The API of Docker Hub.
+/// The base URL of Docker Hub's registry API.
 const DOCKER_HUB_URL: &str = "https://registry-1.docker.io";
 
 /// Returns the URL of a registry that the configuration does not name: `https://` and its name,
@@ -49,9 +49,10 @@ pub fn default_url(name: &Registry) -> String {
 pub(crate) struct Upstreams {
     configured: HashMap<Registry, RegistryHosts>,
     unconfigured: Cache<Registry, RegistryHosts>,
-    /// The connections of all unconfigured registries, which may reach the same addresses.
+    /// The connection pool of all unconfigured registries. They share a pool, because the same
+    /// target policy applies to them.
     public: HttpPool,
-    /// The connections of Docker Hub. They have a resolver of their own, so that names that clients
+    /// The connection pool of Docker Hub. It has a resolver of its own, so that names that clients
     /// invent never delay lookups of Docker Hub.
     hub: HttpPool,
     credentials: HashMap<Registry, Credentials>,
@@ -59,15 +60,15 @@ pub(crate) struct Upstreams {
     shared: Arc<SharedState>,
 }
 
-/// Creates connectors from the settings that all of them share.
+/// Creates the connectors of all upstreams from their common settings.
 struct ConnectorFactory<'a> {
     config: &'a Config,
     proxy: Option<Arc<Matcher>>,
 }
 
 impl Upstreams {
-    /// Creates the directory of a configuration. The health of addresses is taken from `old`, the
-    /// directory that this one replaces.
+    /// Creates the directory of upstreams of a configuration. Takes the health of addresses from
+    /// `old`, the directory that the new directory replaces.
     pub(crate) fn new(
         config: Config,
         metrics: &Metrics,
@@ -150,7 +151,7 @@ impl Upstreams {
         })
     }
 
-    /// Returns the health of an address in this configuration.
+    /// Returns the health of an address that this configuration contains.
     fn health(&self, name: &Registry, base: &str) -> Option<Arc<Health>> {
         let mut hosts = self.configured.get(name)?.iter();
         let host = hosts.find(|host| host.base == base)?;
@@ -178,8 +179,8 @@ impl Upstreams {
         } else {
             "other"
         };
-        // A refused name leaves no state in memory. For an allowed name, each connection is checked
-        // again.
+        // The name is checked here, so that a refused name leaves no state in memory. If the name
+        // is allowed, the addresses are checked again for each connection.
         let what = match base.parse() {
             Ok(url) => TargetPolicy::default().check(&url).err(),
             Err(_) => Some("its name is not valid in a URL".to_owned()),
@@ -195,7 +196,7 @@ impl Upstreams {
         Ok(self.unconfigured.get_with_by_ref(name, make))
     }
 
-    /// Creates the only host of a registry that the configuration does not name.
+    /// Creates the single host of a registry that the configuration does not name.
     fn unconfigured_host(
         &self,
         name: &Registry,
@@ -229,7 +230,7 @@ impl Upstreams {
     }
 }
 
-/// The name of an address in logs and metrics: its URL without the scheme.
+/// Returns the name of an address in logs and metrics: its URL without the scheme.
 fn address_of(base: &str) -> &str {
     base.split_once("://").map_or(base, |(_, rest)| rest)
 }
@@ -333,10 +334,12 @@ impl ConnectorFactory<'_> {
     }
 }
 
-/// Maximum number of unconfigured registries with cached state. The state of each takes some KiB.
+/// Maximum number of unconfigured registries with cached state. The state of each registry takes
+/// some KiB.
 const MAX_UNCONFIGURED: u64 = 256;
 
-/// The hosts of unconfigured registries. The least recently used registry is evicted first.
+/// Creates the cache of the hosts of unconfigured registries. A full cache evicts the least
+/// recently used registry.
 fn unconfigured_hosts() -> Cache<Registry, RegistryHosts> {
     Cache::builder()
         .max_capacity(MAX_UNCONFIGURED)

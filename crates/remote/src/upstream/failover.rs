@@ -1,5 +1,6 @@
-//! Sends one request to the hosts of an upstream in turn: to the first healthy host, to the next
-//! host if that fails, and to both if the first host does not respond in time.
+//! Sends one request to the hosts of an upstream in turn. The first healthy host gets the request
+//! first. If this host fails, the next host gets the request. If this host does not respond in
+//! time, the next host gets the request in parallel.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -19,9 +20,8 @@ use crate::upstream::host::{RegistryHost, RegistryHosts};
 use crate::upstream::retry::{RetryPolicy, next_wait};
 use crate::upstream::session::Session;
 
-/// Time without a response after which the next host is asked in parallel. With it, three hosts are
-/// asked within two seconds, so that pierhead can respond to a client within its maximum of five
-/// seconds.
+/// Time without a response after which the next host is asked in parallel. Thus pierhead asks three
+/// hosts within two seconds, which is early enough to respond to a client within five seconds.
 const HEDGE_DELAY: Duration = Duration::from_secs(1);
 
 /// The hosts of one upstream in the order of preference (never empty), and the identity of the
@@ -40,7 +40,7 @@ impl Candidates {
         }
     }
 
-    /// Returns a session with each host that this identity may ask. The credentials of a client
+    /// Returns one session for each host that this identity may ask. The credentials of a client
     /// never go to a mirror.
     pub(crate) fn sessions(&self) -> impl Iterator<Item = Session> {
         let hosts = self.hosts.iter();
@@ -51,14 +51,14 @@ impl Candidates {
         })
     }
 
-    /// All sessions, ordered by penalty and then by preference.
+    /// Returns all sessions, ordered by penalty and then by preference.
     fn ordered(&self, penalty: impl Fn(&RegistryHost) -> u8) -> Vec<Session> {
         let mut all: Vec<_> = self.sessions().collect();
         all.sort_by_key(|session| penalty(session));
         all
     }
 
-    /// Returns the host that errors and metrics name if no host was asked.
+    /// Returns the session of the host that errors and metrics name if no host was asked.
     pub(crate) fn first(&self) -> Result<Session, Error> {
         let first = self.sessions().next();
         first.ok_or_else(|| Error::Config {
@@ -66,7 +66,7 @@ impl Candidates {
         })
     }
 
-    /// The number of hosts that may be asked.
+    /// Returns the number of hosts that this identity may ask.
     pub(crate) fn count(&self) -> usize {
         self.sessions().count()
     }
@@ -82,7 +82,8 @@ impl Candidates {
             .all(|session| session.mismatches.contains(digest))
     }
 
-    /// Returns all sessions whatever their health. The result of each request must be reported.
+    /// Returns all sessions, also those of unhealthy hosts. The caller must report the result of
+    /// each request.
     pub(crate) fn admit_always(&self) -> impl Iterator<Item = (Session, TrackedRequest)> {
         self.sessions().map(|session| {
             let tracked = session.health.admit_always();
@@ -97,9 +98,9 @@ pub(crate) fn no_penalty(_: &RegistryHost) -> u8 {
 }
 
 /// Runs `attempt` at the hosts until it succeeds at one of them, all hosts fail permanently, or the
-/// policy or the retry budget ends. `image` is for the log. A host with a higher `penalty` is asked
-/// later. Cancel safe if `attempt` is. A 404, 401 or 403 of one host is not final while another
-/// host may have the resource: see [`HostFailures::most_informative`].
+/// policy or the retry budget ends. The log lines name `image`. A host with a higher `penalty` is
+/// asked later. Cancel safe if `attempt` is cancel safe. A 404, 401 or 403 from one host is not
+/// final while another host may have the resource: see [`HostFailures::most_informative`].
 pub(crate) async fn try_hosts<T, F>(
     candidates: &Candidates,
     (operation, image): (Operation, &(impl Display + Sync)),
@@ -112,8 +113,8 @@ where
 {
     let first = candidates.first()?;
     let order = candidates.ordered(penalty);
-    // Upstreams limit the rate per account, so a limit on one client's account says nothing about
-    // other accounts.
+    // Upstreams limit the rate per account, so a rate limit of one client's account says nothing
+    // about other accounts.
     let operation = candidates.client_identity.is_none().then_some(operation);
     let mut failures = 0;
     let mut previous: Option<Error> = None;
@@ -139,7 +140,7 @@ where
     }
 }
 
-/// Sends the request to every host at most once.
+/// Asks the hosts one after another until one succeeds. Every host is asked at most once.
 async fn ask_each<T, F>(
     order: &[Session],
     (operation, image): (Option<Operation>, &(impl Display + Sync)),
@@ -184,8 +185,8 @@ where
                 return Ok(value);
             }
             Some((index, Err(error))) => {
-                // These errors are not logged here: an open circuit breaker is logged elsewhere,
-                // and a mirror may lack an image.
+                // Two kinds of errors are not logged here: an open circuit breaker is logged when
+                // it opens, and a 404 from a mirror is normal, because a mirror may lack an image.
                 if error.fault() == Fault::Upstream && !matches!(error, Error::RateLimited { .. }) {
                     failed = Some((index, error.to_string()));
                 }
@@ -197,7 +198,7 @@ where
     }
 }
 
-/// The hosts that have not got the request yet.
+/// The hosts that have not received the request yet.
 struct HostQueue<'a> {
     order: &'a [Session],
     next: usize,
@@ -206,8 +207,8 @@ struct HostQueue<'a> {
 }
 
 impl HostQueue<'_> {
-    /// Returns the next healthy host. If all circuit breakers are open, returns the next host that
-    /// would be allowed again if it were the only host.
+    /// Returns the next healthy host. If all circuit breakers are open, returns the next host whose
+    /// circuit breaker would allow a request if no other host existed.
     fn next(&mut self, failures: &mut HostFailures) -> Option<(usize, TrackedRequest)> {
         while let Some(session) = self.order.get(self.next) {
             let index = self.next;
@@ -243,14 +244,14 @@ impl HostQueue<'_> {
     }
 }
 
-/// The failure of each host.
+/// The failure of each host that was asked.
 #[derive(Default)]
 struct HostFailures(Vec<(Session, Error)>);
 
 impl HostFailures {
-    /// Returns the error that represents all failures. A 404 or refusal of the registry itself
-    /// outweighs every failure of a mirror. Any failure of the registry outweighs the 404 of a
-    /// mirror, because the registry may have the resource.
+    /// Returns the error that represents all failures. A 404 or a refusal from the registry itself
+    /// is more important than every failure of a mirror. Any failure of the registry is more
+    /// important than a 404 from a mirror, because the registry may have the resource.
     fn most_informative(self) -> Option<(Session, Error)> {
         let weight = |(session, error): &(Session, Error)| match (error, error.fault()) {
             (_, Fault::Request) if !session.is_mirror => 7,
@@ -261,8 +262,8 @@ impl HostFailures {
             (_, Fault::Request) => 2,
             _ => 1,
         };
-        // Among failures of equal weight, the last one counts, because the registry itself comes
-        // after its mirrors.
+        // Among equally important failures, the last one is returned, because the registry itself
+        // comes after its mirrors.
         self.0.into_iter().max_by_key(weight)
     }
 }

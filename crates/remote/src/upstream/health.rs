@@ -1,5 +1,5 @@
-//! The circuit breaker of one upstream host. It learns from the results of regular requests whether
-//! the host works.
+//! The health of one upstream host: a circuit breaker, which learns from the results of regular
+//! requests whether the host works, and the rate limits that the host states.
 //!
 //! ```text
 //! closed --MAX_FAILURES in a row--> open --ejection over, or all are open--> half-open (one request)
@@ -17,11 +17,12 @@ use crate::error::Error;
 use crate::metrics::{BreakerGauge, BreakerState, Operation};
 
 /// Number of consecutive failures of all kinds of requests that open the circuit breaker of an
-/// upstream. One operation makes at most four attempts, so at least two operations have to fail.
+/// upstream. One operation makes at most four attempts, so the breaker opens only after failures of
+/// at least two operations.
 const MAX_FAILURES: u32 = 5;
 
-/// First time for which an open circuit breaker blocks requests. The time doubles with each failed
-/// probe.
+/// First time for which an open circuit breaker blocks requests. With each failed probe (a single
+/// request that tests the host), this time doubles.
 const MIN_EJECTION: Duration = Duration::from_secs(1);
 
 /// Maximum time for which an open circuit breaker blocks requests while another host can be asked.
@@ -40,13 +41,13 @@ const MAX_EMPTY_BODIES: u32 = 2;
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Maximum wait for a `Retry-After` of a host while another host can be asked. Some upstreams
-/// demand hours and accept requests earlier.
+/// demand a wait of hours and accept requests earlier.
 const MAX_RATE_LIMIT: Duration = Duration::from_secs(60);
 
-/// The wait after a 429 without `Retry-After`, while another host can be asked.
+/// The wait after a response 429 without `Retry-After`, while another host can be asked.
 const DEFAULT_RATE_LIMIT: Duration = Duration::from_secs(1);
 
-/// The health of one host.
+/// The health of one host: its circuit breaker and rate limits.
 pub(crate) struct Health {
     /// The name of the registry, for the log. `address` is the address of this host.
     upstream: String,
@@ -60,12 +61,12 @@ struct State {
     failures_in_row: u32,
     /// The state of the open circuit breaker. `None`: the circuit breaker is closed.
     open: Option<OpenCircuit>,
-    /// The rate limit of the host for each operation. Docker Hub limits GETs of manifests, but
-    /// neither their HEADs nor blobs.
+    /// The rate limit of the host for each operation. Docker Hub limits GET requests for manifests.
+    /// It limits neither HEAD requests for manifests nor requests for blobs.
     rate_limits: [Option<RateLimit>; Operation::COUNT],
     /// Number of consecutive bodies that failed before their first byte, and the time of the last
-    /// of them. A host that sends empty bodies responds to every request, so its circuit breaker
-    /// stays closed.
+    /// of them. The circuit breaker of such a host stays closed, because the host responds to every
+    /// request.
     empty_bodies: u32,
     empty_body_at: Option<Instant>,
 }
@@ -74,7 +75,7 @@ struct State {
 struct RateLimit {
     since: Instant,
     until: Instant,
-    /// Whether the host stated the time in `Retry-After`.
+    /// Whether the header `Retry-After` of the host stated this time.
     is_stated: bool,
 }
 
@@ -89,11 +90,11 @@ struct OpenCircuit {
 
 /// The decision of [`Health::admit`] about one request.
 pub(crate) enum BreakerDecision {
-    /// Send the request and report its result.
+    /// The request may be sent. The caller reports its result.
     Send(TrackedRequest),
     /// The circuit breaker is open, so no request may be sent.
     Open(Error),
-    /// The host limits the rate of this operation.
+    /// The host limits the rate of this operation, so no request may be sent.
     RateLimited(Error),
 }
 
@@ -113,9 +114,9 @@ impl Health {
         &self.address
     }
 
-    /// Decides whether a request may be sent now. `operation` selects the rate limit; it is `None`
-    /// under the identity of a client, because the upstream limits each client separately.
-    /// `is_only_host` means that no other host can be asked.
+    /// Decides whether a request may be sent now. `operation` selects the rate limit; `operation`
+    /// is `None` under the identity of a client, because the upstream limits each client
+    /// separately. `is_only_host` means that no other host can be asked.
     pub(crate) fn admit(
         self: &Arc<Self>,
         operation: impl Into<Option<Operation>>,
@@ -159,7 +160,7 @@ impl Health {
         BreakerDecision::Send(self.track(is_probe))
     }
 
-    /// Admits a request in every state, such as a probe of `/readyz`.
+    /// Admits a request in every state of the circuit breaker. Probes of `/readyz` use this.
     pub(crate) fn admit_always(self: &Arc<Self>) -> TrackedRequest {
         self.track(false)
     }
@@ -173,7 +174,7 @@ impl Health {
         }
     }
 
-    /// Records a 429: the host gets no request for this operation until the wait is over.
+    /// Records a response 429. Until the wait is over, the host gets no request for this operation.
     fn rate_limited(&self, operation: Operation, retry_after: Option<Duration>) {
         let wait = retry_after
             .unwrap_or(DEFAULT_RATE_LIMIT)
@@ -209,8 +210,8 @@ impl Health {
         let failures = state.failures_in_row;
         match &mut state.open {
             Some(open) => {
-                // These failures do not count: the requests were in flight when the circuit breaker
-                // opened, or they bypass it.
+                // A failure of another request than the probe does not count: such a request was
+                // sent before the circuit breaker opened, or it bypasses the breaker.
                 if is_probe && open.is_probing {
                     open.ejection = jittered((open.ejection * 2).min(MAX_EJECTION));
                     (open.failed_at, open.is_probing) = (now, false);
@@ -241,7 +242,7 @@ impl Health {
         }
     }
 
-    /// Records that a probe ended without a result, so the next request may be the probe.
+    /// Records that a probe ended without a result. The next request may then be the probe.
     fn undecided(&self) {
         if let Some(open) = &mut self.state.lock().open {
             open.is_probing = false;
@@ -249,7 +250,7 @@ impl Health {
         }
     }
 
-    /// Records the end of a body, and whether the body had a useful number of bytes.
+    /// Records the end of a response body, and whether the body had a useful number of bytes.
     pub(crate) fn body_ended(&self, is_useful: bool) {
         let mut state = self.state.lock();
         match is_useful {
@@ -261,27 +262,28 @@ impl Health {
         }
     }
 
-    /// Whether the last bodies of this host were empty, so that other hosts are asked first.
+    /// Whether the last response bodies of this host were empty. If so, other hosts are asked
+    /// first.
     pub(crate) fn is_sending_empty_bodies(&self) -> bool {
         let state = self.state.lock();
         let is_recent = |at: Instant| at.elapsed() < MAX_EJECTION;
         state.empty_bodies >= MAX_EMPTY_BODIES && state.empty_body_at.is_some_and(is_recent)
     }
 
-    /// Whether the last request failed.
+    /// Whether the last request to this host failed.
     pub(crate) fn is_failing(&self) -> bool {
         self.state.lock().failures_in_row > 0
     }
 }
 
-/// A random time between `wait` and 1.25 × `wait`, so that ejections that began together do not end
-/// together.
+/// Returns a random time between `wait` and 1.25 × `wait`, so that ejections that began at the same
+/// time end at different times.
 fn jittered(wait: Duration) -> Duration {
     wait.mul_f64(1.0 + 0.25 * fastrand::f64())
 }
 
-/// One request to a host. When it is dropped without a result after [`SILENCE_LIMIT`], it counts as
-/// a failure.
+/// One request to a host. If this value is dropped without a result after [`SILENCE_LIMIT`], the
+/// request counts as a failure.
 pub(crate) struct TrackedRequest {
     health: Arc<Health>,
     started: Instant,
@@ -291,7 +293,7 @@ pub(crate) struct TrackedRequest {
 
 impl TrackedRequest {
     /// Reports the result of the request. Any response, even a refusal, shows that the host works.
-    /// `operation` is the same as for [`Health::admit`].
+    /// `operation` has the value that [`Health::admit`] got.
     pub(crate) fn ended<T>(
         mut self,
         operation: impl Into<Option<Operation>>,
@@ -311,7 +313,7 @@ impl TrackedRequest {
             Err(error @ Error::Status { status, .. }) if *status >= 500 || *status == 408 => {
                 self.health.failed(&error.to_string(), self.is_probe);
             }
-            // The SSRF guard refused the request, which says nothing about the health of the host.
+            // A refusal by pierhead's own SSRF guard says nothing about the health of the host.
             Err(
                 Error::Forbidden { .. }
                 | Error::NoSuchHost { .. }
@@ -369,7 +371,7 @@ mod tests {
     }
 
     fn is_open(health: &Arc<Health>, is_only_host: bool) -> bool {
-        // A request that is dropped at once reports no result.
+        // A request that is dropped immediately reports no result.
         !matches!(health.admit(BLOB, is_only_host), BreakerDecision::Send(_))
     }
 
@@ -435,7 +437,7 @@ mod tests {
         tokio::time::advance(MIN_EJECTION * 4).await;
         assert!(is_open(&health, false), "one probe at a time");
         probe.ended(BLOB, &down());
-        // If the other two failures had counted, the circuit breaker would block requests longer.
+        // The circuit breaker would block requests longer if the other two failures had counted.
         tokio::time::advance(MIN_EJECTION * 13 / 4).await;
         assert!(!is_open(&health, false));
     }

@@ -1,4 +1,5 @@
-//! One host that serves a registry: its URL, connections, credentials, health and retry budget.
+//! One host that serves a registry (the registry itself or a mirror): its URL, connections,
+//! credentials, health and retry budget.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::upstream::health::Health;
 use crate::upstream::mismatches::DigestMismatches;
 use crate::upstream::retry::RetryBudget;
 
-/// Time limits of an exchange; see [`Config`](crate::Config).
+/// Time limits of a request to an upstream. [`Config`](crate::Config) explains each limit.
 #[derive(Clone, Copy)]
 pub(crate) struct TimeLimits {
     pub(crate) header_timeout: Duration,
@@ -34,8 +35,8 @@ pub(crate) struct TimeLimits {
 pub(crate) struct SharedState {
     pub(crate) limits: TimeLimits,
     pub(crate) tokens: Tokens,
-    /// The tokens of clients. They have a cache of their own, so that a large number of clients
-    /// cannot evict the tokens of the configured credentials.
+    /// The tokens of clients. These tokens are in a separate cache, so that a large number of
+    /// clients cannot evict the tokens of the configured credentials.
     pub(crate) pass_through_tokens: Tokens,
     pub(crate) helper_folders: Vec<PathBuf>,
     pub(crate) documents: DocumentMemory,
@@ -45,7 +46,7 @@ pub(crate) struct SharedState {
 /// All hosts of one registry, in the order of preference. The list is never empty.
 pub(crate) type RegistryHosts = Arc<[Arc<RegistryHost>]>;
 
-/// One host that serves a registry: the registry itself or a mirror.
+/// One host that serves a registry. The host is the registry itself or a mirror.
 pub(crate) struct RegistryHost {
     pub(crate) name: Registry,
     /// The base URL: scheme, host, port and path prefix, without a slash at the end.
@@ -57,17 +58,17 @@ pub(crate) struct RegistryHost {
     pub(crate) auth_state: Mutex<AuthState>,
     pub(crate) health: Arc<Health>,
     pub(crate) mismatches: DigestMismatches,
-    /// Whether another party runs this host: it receives no credentials of a client, and its 404 is
-    /// not final.
+    /// Whether another party runs this host. Such a host receives no credentials of a client, and a
+    /// 404 from it is not final.
     pub(crate) is_mirror: bool,
-    /// Error text that replaces the reason of a refusal, so that a missing name and an internal
-    /// name get the same text.
+    /// Error text that replaces the reason why the SSRF guard refuses a request. Thus clients get
+    /// the same text for a missing name and an internal name.
     pub(crate) refusal: Option<String>,
     pub(crate) shared: Arc<SharedState>,
 }
 
 impl RegistryHost {
-    /// Returns the URL of a path that begins with `/v2/`.
+    /// Returns the URL on this host of a path that begins with `/v2/`.
     pub(crate) fn url(&self, path: &str) -> Result<Uri, Error> {
         let text = format!("{}{path}", self.base);
         text.parse()

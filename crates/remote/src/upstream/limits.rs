@@ -1,5 +1,5 @@
-//! Limits of the registry client (document memory, bandwidth, lookups) that survive a reload. They
-//! apply to the streams of the old and the new configuration together.
+//! Limits of the registry client (document memory, bandwidth, lookups) that survive a reload. These
+//! limits apply to the streams of the old and the new configuration together.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::exchange::bandwidth::Bandwidth;
 use crate::exchange::document_memory::DocumentMemory;
 use crate::metrics::{DnsMetrics, Metrics};
 
-/// The limits of document memory, bandwidth and lookups. Clones share them.
+/// The limits of document memory, bandwidth and lookups. Clones share these limits.
 #[derive(Clone)]
 pub(crate) struct SharedLimits {
     pub(crate) documents: DocumentMemory,
@@ -28,8 +28,8 @@ impl SharedLimits {
     }
 }
 
-/// The two resolvers. Each has its own limits and cache, so that names that clients invent never
-/// delay lookups of configured upstreams.
+/// The two resolvers. Each resolver has its own limits and cache, so that names that clients invent
+/// never delay lookups of configured upstreams.
 #[derive(Clone)]
 pub(crate) struct Resolvers {
     /// The resolver of configured upstreams and Docker Hub.

@@ -13,7 +13,7 @@ const MISMATCH_TTL: Duration = Duration::from_secs(60);
 /// Maximum number of digest mismatches per host that are remembered, some 100 bytes each.
 const MAX_MISMATCHES: u64 = 256;
 
-/// Recent digest mismatches of one host. They are hints only: a lost entry costs one more attempt.
+/// Recent digest mismatches of one host. A lost entry costs only one more attempt at this host.
 pub(crate) struct DigestMismatches(Cache<Digest, ()>);
 
 impl Default for DigestMismatches {
@@ -33,7 +33,7 @@ impl DigestMismatches {
         )
     }
 
-    /// Records that this host sent bytes with another digest.
+    /// Records that this host sent bytes that do not match this digest.
     pub(crate) fn insert(&self, digest: Digest) {
         self.0.insert(digest, ());
     }

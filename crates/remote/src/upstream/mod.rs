@@ -1,4 +1,5 @@
-//! The hosts of one registry: their addresses, their health, retries and failover.
+//! The upstreams: for each registry its hosts, their addresses and health, retries, and failover
+//! from one host to the next.
 
 pub(crate) mod directory;
 pub(crate) mod failover;

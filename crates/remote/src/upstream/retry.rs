@@ -1,5 +1,5 @@
-//! Retries of requests to upstreams: backoff with jitter, and a budget that limits the number of
-//! retries to a failing upstream.
+//! Retries of requests to upstreams: exponential backoff with jitter, and a budget that limits the
+//! number of retries to a failing upstream.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,13 +10,14 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 
-/// Maximum number of retries in the budget.
+/// Maximum number of retries that the budget holds.
 const CAPACITY: f64 = 20.0;
 
-/// Retries per second that the budget regains.
+/// Number of retries that the budget regains per second.
 const REFILL_PER_SECOND: f64 = 0.5;
 
-/// Retries that a success adds: one retry per five successes, so at most 20 % more load.
+/// Number of retries that a successful request adds to the budget: one retry per five successes, so
+/// at most 20 % more load.
 const REFILL_PER_SUCCESS: f64 = 0.2;
 
 /// Maximum wait before the first retry of an upstream request. The wait doubles with each failure.
@@ -25,7 +26,8 @@ const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 /// Maximum wait before any retry of an upstream request.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
-/// The token bucket of retries for one host. A metric counts the retries that it grants.
+/// The retry budget of one host, a token bucket. A metric counts the retries that the budget
+/// grants.
 pub(crate) struct RetryBudget {
     bucket: Mutex<Bucket>,
     retries: Counter,
@@ -37,7 +39,7 @@ struct Bucket {
 }
 
 impl RetryBudget {
-    /// Creates a full budget.
+    /// Creates a budget with the maximum number of retries.
     pub(crate) fn new(retries: Counter) -> Self {
         let bucket = Bucket {
             tokens: CAPACITY,
@@ -49,7 +51,7 @@ impl RetryBudget {
         }
     }
 
-    /// Takes one retry from the budget. `false` if the budget is empty.
+    /// Takes one retry from the budget. Returns `false` if the budget is empty.
     fn withdraw(&self) -> bool {
         let mut bucket = self.bucket.lock();
         let now = Instant::now();
@@ -64,12 +66,12 @@ impl RetryBudget {
         granted
     }
 
-    /// Adds to the budget for a successful request.
+    /// Adds a fraction of a retry to the budget, because a request succeeded.
     pub(crate) fn succeeded(&self) {
         self.deposit(REFILL_PER_SUCCESS);
     }
 
-    /// Adds one retry to the budget, because a body made progress.
+    /// Adds one retry to the budget, because a response body made progress.
     pub(crate) fn progressed(&self) {
         self.deposit(1.0);
     }
@@ -94,14 +96,17 @@ pub(crate) fn backoff(n: u32) -> Duration {
 pub(crate) struct RetryPolicy {
     /// Maximum number of attempts, including the first.
     pub(crate) attempts: u32,
-    /// Maximum `Retry-After` of a 429 for which the request waits. A longer one ends the request.
+    /// Maximum `Retry-After` of a response 429 for which the request waits. If the header states a
+    /// longer time, the request ends.
     pub(crate) max_rate_limit_wait: Duration,
-    /// Maximum time until an open circuit allows a request. A longer time ends the request.
+    /// Maximum time until an open circuit allows a request. If the time is longer, the request
+    /// ends.
     pub(crate) max_down_wait: Duration,
 }
 
 impl RetryPolicy {
-    /// The policy for documents: a client waits for the response, and may get a stale copy instead.
+    /// The policy for documents: a client waits for the response, and pierhead can serve a stale
+    /// copy instead.
     pub(crate) const DOCUMENT: Self = Self {
         attempts: 3,
         max_rate_limit_wait: Duration::ZERO,
@@ -123,8 +128,8 @@ impl RetryPolicy {
     };
 }
 
-/// Whether the same request may succeed soon. A protocol violation is permanent, so it is not
-/// retried.
+/// Whether the same request may succeed soon. A protocol violation is permanent, so the request is
+/// not retried.
 fn is_transient(error: &Error) -> bool {
     match error {
         Error::Transport { .. } => true,
@@ -266,7 +271,7 @@ mod tests {
             Err(Error::Status { status, .. }) => status,
             other => panic!("{other:?}"),
         };
-        // A 501 is a permanent failure, so there is one attempt.
+        // The status 501 is a permanent failure, so there is only one attempt.
         assert_eq!((attempts, status), (1, 501));
     }
 }

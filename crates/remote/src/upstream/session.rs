@@ -9,7 +9,7 @@ use crate::auth::identity::ClientIdentity;
 use crate::auth::token::Tokens;
 use crate::upstream::host::RegistryHost;
 
-/// A host and the identity that its requests use.
+/// A host, and the identity under which requests to this host are sent.
 #[derive(Clone)]
 pub(crate) struct Session {
     pub(crate) host: Arc<RegistryHost>,
@@ -35,7 +35,7 @@ impl Session {
         }
     }
 
-    /// Returns the cache with the tokens of this identity.
+    /// Returns the token cache of this identity.
     pub(crate) fn tokens(&self) -> &Tokens {
         match self.client_identity {
             Some(_) => &self.shared.pass_through_tokens,
