@@ -83,8 +83,8 @@ impl Default for Tokens {
 
 impl Tokens {
     /// Returns a valid token: the cached token, the token that is being fetched, or the token that
-    /// `fetch` returns. A `rejected` token counts as absent. All requests that waited for a failed
-    /// fetch get its error; later requests fetch again.
+    /// `fetch` returns. The token `rejected`, which the upstream refused, counts as absent. If a
+    /// fetch fails, all requests that waited for it get the error; later requests fetch again.
     ///
     /// Cancel safe: if the request that fetches the token is dropped, another waiting request
     /// fetches the token instead.
