@@ -147,7 +147,7 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
     (
         "sled",
         &["pierhead-cache", "pierhead-bundle-server"],
-        "only the catalog and the image directory are databases",
+        "only the catalog and the image database are databases",
     ),
     (
         "clap",
@@ -230,7 +230,7 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
 const SLED_IN: &[&str] = &[
     "crates/cache/src/store/catalog.rs",
     "crates/cache/src/store/catalog/",
-    "crates/bundle-server/src/directory/",
+    "crates/bundle-server/src/image_database/",
 ];
 
 /// Packages that deny unsafe code in their roots and allow it in these files (or folders, by their
@@ -361,7 +361,7 @@ fn role_crates_are_used_only_in_their_packages() {
 }
 
 #[test]
-fn only_the_catalog_and_the_image_directory_use_sled() {
+fn only_the_catalog_and_the_image_database_use_sled() {
     // Tests may use sled, to create damaged databases.
     let wrong: Vec<_> = product_lines("crates")
         .filter(|line| names(&line.code, "sled"))

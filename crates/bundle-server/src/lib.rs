@@ -5,17 +5,17 @@
 //! `pierhead_toc::Blobs`.
 //!
 //! Modules, from the bottom up: `pack` (stores file contents as compressed frames), `plan` (decides
-//! which frames a bundle has), `directory` (the database of images), `server` (background work and
+//! which frames a bundle has), `image_database` (the images and the locations of packed contents), `server` (background work and
 //! bundles).
 
 #![forbid(unsafe_code)]
 
 mod clock;
-mod directory;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod image_database;
 pub mod pack;
 pub mod plan;
 mod server;

@@ -547,7 +547,7 @@ fn deleted_files_are_rebuilt() {
 }
 
 /// Changes one byte of every 64 in each file of a folder. Indexes can still be opened, since their
-/// directory of blocks (at the end of the file) is not changed.
+/// list of blocks (at the end of the file) is not changed.
 fn damage(folder: &Path) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -1429,7 +1429,7 @@ fn an_unreadable_plan_is_made_again_when_its_image_is_indexed() {
     bundle_server.close();
     drop(bundle_server);
     make_plan_unreadable(folder.path(), &image.image.root);
-    // Without its directory, the server indexes the image again.
+    // Without its image database, the server indexes the image again.
     std::fs::remove_dir_all(folder.path().join("directory")).unwrap();
     let bundle_server = open(folder.path(), &blobs);
     assert_eq!(offer(&bundle_server, &image.image), State::Ready);

@@ -8,7 +8,7 @@ use pierhead_toc::{Blobs, FileDigest};
 
 use super::config::Config;
 use super::counters::Counters;
-use super::image_directory::ImageDirectory;
+use super::image_store::ImageStore;
 use super::job_queue::JobQueue;
 use super::layer_cache::LayerCache;
 use super::pack_usage::PackUsage;
@@ -17,17 +17,17 @@ use super::plan_store::PlanStore;
 use super::toc_store::TocStore;
 use super::trace_store::TraceStore;
 use super::write_budget::WriteMeter;
-use crate::directory::Directory;
+use crate::image_database::ImageDatabase;
 use crate::pack::Packs;
 
 pub(crate) struct Context {
     pub(super) config: Config,
     pub(super) blobs: Arc<dyn Blobs>,
     pub(super) paths: Paths,
-    pub(super) directory: Arc<Directory>,
+    pub(super) image_database: Arc<ImageDatabase>,
     pub(super) packs: Arc<Packs>,
     pub(super) pack_usage: PackUsage,
-    pub(super) images: ImageDirectory,
+    pub(super) images: ImageStore,
     pub(super) queue: JobQueue,
     pub(super) plans: PlanStore,
     pub(super) tocs: TocStore,

@@ -12,14 +12,14 @@ use super::job_queue::{QueuedImage, RETRY_INTERVAL};
 use super::patches::prepare_pair;
 use super::record_locations::find_locations;
 use crate::Error;
-use crate::directory::Stage;
+use crate::image_database::Stage;
 use pierhead_toc::Fault;
 use pierhead_toc::layer::Pace as _;
 
 /// Maximum number of attempts at an image after faults of this host.
 const MAX_TRIES: u32 = 5;
 
-/// Indexes an image, and records its new stage in the image directory.
+/// Indexes an image, and records its new stage in the image database.
 pub(super) fn run_image_job(
     context: &Context,
     image: &QueuedImage,
@@ -113,11 +113,11 @@ pub(super) fn prepare_pair_if_ready(
     }
 }
 
-/// Fills a new directory with all images and the locations of all packed contents.
-pub(super) fn rebuild_directory(context: &Context, share: &mut CpuShare) -> Result<(), Error> {
+/// Fills a new image database with all images and the locations of all packed contents.
+pub(super) fn rebuild_image_database(context: &Context, share: &mut CpuShare) -> Result<(), Error> {
     context.images.save_all(&mut || Ok(share.pause(0)?))?;
-    find_locations(&context.packs, &context.directory, &mut || {
+    find_locations(&context.packs, &context.image_database, &mut || {
         Ok(share.pause(0)?)
     })?;
-    context.directory.flush()
+    context.image_database.flush()
 }

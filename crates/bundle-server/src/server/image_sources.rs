@@ -19,7 +19,7 @@ pub(super) fn contents(context: &Context, images: &[Digest]) -> Contents {
     let layers = Arc::new(open_layers(context, images));
     Contents::new(
         context.packs.clone(),
-        context.directory.clone(),
+        context.image_database.clone(),
         layers,
         DECODED_MEMORY,
     )

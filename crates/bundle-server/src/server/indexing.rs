@@ -56,7 +56,7 @@ pub(super) fn index_image(
         .set_progress(manifest, At::Index, total, total);
     let fast = pack_and_plan(context, manifest, &documents, &toc, &layers, share)?;
     // The packs are durable by now. Locations of contents must not be durable before their packs.
-    context.directory.flush()?;
+    context.image_database.flush()?;
     Ok(fast)
 }
 
@@ -198,7 +198,7 @@ fn pack_and_plan(
                 items,
                 &source,
                 &context.packs,
-                &*context.directory,
+                &*context.image_database,
                 &settings,
                 &mut pause,
             )?;

@@ -142,7 +142,7 @@ pub(super) enum Job {
     Reorder(Digest),
     Maintain,
     /// Fills a new image database after the old one was damaged.
-    RebuildDirectory,
+    RebuildImageDatabase,
 }
 
 /// The kind of jobs that a thread takes.
@@ -251,8 +251,8 @@ impl Queue {
             Job::Pair(new, old) => self.pairs.push_front((new, old)),
             Job::Optimize(manifest) => self.optimize.push_front(manifest),
             Job::Reorder(manifest) => self.reorder.push_front(manifest),
-            // The image directory requeues images. Maintenance is never cancelled.
-            Job::Index(_) | Job::Maintain | Job::RebuildDirectory => {}
+            // The image database requeues images. Maintenance is never cancelled.
+            Job::Index(_) | Job::Maintain | Job::RebuildImageDatabase => {}
         }
     }
 

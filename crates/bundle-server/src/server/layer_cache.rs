@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use pierhead_oci::Digest;
 
 use super::open_layers::OpenLayers;
-use crate::directory::Directory;
+use crate::image_database::ImageDatabase;
 use crate::pack::{Contents, Packs};
 
 /// Maximum number of images whose layers stay open. Each layer that was read recently takes up to 1
@@ -22,10 +22,10 @@ pub(super) struct LayerCache {
 
 impl LayerCache {
     /// `memory` is the size of the cache of decoded frames in bytes.
-    pub(super) fn new(packs: &Arc<Packs>, directory: &Arc<Directory>, memory: usize) -> Self {
+    pub(super) fn new(packs: &Arc<Packs>, database: &Arc<ImageDatabase>, memory: usize) -> Self {
         let nothing = Arc::new(OpenLayers::default());
         Self {
-            packed: Contents::new(packs.clone(), directory.clone(), nothing, memory),
+            packed: Contents::new(packs.clone(), database.clone(), nothing, memory),
             open: Mutex::default(),
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! The server can make all of its files again from the blobs of the cache.
 //!
-//! State, each with one owner: `image_directory`, `job_queue`, `plan_store`, `toc_store`,
+//! State, each with one owner: `image_store`, `job_queue`, `plan_store`, `toc_store`,
 //! `trace_store`, `layer_cache`, `pack_usage`; `context` holds all of these modules' values. Work
 //! on this state, from the bottom up: `toc_access` and `image_sources` (inputs), `indexing` (a new
 //! image), `planner` (a request), `patches`, `optimize` and `reorder` (low priority), `maintenance`
@@ -21,9 +21,9 @@ mod frame_writer;
 mod hot_ranges;
 mod image;
 mod image_contents;
-mod image_directory;
 mod image_job;
 mod image_sources;
+mod image_store;
 mod indexing;
 mod job_queue;
 mod layer_cache;
@@ -66,12 +66,12 @@ use pierhead_host::{ClientKey, KeyedLock};
 use pierhead_oci::Digest;
 
 use crate::Error;
-use crate::directory::Directory;
+use crate::image_database::ImageDatabase;
 use crate::pack::{PackConfig, Packs};
 use context::Context;
 use counters::{Counters, count};
 use image_contents::ImageContents;
-use image_directory::ImageDirectory;
+use image_store::ImageStore;
 use job_queue::JobQueue;
 use layer_cache::LayerCache;
 use pack_usage::PackUsage;
@@ -110,24 +110,21 @@ impl BundleServer {
             // of another image, so all plans are deleted.
             paths.shrink_plans(0)?;
         }
-        let (directory, damage) = Directory::open(&Paths::directory(&config.data))?;
+        let (database, damage) = ImageDatabase::open(&Paths::image_database(&config.data))?;
         if let Some(what) = damage {
-            tracing::warn!(
-                what,
-                "the image directory is unusable; pierhead rebuilds it"
-            );
+            tracing::warn!(what, "the image database is unusable; pierhead rebuilds it");
         }
-        if directory.is_new() {
-            record_locations::find_locations(&packs, &directory, &mut || Ok(()))?;
+        if database.is_new() {
+            record_locations::find_locations(&packs, &database, &mut || Ok(()))?;
         }
-        let (directory, packs) = (Arc::new(directory), Arc::new(packs));
+        let (database, packs) = (Arc::new(database), Arc::new(packs));
         let queue = JobQueue::new();
         let meter = WriteMeter::new(config.write_budget.clone());
         let context = Arc::new(Context {
-            images: ImageDirectory::open(directory.clone(), &queue)?,
+            images: ImageStore::open(database.clone(), &queue)?,
             plans: PlanStore::new(&config, paths.clone(), packs.clone(), meter.clone()),
             tocs: TocStore::new(paths.clone(), config.toc_memory),
-            layers: LayerCache::new(&packs, &directory, RECENT_MEMORY),
+            layers: LayerCache::new(&packs, &database, RECENT_MEMORY),
             traces: TraceStore::new(paths.clone()),
             pack_usage: PackUsage::default(),
             counters: Counters::default(),
@@ -137,7 +134,7 @@ impl BundleServer {
             config,
             blobs,
             paths,
-            directory,
+            image_database: database,
             packs,
             queue,
             meter,
@@ -438,8 +435,8 @@ impl BundleServer {
             // The error is ignored: a panic of the thread was counted and logged when it happened.
             let _ = thread.join();
         }
-        if let Err(error) = self.context.directory.flush() {
-            tracing::warn!(%error, "cannot write the image directory; pierhead rebuilds it at the next start");
+        if let Err(error) = self.context.image_database.flush() {
+            tracing::warn!(%error, "cannot write the image database; pierhead rebuilds it at the next start");
         }
     }
 }

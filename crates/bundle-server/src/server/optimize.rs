@@ -13,7 +13,7 @@ use super::plan_store::request_key;
 use super::toc_access::load_toc;
 use super::unused_packs::drop_unused_fast_packs;
 use crate::Error;
-use crate::directory::Stage;
+use crate::image_database::Stage;
 use crate::pack::{self, RecordLocation};
 use pierhead_bundle::format::Frames;
 use pierhead_toc::layer::Pace as _;
@@ -75,10 +75,10 @@ fn optimize_frames(
     let made = pack::optimize(
         &locations,
         &context.packs,
-        &*context.directory,
+        &*context.image_database,
         context.config.optimized_level,
         &mut |bytes| Ok(share.pause(bytes)?),
-        &mut || context.directory.flush(),
+        &mut || context.image_database.flush(),
     )?;
     let toc = load_toc(context, manifest)?;
     for key in &keys {

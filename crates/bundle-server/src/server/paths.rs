@@ -50,7 +50,7 @@ impl Paths {
         data.join("packs")
     }
 
-    pub(super) fn directory(data: &Path) -> PathBuf {
+    pub(super) fn image_database(data: &Path) -> PathBuf {
         data.join("directory")
     }
 

@@ -1,15 +1,15 @@
-//! The locations of packed contents in the directory: finds the locations by reading the packs, and
+//! The locations of packed contents in the image database: finds the locations by reading the packs, and
 //! removes the locations in deleted packs.
 
 use super::context::Context;
 use crate::Error;
-use crate::directory::Directory;
+use crate::image_database::ImageDatabase;
 use crate::pack::{self, FrameIndex as _, Packs};
 
 /// Finds the location of each content in the packs.
 pub(super) fn find_locations(
     packs: &Packs,
-    directory: &Directory,
+    database: &ImageDatabase,
     pause: &mut dyn FnMut() -> Result<(), Error>,
 ) -> Result<(), Error> {
     packs.scan(&mut |frame| {
@@ -20,13 +20,13 @@ pub(super) fn find_locations(
             // An optimized frame takes precedence over a fast one.
             members
                 if pack::is_fast(frame.location.pack)
-                    && !directory.get(&members[0].content)?.is_empty() =>
+                    && !database.get(&members[0].content)?.is_empty() =>
             {
                 Ok(())
             }
             members if pack::are_whole(members) => members
                 .iter()
-                .try_for_each(|part| directory.put(&part.content, &[frame.location])),
+                .try_for_each(|part| database.put(&part.content, &[frame.location])),
             _ => Ok(()),
         }
     })
@@ -36,7 +36,7 @@ pub(super) fn find_locations(
 pub(super) fn forget_locations(context: &Context) -> Result<(), Error> {
     let packs = &context.packs;
     context
-        .directory
+        .image_database
         .retain_locations(|locations| locations.iter().all(|location| packs.contains(location)))?;
-    context.directory.flush()
+    context.image_database.flush()
 }

@@ -12,14 +12,14 @@ use pierhead_host::BackgroundTask;
 use super::context::Context;
 use super::counters::count;
 use super::cpu_share::{CpuShare, NAP};
-use super::image_job::{prepare_pair_if_ready, rebuild_directory, run_image_job};
+use super::image_job::{prepare_pair_if_ready, rebuild_image_database, run_image_job};
 use super::job_queue::{Job, Lane, Permission, QueuedImage, time_slice};
 use super::maintenance::maintain;
 use super::optimize::optimize;
 use super::reorder::reorder;
 use super::unused_packs::drop_late;
 use crate::Error;
-use crate::directory::Stage;
+use crate::image_database::Stage;
 
 /// Label of these threads in the counter of panics.
 const TASK: BackgroundTask = BackgroundTask::BundleServer;
@@ -148,21 +148,21 @@ fn run(
         Job::Pair(new, old) => prepare_pair_if_ready(context, new, old, &mut low_priority(share)),
         Job::Optimize(manifest) => optimize(context, manifest, &mut low_priority(share)),
         Job::Reorder(manifest) => reorder(context, manifest, &mut low_priority(share)),
-        // Maintenance and the rebuild of the directory never pause. Maintenance frees disk space.
-        // Without the directory, indexing would pack all contents again.
+        // Maintenance and the rebuild of the image database never pause. Maintenance frees disk space.
+        // Without the image database, indexing would pack all contents again.
         Job::Maintain => maintain(context, &mut { share }),
-        Job::RebuildDirectory => rebuild_directory(context, &mut { share }),
+        Job::RebuildImageDatabase => rebuild_image_database(context, &mut { share }),
     }
 }
 
 /// Waits for the next job. `None` when the server stops.
 fn next_job(context: &Context, lane: Lane) -> Option<Job> {
     while !context.queue.is_stopped() {
-        // The rebuild of the directory runs before all other jobs of this lane: until it is done,
+        // The rebuild of the image database runs before all other jobs of this lane: until it is done,
         // indexing packs known contents again.
-        if lane == Lane::Optimize && context.directory.take_replaced() {
+        if lane == Lane::Optimize && context.image_database.take_replaced() {
             context.queue.begin_unqueued();
-            return Some(Job::RebuildDirectory);
+            return Some(Job::RebuildImageDatabase);
         }
         let is_paused = context.config.background.is_paused();
         let meter = &context.meter;

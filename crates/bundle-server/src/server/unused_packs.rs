@@ -207,7 +207,7 @@ fn used_packs(context: &Context) -> Result<Option<HashSet<u32>>, Error> {
             Err(error) => return Err(error),
         };
         for (content, _) in toc.contents().iter() {
-            let locations = context.directory.get(&content)?;
+            let locations = context.image_database.get(&content)?;
             used.extend(locations.into_iter().map(|location| location.pack));
         }
     }
@@ -262,7 +262,7 @@ pub(super) fn drop_unused_fast_packs(context: &Context) -> Result<(), Error> {
     let deleted = context.packs.drop_fast(&|number| used.contains(&number))?;
     if deleted > 0 {
         let packs = &context.packs;
-        context.directory.retain_locations(|locations| {
+        context.image_database.retain_locations(|locations| {
             locations.iter().all(|location| packs.contains(location))
         })?;
     }

@@ -48,15 +48,15 @@ fn retry_and_clean_up(context: &Context) -> Result<(), Error> {
         .pack_usage
         .has_evicted_since(context.packs.stat().evicted)
     {
-        return context.directory.flush();
+        return context.image_database.flush();
     }
-    // The cleanup does not pause, since it holds the lock of the directory.
+    // The cleanup does not pause, since it holds the lock of the image database.
     let is_stopped = || context.queue.is_stopped();
     let packs = &context.packs;
-    context.directory.retain_locations(|locations| {
+    context.image_database.retain_locations(|locations| {
         is_stopped() || locations.iter().all(|location| packs.contains(location))
     })?;
-    context.directory.flush()
+    context.image_database.flush()
 }
 
 #[cfg(test)]

@@ -84,7 +84,10 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
         offset: 0,
         len: 1,
     };
-    context.directory.put(&gone_content, &[location]).unwrap();
+    context
+        .image_database
+        .put(&gone_content, &[location])
+        .unwrap();
     // A number other than the stored one makes maintenance believe that packs were evicted.
     context.pack_usage.has_evicted_since(u64::MAX);
     context.pack_usage.note_unused();
@@ -99,7 +102,7 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
     assert_eq!(server.stat().packs, packs, "the plan may name any pack");
     assert!(context.pack_usage.take_unused(), "packs may be unused");
     assert_eq!(server.stat().jobs, 1, "the image waits for optimization");
-    assert_eq!(context.directory.get(&gone_content).unwrap(), []);
+    assert_eq!(context.image_database.get(&gone_content).unwrap(), []);
     assert!(plan.is_symlink(), "an unreadable file may be intact");
     server.close();
 }

@@ -1,4 +1,4 @@
-//! The images that the server knows: in memory, and in the [`Directory`] on disk.
+//! The images that the server knows: in memory, and in the [`ImageDatabase`] on disk.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -13,7 +13,7 @@ use pierhead_oci::Digest;
 use super::image::{Image, RequestBase, State};
 use super::job_queue::{JobQueue, QueuedImage};
 use crate::Error;
-use crate::directory::{Directory, ImageRow, Stage};
+use crate::image_database::{ImageDatabase, ImageRow, Stage};
 
 /// Maximum number of images. A new image replaces the oldest one. Each image takes some hundred
 /// bytes.
@@ -28,9 +28,9 @@ const QUEUED: Progress = Progress {
 };
 
 /// All known images. Lock order: this lock before the lock of the [`JobQueue`].
-pub(super) struct ImageDirectory {
+pub(super) struct ImageStore {
     entries: Mutex<HashMap<Digest, ImageEntry>>,
-    directory: Arc<Directory>,
+    database: Arc<ImageDatabase>,
 }
 
 /// An [`ImageRow`] in memory.
@@ -76,12 +76,12 @@ pub(super) struct ImageCounts {
     pub(super) fast_layers: u64,
 }
 
-impl ImageDirectory {
-    /// Reads all images from `directory`, and queues those that are not finished.
-    pub(super) fn open(directory: Arc<Directory>, queue: &JobQueue) -> Result<Self, Error> {
+impl ImageStore {
+    /// Reads all images from the database, and queues those that are not finished.
+    pub(super) fn open(database: Arc<ImageDatabase>, queue: &JobQueue) -> Result<Self, Error> {
         let mut entries = HashMap::new();
         let (mut waiting, mut fast) = (Vec::new(), Vec::new());
-        directory.images(|manifest, row| {
+        database.images(|manifest, row| {
             match row.stage {
                 Stage::Waiting => waiting.push((row.sequence, manifest)),
                 Stage::Fast(_) => fast.push((row.sequence, manifest)),
@@ -97,7 +97,7 @@ impl ImageDirectory {
         queue.optimize(fast.into_iter().map(|(_, manifest)| manifest));
         Ok(Self {
             entries: Mutex::new(entries),
-            directory,
+            database,
         })
     }
 
@@ -233,7 +233,7 @@ impl ImageDirectory {
             .get(manifest)
             .map(|entry| entry.row.clone());
         match row {
-            Some(row) => self.directory.put_image(manifest, Some(&row)),
+            Some(row) => self.database.put_image(manifest, Some(&row)),
             None => Ok(()),
         }
     }
@@ -251,7 +251,7 @@ impl ImageDirectory {
             .map(|(manifest, entry)| (*manifest, entry.row.clone()))
             .collect();
         for (manifest, row) in rows {
-            self.directory.put_image(&manifest, Some(&row))?;
+            self.database.put_image(&manifest, Some(&row))?;
             pause()?;
         }
         Ok(())
@@ -278,8 +278,8 @@ impl ImageDirectory {
         let saved = row
             .as_ref()
             .filter(|row| !matches!(row.stage, Stage::Refused(_)));
-        self.directory.put_image(manifest, saved)?;
-        self.directory.flush()
+        self.database.put_image(manifest, saved)?;
+        self.database.flush()
     }
 
     /// Digests of config and layers of an image. Empty before the server has read the manifest of

@@ -1,4 +1,5 @@
-//! The image directory: the database of images and of the locations of packed contents.
+//! The image database: one row per image, and the locations in packs of each packed file content.
+//! The design calls it the directory database.
 //!
 //! This is the only module of the crate that uses sled. The database holds only data that pierhead
 //! can rebuild from blobs, packs and TOCs. A damaged database, or one of another version, is
@@ -67,7 +68,7 @@ impl Stage {
 }
 
 /// The open database. Threads share it. All methods block on the disk.
-pub(crate) struct Directory {
+pub(crate) struct ImageDatabase {
     folder: PathBuf,
     open: RwLock<Arc<Open>>,
     /// Whether the database was created by `open`, and is empty.
@@ -88,14 +89,15 @@ struct Open {
     locations: sled::Tree,
 }
 
-impl Directory {
+impl ImageDatabase {
     /// Opens the database in `folder`. Replaces an unusable database by an empty one, and returns
     /// the reason.
     ///
     /// # Errors
     /// No database can be created in `folder`.
     pub(crate) fn open(folder: &Path) -> Result<(Self, Option<String>), Error> {
-        adopt_replacement(folder).map_err(|error| failed("open the directory", &error.into()))?;
+        adopt_replacement(folder)
+            .map_err(|error| failed("open the image database", &error.into()))?;
         let existed = folder.exists();
         match guard(|| open(folder)) {
             Ok((open, is_new)) => {
@@ -106,7 +108,7 @@ impl Directory {
             Err(what) => {
                 let replacements = guard(|| replace(folder));
                 let (open, is_new) =
-                    replacements.map_err(|what| failed("open the directory", &what))?;
+                    replacements.map_err(|what| failed("open the image database", &what))?;
                 Ok((Self::new(folder, open, is_new), Some(what.to_string())))
             }
         }
@@ -136,7 +138,7 @@ impl Directory {
     /// Visits all images. Skips unreadable rows.
     pub(crate) fn images(&self, visit: impl FnMut(Digest, ImageRow)) -> Result<(), Error> {
         let visit = RefCell::new(visit);
-        self.guarded("read the directory", |open| {
+        self.guarded("read the image database", |open| {
             for entry in &open.images {
                 let (key, value) = entry?;
                 let digest = std::str::from_utf8(&key)
@@ -153,7 +155,7 @@ impl Directory {
     /// Stores the row of an image. `None` removes it.
     pub(crate) fn put_image(&self, manifest: &Digest, row: Option<&ImageRow>) -> Result<(), Error> {
         let key = manifest.to_string();
-        self.guarded("write the directory", |open| {
+        self.guarded("write the image database", |open| {
             match row {
                 Some(row) => open.images.insert(key.as_bytes(), encode(row)?)?,
                 None => open.images.remove(key.as_bytes())?,
@@ -167,7 +169,7 @@ impl Directory {
         &self,
         keep: impl Fn(&[RecordLocation]) -> bool,
     ) -> Result<u64, Error> {
-        self.guarded("clean up the directory", |open| {
+        self.guarded("clean up the image database", |open| {
             let mut gone = 0;
             for entry in &open.locations {
                 let (key, value) = entry?;
@@ -182,7 +184,7 @@ impl Directory {
 
     /// Makes all changes of the database durable.
     pub(crate) fn flush(&self) -> Result<(), Error> {
-        self.guarded("write the directory", |open| {
+        self.guarded("write the image database", |open| {
             open.db.flush()?;
             Ok(())
         })
@@ -222,7 +224,7 @@ impl Directory {
                 "it was damaged {MAX_REPLACEMENTS} times: {what}"
             )));
         }
-        tracing::warn!(%what, "the image directory is damaged; pierhead rebuilds it");
+        tracing::warn!(%what, "the image database is damaged; pierhead rebuilds it");
         // Other threads may still write to the damaged database by its path. So the new database
         // has another path until the next start of pierhead.
         let (new, _) = guard(|| replace(&replacement_path(&self.folder, number + 1)))?;
@@ -238,9 +240,9 @@ impl Directory {
     }
 }
 
-impl FrameIndex for Directory {
+impl FrameIndex for ImageDatabase {
     fn get(&self, content: &FileDigest) -> Result<Vec<RecordLocation>, Error> {
-        self.guarded("read the directory", |open| {
+        self.guarded("read the image database", |open| {
             let value = open.locations.get(content.as_bytes())?;
             Ok(value.map(|value| locations(&value)).unwrap_or_default())
         })
@@ -253,7 +255,7 @@ impl FrameIndex for Directory {
             value.extend_from_slice(&location.offset.to_le_bytes());
             value.extend_from_slice(&location.len.to_le_bytes());
         }
-        self.guarded("write the directory", |open| {
+        self.guarded("write the image database", |open| {
             open.locations.insert(content.as_bytes(), &value[..])?;
             Ok(())
         })

@@ -1,4 +1,4 @@
-//! Unit tests of the directory: durability, and replacement of damaged databases.
+//! Unit tests of the image database: durability, and replacement of damaged databases.
 
 use super::*;
 
@@ -25,34 +25,34 @@ fn rows_and_locations_survive_a_restart() {
     let path = folder.path().join("directory");
     let manifest = FileDigest::of(b"manifest").into();
     {
-        let (directory, damage) = Directory::open(&path).unwrap();
-        assert!(directory.is_new() && damage.is_none());
-        directory.put_image(&manifest, Some(&row())).unwrap();
-        directory
+        let (database, damage) = ImageDatabase::open(&path).unwrap();
+        assert!(database.is_new() && damage.is_none());
+        database.put_image(&manifest, Some(&row())).unwrap();
+        database
             .put(&FileDigest::of(b"x"), &[location(1), location(2)])
             .unwrap();
-        directory.flush().unwrap();
+        database.flush().unwrap();
     }
-    let (directory, damage) = Directory::open(&path).unwrap();
-    assert!(!directory.is_new() && damage.is_none());
+    let (database, damage) = ImageDatabase::open(&path).unwrap();
+    assert!(!database.is_new() && damage.is_none());
     let mut found = Vec::new();
-    directory
+    database
         .images(|digest, row| found.push((digest, row)))
         .unwrap();
     assert_eq!(found, [(manifest, row())]);
     assert_eq!(
-        directory.get(&FileDigest::of(b"x")).unwrap(),
+        database.get(&FileDigest::of(b"x")).unwrap(),
         [location(1), location(2)]
     );
     assert_eq!(
-        directory
+        database
             .retain_locations(|locations| locations[0].pack == 2)
             .unwrap(),
         1
     );
-    assert_eq!(directory.get(&FileDigest::of(b"x")).unwrap(), []);
-    directory.put_image(&manifest, None).unwrap();
-    directory
+    assert_eq!(database.get(&FileDigest::of(b"x")).unwrap(), []);
+    database.put_image(&manifest, None).unwrap();
+    database
         .images(|digest, _| panic!("{digest} was removed"))
         .unwrap();
 }
@@ -65,28 +65,22 @@ fn an_unusable_database_is_replaced() {
         if damage == "a file" {
             fs::write(&path, b"x").unwrap();
         } else {
-            let (directory, _) = Directory::open(&path).unwrap();
-            directory
-                .put(&FileDigest::of(b"x"), &[location(1)])
-                .unwrap();
+            let (database, _) = ImageDatabase::open(&path).unwrap();
+            database.put(&FileDigest::of(b"x"), &[location(1)]).unwrap();
             if damage == "other version" {
-                directory.read().db.insert("version", b"0").unwrap();
+                database.read().db.insert("version", b"0").unwrap();
             }
-            directory.flush().unwrap();
-            drop(directory);
+            database.flush().unwrap();
+            drop(database);
             if damage == "garbage" {
                 let db = path.join("db");
                 let len = fs::metadata(&db).unwrap().len();
                 fs::write(&db, vec![0x5a; usize::try_from(len).unwrap()]).unwrap();
             }
         }
-        let (directory, damage_found) = Directory::open(&path).unwrap();
-        assert!(damage_found.is_some() && directory.is_new(), "{damage}");
-        assert_eq!(
-            directory.get(&FileDigest::of(b"x")).unwrap(),
-            [],
-            "{damage}"
-        );
+        let (database, damage_found) = ImageDatabase::open(&path).unwrap();
+        assert!(damage_found.is_some() && database.is_new(), "{damage}");
+        assert_eq!(database.get(&FileDigest::of(b"x")).unwrap(), [], "{damage}");
         assert!(!path.with_extension("damaged").exists());
     }
 }
@@ -95,12 +89,12 @@ fn an_unusable_database_is_replaced() {
 fn a_database_that_is_damaged_while_it_is_open_is_replaced_and_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
-    let (directory, _) = Directory::open(&path).unwrap();
+    let (database, _) = ImageDatabase::open(&path).unwrap();
     let content = FileDigest::of(b"x");
-    directory.put(&content, &[location(1)]).unwrap();
+    database.put(&content, &[location(1)]).unwrap();
     let fails = |is_damage: bool| {
-        let damaged = directory.read();
-        directory.guarded("try", move |open| {
+        let damaged = database.read();
+        database.guarded("try", move |open| {
             if !std::ptr::eq(open, &*damaged) {
                 return Ok(());
             }
@@ -111,13 +105,13 @@ fn a_database_that_is_damaged_while_it_is_open_is_replaced_and_reported() {
         })
     };
     assert!(fails(false).is_err(), "a full disk is no damage");
-    assert!(!directory.take_replaced());
-    assert_eq!(directory.get(&content).unwrap(), [location(1)]);
+    assert!(!database.take_replaced());
+    assert_eq!(database.get(&content).unwrap(), [location(1)]);
     assert!(fails(true).is_ok());
-    assert!(directory.take_replaced() && !directory.take_replaced());
-    assert_eq!(directory.get(&content).unwrap(), []);
-    directory.put(&content, &[location(2)]).unwrap();
-    directory.flush().unwrap();
+    assert!(database.take_replaced() && !database.take_replaced());
+    assert_eq!(database.get(&content).unwrap(), []);
+    database.put(&content, &[location(2)]).unwrap();
+    database.flush().unwrap();
     for _ in 1..MAX_REPLACEMENTS {
         assert!(fails(true).is_ok());
     }
@@ -125,27 +119,27 @@ fn a_database_that_is_damaged_while_it_is_open_is_replaced_and_reported() {
         fails(true).is_err(),
         "the number of replacements is limited"
     );
-    drop(directory);
-    let (directory, damage) = Directory::open(&path).unwrap();
-    assert!(!directory.is_new() && damage.is_none());
+    drop(database);
+    let (database, damage) = ImageDatabase::open(&path).unwrap();
+    assert!(!database.is_new() && damage.is_none());
 }
 
 #[test]
 fn a_damaged_database_cannot_write_into_its_replacement() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
-    let (directory, _) = Directory::open(&path).unwrap();
+    let (database, _) = ImageDatabase::open(&path).unwrap();
     let content = FileDigest::of(b"x");
     let mut damaged_databases = Vec::new();
     for number in 1..4 {
-        let damaged = directory.read();
+        let damaged = database.read();
         let what = Failure {
             what: "an error of the test".to_owned(),
             is_damage: true,
         };
-        drop(directory.replace(damaged.clone(), &what).unwrap());
+        drop(database.replace(damaged.clone(), &what).unwrap());
         assert!(replacement_path(&path, number).exists());
-        directory.put(&content, &[location(number)]).unwrap();
+        database.put(&content, &[location(number)]).unwrap();
         damaged_databases.push(damaged);
     }
     // sled stores a value of this size in a file of its own, below the path of the database.
@@ -154,13 +148,13 @@ fn a_damaged_database_cannot_write_into_its_replacement() {
         damaged.db.flush().unwrap();
     }
     drop(damaged_databases);
-    directory.flush().unwrap();
-    assert_eq!(directory.get(&content).unwrap(), [location(3)]);
-    drop(directory);
-    let (directory, damage) = Directory::open(&path).unwrap();
-    assert!(!directory.is_new() && damage.is_none());
-    assert_eq!(directory.get(&content).unwrap(), [location(3)]);
-    drop(directory);
+    database.flush().unwrap();
+    assert_eq!(database.get(&content).unwrap(), [location(3)]);
+    drop(database);
+    let (database, damage) = ImageDatabase::open(&path).unwrap();
+    assert!(!database.is_new() && damage.is_none());
+    assert_eq!(database.get(&content).unwrap(), [location(3)]);
+    drop(database);
     let names = fs::read_dir(folder.path()).unwrap();
     assert_eq!(names.count(), 1, "no other file is left");
 }
@@ -169,26 +163,26 @@ fn a_damaged_database_cannot_write_into_its_replacement() {
 fn a_database_that_is_zeroed_while_it_is_open_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
-    let (directory, _) = Directory::open(&path).unwrap();
+    let (database, _) = ImageDatabase::open(&path).unwrap();
     // More contents than sled's page cache holds, so that sled reads the file again.
     let content = |nth: u32| FileDigest::of(&nth.to_le_bytes());
     let locations: Vec<_> = (0..20).map(location).collect();
     let count = 40_000;
     for nth in 0..count {
-        directory.put(&content(nth), &locations).unwrap();
+        database.put(&content(nth), &locations).unwrap();
     }
-    directory.flush().unwrap();
+    database.flush().unwrap();
     let file = path.join("db");
     let len = fs::metadata(&file).unwrap().len();
     let opened = fs::File::options().write(true).open(&file).unwrap();
     opened.set_len(0).unwrap();
     opened.set_len(len).unwrap();
     for nth in 0..count {
-        let found = directory.get(&content(nth)).unwrap();
+        let found = database.get(&content(nth)).unwrap();
         assert!(found.is_empty() || found == locations);
     }
-    directory.put(&content(0), &locations).unwrap();
-    directory.flush().unwrap();
-    assert!(directory.take_replaced());
-    assert_eq!(directory.get(&content(0)).unwrap(), locations);
+    database.put(&content(0), &locations).unwrap();
+    database.flush().unwrap();
+    assert!(database.take_replaced());
+    assert_eq!(database.get(&content(0)).unwrap(), locations);
 }
