@@ -1,7 +1,7 @@
 //! Measures the size of an update from one image of an OCI layout to another, and its CPU time,
 //! without a daemon: `delta LAYOUT OLD NEW [LEVEL] [-v]`.
 //!
-//! Holds both images in memory. OLD and NEW are names in the annotation
+//! The program holds both images in memory. OLD and NEW are names in the annotation
 //! `org.opencontainers.image.ref.name` of the layout.
 
 use std::collections::{BTreeMap, HashMap};
@@ -92,7 +92,7 @@ fn main() -> Fallible<()> {
     Ok(())
 }
 
-/// CPU time of this thread, which does all the work, in seconds.
+/// Returns the CPU time in seconds of this thread, which does all the work.
 fn processor_seconds() -> Fallible<f64> {
     let line = std::fs::read_to_string("/proc/thread-self/schedstat")?;
     let nanoseconds: f64 = line.split(' ').next().unwrap_or_default().parse()?;

@@ -1,8 +1,8 @@
 //! Packs an image of an OCI layout, and prints the CPU time, the memory and the size of the packs,
 //! for the measurements in `docs/formats/disk.md`.
 //!
-//! `cargo run --release -p pierhead-bundle-server --example pack -- LAYOUT REF FOLDER [LEVEL [SMALL
-//! GROUP]]`: SMALL and GROUP in KiB. The program writes an index of each layer (which the next run
+//! `cargo run --release -p pierhead-bundle-server --example pack -- LAYOUT REF FOLDER [LEVEL [SMALL GROUP]]`:
+//! SMALL and GROUP are sizes in KiB. The program writes an index of each layer (which the next run
 //! uses) and the packs (which each run makes again) to FOLDER.
 
 use std::collections::HashSet;
@@ -22,7 +22,7 @@ use pierhead_toc::{Blob, FileBlob, FileDigest, Kind, Source};
 
 type Done<T> = Result<T, Box<dyn Error>>;
 
-/// A source without any contents, so that reads are served from packs only.
+/// A source without any file contents, so that reads are served from packs only.
 struct Nothing;
 
 impl Source for Nothing {
@@ -111,7 +111,7 @@ fn main() -> Done<()> {
     Ok(())
 }
 
-/// Indexes the layers of an image, and returns the indexes.
+/// Indexes the layers of an image, and returns one index for each layer.
 fn layers(layout: &Path, reference: &str, folder: &Path) -> Done<Vec<(LayerIndex, Arc<dyn Blob>)>> {
     let mut layers = Vec::new();
     for layer in OciLayout::new(layout).image(reference)?.layers {
@@ -152,7 +152,7 @@ fn items(index: &LayerIndex, seen: &mut HashSet<FileDigest>) -> Done<Vec<PackIte
     Ok(items)
 }
 
-/// CPU time of this process, user and system, in seconds.
+/// Returns the CPU time of this process, user and system, in seconds.
 fn cpu_seconds() -> Done<f64> {
     let stat = fs::read_to_string("/proc/self/stat")?;
     let after = stat.rsplit(')').next().unwrap_or_default();
@@ -164,7 +164,7 @@ fn cpu_seconds() -> Done<f64> {
     Ok(ticks.sum::<Result<f64, _>>()? / 100.0)
 }
 
-/// Peak of this process's resident memory (`VmHWM`) in KiB.
+/// Returns the peak of this process's resident memory (`VmHWM`) in KiB.
 fn peak() -> Done<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

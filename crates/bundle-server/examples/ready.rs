@@ -1,10 +1,10 @@
 //! Measures the time until an image of an OCI layout is ready for bundles, and until it is packed
 //! at the final level, for the measurements in `docs/formats/disk.md`.
 //!
-//! `cargo run --release -p pierhead-bundle-server --example ready -- LAYOUT REF FOLDER [QUICK
-//! LEVEL]`: FOLDER is the data folder of the bundle server and must be empty. QUICK and LEVEL are
-//! the fast and the final zstd level; if they are equal, the image is packed once. A request waits
-//! for the image, so that indexing takes a whole core.
+//! `cargo run --release -p pierhead-bundle-server --example ready -- LAYOUT REF FOLDER [QUICK LEVEL]`:
+//! FOLDER is the data folder of the bundle server and must be empty. QUICK and LEVEL are the fast
+//! and the final zstd level; if they are equal, the image is packed once. The program waits for the
+//! image like a client, so indexing may use a whole core.
 
 use std::error::Error;
 use std::path::Path;

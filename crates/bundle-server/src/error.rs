@@ -1,4 +1,5 @@
-//! The error of this crate: what failed, whose fault it is, and whether a retry can help.
+//! The error type of the crate `pierhead-bundle-server`. An error tells what failed, whose fault
+//! the failure is, and whether a retry can help.
 
 use std::io;
 
@@ -23,7 +24,7 @@ pub enum Error {
     /// The SHA-256 of some bytes differs from the promised digest.
     #[error("{what} has the digest {found}, not {expected}")]
     Digest {
-        /// Name of the object whose bytes were hashed, for the message.
+        /// Name of the object whose bytes were hashed, for the error message.
         what: String,
         /// The promised digest.
         expected: String,
@@ -34,21 +35,22 @@ pub enum Error {
     /// to pull the image before it requests the bundle.
     #[error("{0} is not here")]
     Missing(String),
-    /// The server stops, or it ended this work early to free memory.
+    /// The server is shutting down, or the work ended early to free memory or to let another
+    /// client's work begin.
     #[error("stopped")]
     Stopped,
     /// The file system failed.
     #[error("cannot {doing}: {source}")]
     Io {
-        /// The operation, with the path.
+        /// The failed operation, with the path of the file.
         doing: String,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Whose fault the error is: that of the input (the image or its sender), that of this host, or
+    /// Tells whose fault the error is: the input's (the image or its sender), this host's, or
     /// nobody's.
     pub const fn fault(&self) -> Fault {
         match self {
@@ -58,7 +60,7 @@ impl Error {
         }
     }
 
-    /// Whether the same request may succeed later.
+    /// Whether the request that failed may succeed later.
     pub fn is_retryable(&self) -> bool {
         self.fault() != Fault::Input
     }
@@ -89,8 +91,8 @@ impl Error {
         )
     }
 
-    /// The error text for clients. Unlike the text for the log, the text for clients names no path
-    /// of this host.
+    /// Returns the error text for clients. Unlike the text for the log, the text for clients names
+    /// no path of this host.
     pub fn client_text(&self) -> String {
         match self {
             Self::Io { .. } if self.is_disk_full() => {
@@ -98,7 +100,8 @@ impl Error {
                     .into()
             }
             Self::Io { source, .. } => {
-                // The text of an error code has no path; the text of another error may have one.
+                // The text of an error code never has a path. The text of any other error may have
+                // a path.
                 let cause = source.raw_os_error().map(|_| format!(" ({source})"));
                 let cause = cause.unwrap_or_default();
                 format!(
@@ -110,7 +113,7 @@ impl Error {
         }
     }
 
-    /// Makes the error of a parser. `what` is the name of the format.
+    /// Makes the error of a parser whose input is malformed. `what` is the name of the format.
     pub fn malformed(what: &'static str, why: impl Into<String>) -> Self {
         Self::Malformed {
             what,
@@ -118,7 +121,8 @@ impl Error {
         }
     }
 
-    /// Makes an error of the file system. `doing` follows the word "cannot".
+    /// Makes an error of the file system. `doing` is the part of the message after the word
+    /// "cannot".
     pub fn io(doing: impl Into<String>, source: io::Error) -> Self {
         Self::Io {
             doing: doing.into(),
@@ -127,8 +131,8 @@ impl Error {
     }
 }
 
-/// Converts each variant to the variant of the same meaning, so that callers of this crate match
-/// one enum.
+/// Converts each variant of the error to the variant of [`Error`] with the same meaning, so that
+/// callers of this crate match one enum.
 impl From<pierhead_toc::Error> for Error {
     fn from(error: pierhead_toc::Error) -> Self {
         use pierhead_toc::Error as Toc;
@@ -152,8 +156,8 @@ impl From<pierhead_toc::Error> for Error {
     }
 }
 
-/// Converts each variant to the variant of the same meaning, so that callers of this crate match
-/// one enum.
+/// Converts each variant of the error to the variant of [`Error`] with the same meaning, so that
+/// callers of this crate match one enum.
 impl From<pierhead_bundle::Error> for Error {
     fn from(error: pierhead_bundle::Error) -> Self {
         use pierhead_bundle::Error as Bundle;

@@ -1,10 +1,10 @@
-//! Properties of the ELF reader that a fuzz target checks. The reader's input comes from images
-//! that clients choose.
+//! Properties of the ELF reader, which a fuzz target checks because the reader's input comes from
+//! images that clients choose.
 
 use crate::plan::elf_needs;
 
-/// Reads arbitrary bytes as an ELF program. Property: the reader reads at most 320 KiB, and returns
-/// at most 256 names of at most 1024 bytes.
+/// Reads arbitrary bytes as an ELF program. The checked property: the reader reads at most 320 KiB,
+/// and returns at most 256 names of at most 1024 bytes.
 pub fn elf(bytes: &[u8]) {
     let read = std::cell::Cell::new(0);
     let at = |offset: u64, buf: &mut [u8]| {

@@ -1,5 +1,5 @@
-//! Tests of the log lines about indexed images. These tests run in their own process, since
-//! background threads write the log of the whole process.
+//! Test of the log lines about images that the bundle server has indexed or refused. This test runs
+//! in its own process, since background threads write the log of the whole process.
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ fn a_ready_image_has_one_log_line() {
             blobs.insert(digest, Arc::new(MemoryBlob(bytes.to_vec())));
         }
     }
-    // A layer of the second image is invalid.
+    // The second image has an invalid layer.
     let [ready, refused] = &images;
     let broken = Arc::new(MemoryBlob(b"no layer".to_vec()));
     blobs.insert(refused.blobs[1].digest, broken);
@@ -56,7 +56,8 @@ fn a_ready_image_has_one_log_line() {
         bundle_server.state(&refused.root),
         State::Refused(_)
     ));
-    // The log line is written after the state changes, so the server is closed first.
+    // The server writes the log line after the state of the image changes, so the test closes the
+    // server before it reads the log.
     bundle_server.close();
     let found = lines.with("image ready for bundles");
     let [line] = &found[..] else {

@@ -1,5 +1,5 @@
 //! Tests the peak memory of bundle server and worker for images with very many files. Each measured
-//! step runs in a process of its own.
+//! step runs in a separate process.
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
@@ -20,12 +20,12 @@ use pierhead_worker::store::{ApplyOutcome, NewFetch, Store};
 use serde_json::json;
 
 /// Number of entries of a test image. With 100 000 entries, the server takes 34 to 67 MiB and the
-/// worker 12 to 33, by shape; an empty process has 7.
+/// worker 12 to 33 MiB, depending on the shape; an empty process has 7 MiB.
 const ENTRIES: u64 = 30_000;
 
-/// Maximum peak memory of the server, and of the worker, in bytes. Each of these faults exceeds
-/// the limits: a copy of the attributes in the worker's memory, a TOC that is held while the next
-/// one is made, and zstd's own search structures for the header.
+/// Maximum peak memory of the server, and of the worker, in bytes. Each of these faults exceeds the
+/// limits: a copy of the attributes in the worker's memory, a TOC that is kept while the next TOC
+/// is made, and zstd's own search structures for the header.
 const SERVER: u64 = 48 << 20;
 const WORKER: u64 = 24 << 20;
 
@@ -47,7 +47,7 @@ fn digest_of(path: &Path) -> Digest {
     }
 }
 
-/// The tar of a layer of this shape.
+/// Returns the tar of a layer of this shape.
 fn tar(shape: &str, path: &Path) {
     let mut tar = tar::Builder::new(BufWriter::new(File::create(path).unwrap()));
     for nth in 0..ENTRIES {
@@ -74,7 +74,7 @@ fn tar(shape: &str, path: &Path) {
     tar.into_inner().unwrap().flush().unwrap();
 }
 
-/// Makes an image of one such layer. Returns its manifest.
+/// Makes an image of one layer of this shape. Returns the digest of its manifest.
 fn image(shape: &str, blobs: &BlobFolder) -> Digest {
     let path = blobs.path().join("tar");
     tar(shape, &path);
@@ -96,7 +96,8 @@ fn image(shape: &str, blobs: &BlobFolder) -> Digest {
     blobs.put(manifest.to_string().as_bytes())
 }
 
-/// The server's step: indexes an image of this shape, and writes the bundle of the image to a file.
+/// Runs the step of the server: indexes an image of this shape, and writes the bundle of the image
+/// to a file.
 fn serve(shape: &str, folder: &Path) {
     let blobs = BlobFolder::new(folder.join("blobs"));
     fs::create_dir(blobs.path()).unwrap();
@@ -129,7 +130,7 @@ fn serve(shape: &str, folder: &Path) {
     bundle_server.close();
 }
 
-/// The worker's step: applies the bundle in that file to a store.
+/// Runs the step of the worker: applies the bundle in the file that the server wrote to a store.
 fn work(folder: &Path) {
     let store = Store::open(&folder.join("store"), &[]).unwrap();
     let mut file = File::open(folder.join("bundle")).unwrap();
@@ -180,7 +181,7 @@ fn work(folder: &Path) {
     }
 }
 
-/// Peak memory of this process in bytes.
+/// Returns the peak memory of this process in bytes.
 fn peak() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -188,8 +189,8 @@ fn peak() -> u64 {
     kib.parse::<u64>().unwrap() << 10
 }
 
-/// The entry point of a child process: runs one step of the memory test. Does nothing without the
-/// environment variable `MEMORY_STEP`.
+/// The entry point of a child process of the memory test: runs the step in the environment variable
+/// `MEMORY_STEP`. Does nothing without this variable.
 #[test]
 fn a_step() {
     let Ok(told) = std::env::var(TOLD) else {

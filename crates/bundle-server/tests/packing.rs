@@ -1,5 +1,5 @@
-//! Tests of packing: the frames that are made for a layer contain all contents of the layer and no
-//! other contents.
+//! Tests of packing and of optimization: the frames of a layer contain all contents of the layer
+//! and no other contents, stopped work continues, and malformed input is refused.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -61,7 +61,8 @@ impl Bench {
         )
     }
 
-    /// Decodes frames into contents. Each content must be complete, correct and present once.
+    /// Decodes frames into file contents. Each content must be complete, correct and present
+    /// exactly once.
     fn contents(&self, packed: &PackResult) -> HashSet<FileDigest> {
         let mut found: Vec<(FileDigest, Vec<u8>)> = Vec::new();
         for location in &packed.frames {
@@ -96,7 +97,7 @@ impl Bench {
     }
 }
 
-/// A text of random words, which compresses well.
+/// Returns a text of random words, which compresses well.
 fn text(seed: u64, len: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let words: Vec<u64> = (0..300).map(|_| random.u64(..)).collect();
@@ -129,7 +130,7 @@ fn all_contents_of_a_layer_are_packed_once() {
     assert_eq!(bench.contents(&packed), wanted(&bench.source, &seeds));
     assert_eq!(packed.reused, 0);
     assert!(packed.packed < packed.raw / 2);
-    // A second call for the same layer packs nothing.
+    // A second call for the same layer packs no content again.
     let again = bench.pack(&items);
     assert_eq!((again.raw, again.packed, again.reused), (0, 0, 303));
     assert_eq!(bench.contents(&again), wanted(&bench.source, &seeds));
@@ -291,7 +292,7 @@ fn stopped_optimization_continues_at_the_next_call() {
     let before = bench.packs.stat().appended;
     let (mut stops, frames) = (0, &fast.frames);
     let made = loop {
-        // This pause stops the work after each frame.
+        // This function `pause` stops the work after each frame.
         let mut pause = |bytes| match bytes {
             0 => Ok(()),
             _ => Err(Error::Stopped),
@@ -311,7 +312,8 @@ fn stopped_optimization_continues_at_the_next_call() {
     };
     assert!(better.frames.iter().all(|it| !is_fast(it.pack)));
     assert_eq!(bench.contents(&better), whole);
-    // After the deletion of the fast packs, all contents are found, and nothing is packed again.
+    // After the deletion of the fast packs, all contents are still found, and nothing is packed
+    // again.
     bench.packs.drop_fast(&|_| false).unwrap();
     let again = bench.pack(&items);
     assert_eq!((again.raw, again.frames.len()), (0, made.len()));

@@ -1,5 +1,5 @@
-//! Tests of packs: appended records are read back, also after a restart, and the budget is never
-//! exceeded.
+//! Tests of packs: records are read back after an append and after a restart, the budget is never
+//! exceeded, damage is found, fast packs are deleted, and packed contents can be read as a source.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -57,7 +57,7 @@ fn read(packs: &Packs, location: &RecordLocation) -> Result<Vec<u8>, Error> {
     packs.read(location, &mut payload).map(|_| payload)
 }
 
-/// Bytes of the folder on disk, as the budget counts them.
+/// Returns the bytes of the folder on disk, as the budget counts them.
 fn on_disk(folder: &Path) -> u64 {
     let lens = fs::read_dir(folder).unwrap().map(|entry| {
         let entry = entry.unwrap();
@@ -114,7 +114,7 @@ fn appended_records_are_read_back_also_after_a_restart() {
     drop(packs);
     let packs = Packs::open(config(folder.path())).unwrap();
     sound(&packs);
-    // Appends continue in the last pack, which has room.
+    // Further appends go to the last pack, which has room.
     let more = append(&packs, &random(99, 100)).unwrap();
     assert_eq!(more.pack, locations[39].pack);
     assert_eq!(
@@ -152,7 +152,8 @@ fn a_pack_number_is_never_given_twice() {
     let third = append(&packs, &random(2, 50_000)).unwrap();
     assert!(third.pack > second.pack, "{third:?}");
     drop(packs);
-    // After the loss of the file with the next number, new numbers are far above the existing ones.
+    // If the file with the next number is lost, new packs get numbers far above the existing
+    // numbers.
     fs::write(folder.path().join("next"), b"rotten").unwrap();
     let packs = Packs::open(small).unwrap();
     let fourth = append(&packs, &random(3, 60_000)).unwrap();
@@ -175,8 +176,8 @@ fn the_budget_holds_and_the_least_recently_used_pack_is_evicted() {
     assert!(packs.contains(&first) && !packs.contains(&second));
     assert!(matches!(packs.file(&second), Err(Error::Missing(_))));
     assert!(packs.stat().evicted > 30);
-    // After a restart with a smaller budget, the packs are within it, and the most recently used
-    // ones are left.
+    // After a restart with a smaller budget, the packs are within this budget, and the most
+    // recently used packs are left.
     packs.maintain();
     drop(packs);
     let mut half = config(folder.path());
@@ -212,7 +213,7 @@ fn a_pack_in_use_is_not_evicted_and_counts_against_the_budget() {
     for (seed, location) in locations.iter().enumerate() {
         assert!(read(&packs, location).unwrap() == random(seed as u64, 50_000));
     }
-    // A pack whose handle was dropped is evicted.
+    // The only pack that can be evicted is the pack whose handle was dropped.
     let gone = held.swap_remove(3).number();
     append(&packs, &random(77, 50_000)).unwrap();
     for location in &locations {
@@ -220,7 +221,7 @@ fn a_pack_in_use_is_not_evicted_and_counts_against_the_budget() {
     }
 }
 
-/// Damages each byte of the files of a pack in turn.
+/// Damages each byte of the files of a pack in turn, and tests that no damaged record is returned.
 #[test]
 fn no_damaged_record_is_returned() {
     let folder = tempfile::tempdir().unwrap();
@@ -309,7 +310,7 @@ fn packed_contents_are_a_source() {
         })
         .unwrap();
         assert_eq!(done.reused, 0);
-        // The empty content is in no frame, so the second source must have it.
+        // The empty content is in no frame, so the second source must have this content.
         let rest: MemorySource = contents
             .iter()
             .filter(|bytes| bytes.is_empty())
@@ -458,8 +459,8 @@ fn lookups_do_not_wait_for_file_operations() {
     let here: Arc<std::sync::OnceLock<(std::sync::Weak<Packs>, RecordLocation)>> = Arc::default();
     let looked = Arc::new(AtomicUsize::new(0));
     let (of, count) = (here.clone(), looked.clone());
-    // During each disk operation, another thread looks up a record, as a thread that sends a bundle
-    // does.
+    // During each disk operation, another thread looks up a record, like a thread that sends a
+    // bundle.
     let watch = move |step: pierhead_bundle_server::pack::DiskChange<'_>| {
         let changes_names = !matches!(step, pierhead_bundle_server::pack::DiskChange::Write(..));
         if let Some((packs, location)) = of.get().filter(|_| changes_names)

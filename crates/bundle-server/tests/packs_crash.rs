@@ -34,18 +34,18 @@ fn content(seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// How the chosen operation fails.
+/// How the chosen disk operation fails.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fault {
-    /// This operation and all later ones do not run.
+    /// The chosen operation and all later operations do not run.
     Kill,
-    /// Half of the bytes of this write are written. All later operations do not run.
+    /// The chosen write writes only half of its bytes. All later operations do not run.
     KillHalfway,
-    /// Only this operation fails, as on a full disk: half of the bytes of a write are written.
+    /// Only the chosen operation fails, as on a full disk: a write writes only half of its bytes.
     Full,
 }
 
-/// Makes operation number `nth` fail.
+/// Returns a function that makes disk operation number `nth` fail.
 fn watch(
     nth: u64,
     fault: Fault,
@@ -85,7 +85,7 @@ fn work(packs: &Packs) -> Vec<(u64, RecordLocation)> {
             done.push((seed, location));
         }
     }
-    // An error of the sync is ignored: it affects only a power loss.
+    // An error of the sync is ignored, since a sync matters only for a power loss.
     let _ = writer.sync();
     done
 }
@@ -200,7 +200,7 @@ fn a_kill_within_any_write_loses_no_packed_record() {
     killed(Fault::KillHalfway, |_| (), false);
 }
 
-/// A power loss replaces unsynced bytes by zeros, and keeps the length of the file.
+/// Simulates a power loss, which replaces unsynced bytes by zeros and keeps the length of the file.
 #[test]
 fn a_power_loss_gives_no_wrong_bytes() {
     let spoil = |folder: &Path| {

@@ -1,5 +1,6 @@
-//! Integration tests of the bundle server: from the blobs of images to the bytes of bundles, and
-//! back to file contents.
+//! Integration tests of the bundle server: indexing images, bundles with patches and with reused
+//! chunks, single files, damaged and missing files, pruning and maintenance, pausing under
+//! pressure, write and CPU budgets, optimization, and traces.
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
@@ -32,7 +33,7 @@ use pierhead_worker::store::{ApplyOutcome, NewFetch, Store};
 #[derive(Default)]
 struct MemoryBlobs(Mutex<HashMap<Digest, Arc<MemoryBlob>>>, Gate, AtomicUsize);
 
-/// Blocks every attempt to open one blob.
+/// A gate that blocks every attempt to open one blob.
 #[derive(Default)]
 struct Gate(Mutex<Option<Digest>>, Condvar);
 
@@ -116,7 +117,7 @@ fn base_image_of(image: &TreeImage) -> RequestBase {
     }
 }
 
-/// All bytes of a stream.
+/// Returns all bytes of a stream.
 fn bytes(mut stream: Stream) -> Vec<u8> {
     let announced = stream.len();
     let mut all = Vec::new();
@@ -159,7 +160,7 @@ fn decode_bundle(
     decode_bundle_with_contents(bundle, base_tocs, &BTreeMap::new())
 }
 
-/// Decodes a bundle as `decode_bundle` does, for a worker that has the contents `old`.
+/// Decodes a bundle like `decode_bundle`, for a worker that has the contents `old`.
 fn decode_bundle_with_contents(
     bundle: &[u8],
     base_tocs: &[ImageToc],
@@ -254,11 +255,11 @@ fn a_fresh_bundle_has_all_contents_of_the_image() {
                 "{number} of {max}"
             );
         }
-        // The bundle contains no contents of other images.
+        // The bundle must contain no contents of other images.
         for content in contents.keys() {
             assert!(toc.find(content).unwrap() < max);
         }
-        // The same request gives the same bytes.
+        // The same request again gives the same bytes.
         let again = bundle_server
             .bundle(&image.image.root, &[], layers)
             .unwrap();
@@ -300,7 +301,7 @@ fn unawaited_work_pauses_and_awaited_images_are_indexed() {
     wait_for_pauses(&rest);
     assert!(is_working(first));
     assert_eq!(blobs.2.load(Ordering::Relaxed), 0, "nothing is read");
-    // A client waits for one of the two images. After it is indexed, no client waits.
+    // A client waits for one of the two images. After this image is indexed, no client waits.
     offer_image(second);
     bundle_server.awaited(&first.root);
     assert_eq!(
@@ -442,7 +443,7 @@ fn an_image_with_a_diff_id_mismatch_is_never_bundled() {
     let image = images::Image::random(1, &[1000]);
     blobs.put(&image);
     assert!(matches!(offer(&bundle_server, &image), State::Refused(_)));
-    // The second image has the layers of the first one, but another config.
+    // The second image has the layers of the first image, but another config.
     let (one, other) = (tree(1), tree(2));
     let text =
         |image: &images::Image| String::from_utf8(image.root_document().bytes.to_vec()).unwrap();
@@ -546,8 +547,8 @@ fn deleted_files_are_rebuilt() {
     }
 }
 
-/// Changes one byte of every 64 in each file of a folder. Indexes can still be opened, since their
-/// list of blocks (at the end of the file) is not changed.
+/// In each file of a folder, changes one byte of every 64. The end of a file is not changed, since
+/// it has the list of blocks that is needed to open an index.
 fn damage(folder: &Path) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -655,7 +656,7 @@ fn an_unreadable_toc_fails_only_its_image_and_is_rebuilt_once() {
 
 #[test]
 fn the_lookup_of_one_file_does_not_verify_the_whole_toc() {
-    /// Bytes of a TOC file per checksum.
+    /// Number of bytes of a TOC file that one checksum covers.
     const BLOCK: usize = 4096;
     let names: Vec<_> = (0..3000).map(|nth| format!("folder/file-{nth}")).collect();
     let files: Vec<_> = names.iter().map(|name| (&**name, &**name)).collect();
@@ -669,8 +670,7 @@ fn the_lookup_of_one_file_does_not_verify_the_whole_toc() {
     let mut damaged = std::fs::read(&toc).unwrap();
     let blocks = damaged.len() / BLOCK;
     assert!(blocks > 30, "{blocks} blocks are no large TOC");
-    // The second block of the file contains file names, which the lookup of a content does not
-    // read.
+    // The second block of the TOC contains file names, which the lookup of a content does not read.
     damaged[BLOCK + BLOCK / 2] ^= 1;
     std::fs::write(&toc, damaged).unwrap();
     let content = FileDigest::of(names[7].as_bytes());
@@ -716,7 +716,7 @@ fn permutations_of_base_images_share_one_plan() {
     let mut random = fastrand::Rng::with_seed(7);
     let mut etags = std::collections::BTreeSet::new();
     for _ in 0..1000 {
-        // Unknown and duplicate digests do not change the plan.
+        // Unknown and duplicate digests of base images do not change the plan.
         let mut base_image_of: Vec<_> = base_tocs
             .iter()
             .chain(&base_tocs[..2])
@@ -743,7 +743,7 @@ fn a_slow_image_is_interrupted_for_another_client() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
     (config.cpu_percent, config.optimized_level) = (100, 3);
-    // Every job exceeds a time slice of zero.
+    // With a time slice of zero, every job exceeds its time slice.
     config.time_slice = Duration::ZERO;
     let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     for image in [&slow, &other] {
@@ -759,7 +759,7 @@ fn a_slow_image_is_interrupted_for_another_client() {
         bundle_server.offer_for(client(nth), of);
     };
     let [config_blob, layer] = [0, 1].map(|at| slow.image.blobs[at].digest);
-    // The indexing of this image blocks when it opens the layer.
+    // The indexing of the slow image blocks when it opens the layer.
     blobs.1.close(Some(layer));
     offer(1, &slow);
     let until = |is_done: &dyn Fn() -> bool| {
@@ -772,14 +772,14 @@ fn a_slow_image_is_interrupted_for_another_client() {
             std::thread::sleep(Duration::from_millis(2));
         }
     };
-    // Wait until the indexing of the image has begun.
+    // Waits until the indexing of the image has begun.
     until(
         &|| matches!(bundle_server.state(&slow.image.root), State::Working(it) if it.stage == Stage::Index),
     );
     offer(2, &other);
-    // No client waits for the slow image, so the slow image does not interrupt the other one.
+    // No client waits for the slow image, so the slow image does not interrupt the other image.
     bundle_server.awaited_by(client(2), &other.image.root);
-    // The second attempt at this image blocks when it opens the config.
+    // The second attempt to index the slow image blocks when it opens the config.
     blobs.1.close(Some(config_blob));
     assert_eq!(
         wait_until_settled(&bundle_server, &other.image.root),
@@ -798,7 +798,7 @@ fn a_slow_image_is_interrupted_for_another_client() {
     bundle_server.close();
 }
 
-/// Blobs in memory. Opening one blob takes a given CPU time.
+/// Blobs in memory, of which one takes a given CPU time to open.
 struct SlowBlobs {
     blobs: MemoryBlobs,
     slow: Digest,
@@ -819,8 +819,8 @@ impl Blobs for SlowBlobs {
     }
 }
 
-/// Indexes an image whose layer takes `cpu_time` to open within `index_time`. With `interrupted`,
-/// the image of another client interrupts it once.
+/// Indexes an image whose layer takes the CPU time `cpu_time` to open, with `index_time` as the
+/// limit. With `interrupted`, the image of another client interrupts the indexing once.
 fn index_within(index_time: Duration, cpu_time: Duration, interrupted: bool) -> State {
     let [slow, other] = [6, 7].map(tree);
     let layer = slow.image.blobs[1].digest;
@@ -879,8 +879,8 @@ fn all_attempts_at_an_image_share_one_cpu_time_budget() {
         _ => false,
     };
     assert!(is_refused(index_within(short / 2, short, false)));
-    // A whole attempt opens the layer twice: to index the layer and to pack it. An interrupted
-    // attempt opens the layer one more time.
+    // A whole attempt opens the layer twice: once to index and once to pack the layer. An
+    // interrupted attempt opens the layer one more time.
     let bound = long * 5 / 2;
     assert_eq!(index_within(bound, long, false), State::Ready);
     assert!(is_refused(index_within(bound, long, true)));
@@ -1023,7 +1023,7 @@ fn a_lack_of_descriptors_is_no_missing_layer() {
         panic!("no layer could be opened");
     };
     assert!(failed.is_exhausted(), "{failed}");
-    // When file descriptors are available again, the same layers can be read.
+    // When file descriptors are available again, the server can read the same layers.
     blobs.is_exhausted.store(false, Ordering::Relaxed);
     let stream = bundle_server
         .file(&image.image.root, content)
@@ -1153,7 +1153,7 @@ fn a_prune_keeps_superseded_plans_of_cached_images_only() {
     for image in [&kept, &gone, &blocked] {
         blobs.put(image);
     }
-    // Low-priority work pauses as long as this image waits.
+    // Low-priority work pauses as long as an image waits for indexing.
     blobs.1.close(Some(blocked.root));
     for image in [&kept, &gone, &blocked] {
         bundle_server.offer(Image {
@@ -1192,7 +1192,7 @@ fn a_prune_keeps_superseded_plans_of_cached_images_only() {
     bundle_server.close();
 }
 
-/// Blobs in memory. Counts how many prunes open a blob at the same time.
+/// Blobs in memory that count how many prunes open a blob at the same time.
 #[derive(Default)]
 struct CountingBlobs {
     blobs: MemoryBlobs,
@@ -1209,7 +1209,7 @@ impl Blobs for CountingBlobs {
         }
         let here = self.here.fetch_add(1, Ordering::Relaxed) + 1;
         self.max.fetch_max(here, Ordering::Relaxed);
-        // Gives another prune time to start.
+        // Gives another prune the time to start.
         std::thread::sleep(Duration::from_millis(5));
         let found = self.blobs.open(digest);
         self.here.fetch_sub(1, Ordering::Relaxed);
@@ -1286,7 +1286,8 @@ fn images_are_indexed_while_a_prune_reads_plans() {
     // thread is idle.
     until(|| bundle_server.stat().jobs == 0);
     blobs.put(&new.image);
-    // A plan whose read lasts until the writer closes the pipe.
+    // Replaces a plan by a pipe, so that the read of the plan lasts until the writer closes the
+    // pipe.
     let pipe = folder.path().join("plans").join("0".repeat(64));
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     blobs.take(&gone.image.root);
@@ -1376,7 +1377,7 @@ fn an_unreadable_plan_keeps_the_packs_of_its_image() {
     let plan = folder.path().join("plans").join(key.hex());
     let aside = folder.path().join("aside");
     std::fs::rename(&plan, &aside).unwrap();
-    // Opening the plan fails with ELOOP. This stands for EMFILE or EIO.
+    // The plan is a link to itself, so opening it fails with ELOOP. This stands for EMFILE or EIO.
     std::os::unix::fs::symlink(&plan, &plan).unwrap();
     std::thread::spawn({
         let blobs = blobs.clone();
@@ -1386,7 +1387,7 @@ fn an_unreadable_plan_keeps_the_packs_of_its_image() {
     drop(bundle_server);
     blobs.take(&blocked.root);
     let bundle_server = open_with_fast_packs(folder.path(), &blobs);
-    // First maintenance fails, and then the optimization.
+    // First, maintenance fails because of the plan, and then the optimization fails.
     until(|| bundle_server.stat().jobs == 0);
     assert_eq!(fast_packs(folder.path()), packs, "a plan may name them");
     let gone = tree(38);
@@ -1410,8 +1411,8 @@ fn an_unreadable_plan_keeps_the_packs_of_its_image() {
     bundle_server.close();
 }
 
-/// Replaces the plan of an image with layers by a file that cannot be opened. The error is ELOOP,
-/// which stands for EIO.
+/// Replaces the plan of an image with layers by a file that cannot be opened. The open fails with
+/// ELOOP, which stands for EIO.
 fn make_plan_unreadable(folder: &Path, root: &Digest) {
     let key = FileDigest::of(format!("bundle 1 {root} true").as_bytes());
     let plan = folder.join("plans").join(key.hex());
@@ -1429,7 +1430,7 @@ fn an_unreadable_plan_is_made_again_when_its_image_is_indexed() {
     bundle_server.close();
     drop(bundle_server);
     make_plan_unreadable(folder.path(), &image.image.root);
-    // Without its image database, the server indexes the image again.
+    // Without the image database, the server indexes the image again.
     std::fs::remove_dir_all(folder.path().join("directory")).unwrap();
     let bundle_server = open(folder.path(), &blobs);
     assert_eq!(offer(&bundle_server, &image.image), State::Ready);
@@ -1700,7 +1701,7 @@ fn maintenance_removes_evicted_images_during_a_pause() {
     bundle_server.close();
 }
 
-/// A write budget that the test controls. Counts written bytes.
+/// A write budget that the test controls, and that counts written bytes.
 #[derive(Debug, Default)]
 struct TestBudget {
     may_write_any: AtomicBool,
@@ -1781,7 +1782,7 @@ fn a_used_up_write_budget_delays_unawaited_work_and_all_writes_count() {
     assert!(written >= files, "{written} of {files}");
 }
 
-/// A configuration with fast and optimized packs.
+/// Returns a configuration with which images get fast packs and then optimized packs.
 fn fast_packs_config(folder: &Path) -> Config {
     let mut config = Config::new(folder, 256 << 20, 64 << 20);
     config.cpu_percent = 100;
@@ -1807,7 +1808,7 @@ fn until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Number of fast packs on disk.
+/// Returns the number of fast packs on disk.
 fn fast_packs(folder: &Path) -> usize {
     let names = std::fs::read_dir(folder.join("packs")).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -1816,8 +1817,8 @@ fn fast_packs(folder: &Path) -> usize {
         .count()
 }
 
-/// An image with two layers of text, and an image whose indexing blocks, so that low-priority work
-/// pauses.
+/// Returns an image with two layers of text, and an image whose indexing blocks, so that
+/// low-priority work pauses.
 fn blocked_pair(blobs: &MemoryBlobs) -> (images::Image, images::Image) {
     let (one, two) = (text(1), text(2));
     let tars = [tar(&[("usr/lib/a.so", &one)]), tar(&[("etc/other", &two)])];
@@ -1864,7 +1865,8 @@ fn optimized_frames_replace_fast_ones() {
         })
     };
     let fast = all(&bundle_server);
-    // A plan that is made from the fresh plan names the same packs.
+    // A plan that is made from the fresh plan (the plan for workers without base images) names the
+    // same packs.
     let unknown_image = RequestBase {
         manifest: FileDigest::of(b"stranger").into(),
         is_known: false,
@@ -1874,7 +1876,7 @@ fn optimized_frames_replace_fast_ones() {
         .bundle(&image.root, &[unknown_image], false)
         .unwrap();
     drop(derived);
-    // The layers are removed from the cache, since optimization does not need them.
+    // The test removes the layers from the cache, since optimization must work without them.
     for layer in &bundle_server.blobs(&image.root).unwrap()[1..] {
         blobs.take(layer);
     }
@@ -1948,7 +1950,7 @@ fn optimization_continues_after_a_restart() {
     bundle_server.close();
 }
 
-/// Bytes and number of plans on disk.
+/// Returns the bytes and the number of plans on disk.
 fn plans(folder: &Path) -> (u64, usize) {
     let plans = std::fs::read_dir(folder.join("plans")).unwrap();
     let plans = plans.map(|plan| plan.unwrap().metadata());
@@ -1995,11 +1997,12 @@ fn plans_stay_within_their_budget() {
         let base_images = vec![base_image_of(&old); nth];
         match bundle_server.bundle(&new.image.root, &base_images, false) {
             Ok(bundle) => sum += bytes(bundle.stream(None).unwrap()).len() as u64,
-            // The fresh plan was evicted, too, so the image is indexed again.
+            // The fresh plan (for workers without base images) was evicted, too, so the server
+            // indexes the image again.
             Err(_) => assert_eq!(offer(&bundle_server, &new.image), State::Ready),
         }
-        // A background thread prepares the pair meanwhile. The plan of that pair may exceed the
-        // budget for a moment.
+        // Meanwhile, a background thread prepares the patches of a pair of images. The plan of this
+        // pair may exceed the budget for a moment.
         until(|| plans(folder.path()).0 <= MOST);
     }
     assert!(sum > 2 * MOST, "{sum} is no test of it");
@@ -2010,7 +2013,8 @@ fn plans_stay_within_their_budget() {
 fn a_bundle_uses_a_pair_that_was_prepared_meanwhile() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
-    // A pair is prepared only after a request.
+    // With these settings, the server prepares the patches of a pair of images only after a
+    // request.
     (config.cpu_percent, config.optimized_level, config.max_pairs) = (100, 3, 0);
     let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     let images = [tree(1), tree(2), tree(3)];
@@ -2040,7 +2044,7 @@ fn a_bundle_uses_a_pair_that_was_prepared_meanwhile() {
     bundle_server.close();
 }
 
-/// Resident memory of this process in bytes.
+/// Returns the resident memory of this process in bytes.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -2053,7 +2057,7 @@ fn many_slow_streams_of_one_file_share_memory() {
     const FILES: usize = 100;
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let bundle_server = open(folder.path(), &blobs);
-    // Reading any of these files decodes a frame of 4 MiB.
+    // A read of any of these files decodes a frame of 4 MiB.
     let large = "is decoded to its frame".repeat(350_000);
     let image = images::Image::of_tars("amd64", &[tar(&[("large", &large)])]);
     blobs.put(&image);
@@ -2067,13 +2071,13 @@ fn many_slow_streams_of_one_file_share_memory() {
         streams.push(stream);
     }
     let after = (blobs.2.load(Ordering::Relaxed), resident());
-    // The files are packed, so reads open no layer. Only maintenance may run meanwhile and open
-    // each layer once.
+    // The files are packed, so reads open no layer. Only a run of maintenance may open each layer
+    // once meanwhile.
     assert!(
         after.0 < before.0 + FILES / 2,
         "what is packed needs no layer"
     );
-    // The limit is wide, since other tests run in this process at the same time.
+    // The limit of the memory is generous, since other tests run in this process at the same time.
     let grown = after.1.saturating_sub(before.1);
     assert!(grown < 200 << 20, "{grown} bytes for {FILES} files");
     let all = bytes_after(streams.pop().unwrap());
@@ -2081,7 +2085,7 @@ fn many_slow_streams_of_one_file_share_memory() {
     bundle_server.close();
 }
 
-/// The remaining bytes of a stream.
+/// Returns the remaining bytes of a stream.
 fn bytes_after(mut stream: Stream) -> Vec<u8> {
     let mut all = Vec::new();
     while let Some(Piece::Bytes(bytes)) = stream.next_piece().unwrap() {
@@ -2097,7 +2101,7 @@ fn open_small(folder: &Path, blobs: &Arc<MemoryBlobs>, packs: u64) -> BundleServ
     BundleServer::open(config, blobs.clone()).unwrap()
 }
 
-/// An image with text of `len` bytes in one layer.
+/// Returns an image with text of `len` bytes in one layer.
 fn large(len: usize) -> images::Image {
     let words = images::random_bytes(9, len / 2);
     let text: String = words.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -2130,8 +2134,8 @@ fn an_image_that_fits_only_once_keeps_its_fast_frames() {
     blobs.put(&image);
     let bundle_server = open_small(folder.path(), &blobs, 768 << 10);
     assert_eq!(offer(&bundle_server, &image), State::Ready);
-    // Low-priority jobs run one after the other, so the job of the image has run before that of the
-    // second image.
+    // Low-priority jobs run one after the other, so the job of the first image has run before the
+    // job of the second image.
     let other = images::Image::of_tars("amd64", &[tar(&[("etc/other", "text ")])]);
     blobs.put(&other);
     assert_eq!(offer(&bundle_server, &other), State::Ready);
@@ -2147,7 +2151,7 @@ fn an_image_that_fits_only_once_keeps_its_fast_frames() {
     bundle_server.close();
 }
 
-/// Applies a bundle to the store of a worker. Returns the codings of its frames.
+/// Applies a bundle to the store of a worker. Returns the codings of the bundle's frames.
 fn pull(store: &Store, bundle: &[u8]) -> Vec<Coding> {
     let mut decoder = Decoder::new();
     let (mut rest, mut apply, mut codings) = (bundle, None, Vec::new());
@@ -2183,7 +2187,7 @@ fn pull(store: &Store, bundle: &[u8]) -> Vec<Coding> {
         }
     }
     match apply.unwrap().finish().unwrap() {
-        // The next bundle uses this image as its base image.
+        // The next bundle uses the stored image as its base image.
         ApplyOutcome::Complete(whole) => drop(whole.recorded().unwrap()),
         outcome @ ApplyOutcome::Missing(_) => panic!("{outcome:?}"),
     }
@@ -2201,7 +2205,7 @@ fn an_unprepared_large_pair_reuses_chunks() {
         config.fast_patch_bytes,
     ) = (100, 1, 0, 0);
     let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
-    // The image has a large file, a medium file, and small files, of which one changes.
+    // The image has a large file, a medium file, and small files. One of the small files changes.
     let large = images::random_bytes(1, 64 << 20).to_vec();
     let packed = images::random_bytes(2, 1 << 20).to_vec();
     let small: Vec<Vec<u8>> = (0..40)
@@ -2277,7 +2281,7 @@ fn a_trace_reorders_the_frames_of_its_image() {
     blobs.put(&image);
     assert_eq!(offer(&bundle_server, &image), State::Ready);
     let ask = || bundle_server.bundle(&image.root, &[], true).unwrap();
-    // The first content of a bundle.
+    // Returns the first content of a bundle.
     let first = |sent: &[u8]| {
         let (header, toc, _) = decode_bundle(sent, &[]);
         let sizes = TocSizes(&toc, &[]);
@@ -2375,7 +2379,8 @@ fn a_trace_determines_the_hot_ranges() {
         hot_ranges().iter().map(|it| it.blob).collect::<Vec<_>>(),
         layers[..1]
     );
-    // Both layers have the content of this file. A mount reads it from the upper layer.
+    // Both layers have the content of this file, and a mount reads the content from the upper
+    // layer.
     assert!(trace(&["b"]).is_new);
     assert_eq!(
         hot_ranges().iter().map(|it| it.blob).collect::<Vec<_>>(),
@@ -2435,7 +2440,7 @@ fn bytes_below(folder: &std::path::Path) -> u64 {
     let entries = std::fs::read_dir(folder).unwrap().flatten();
     let bytes = entries.map(|entry| match entry.file_type() {
         Ok(it) if it.is_dir() => bytes_below(&entry.path()),
-        // A file that another thread has deleted counts 0 bytes.
+        // A file that another thread has deleted counts as 0 bytes.
         _ => entry.metadata().map_or(0, |meta| meta.len()),
     });
     bytes.sum()
@@ -2464,7 +2469,7 @@ fn plans_of_different_requests_do_not_wait_for_each_other() {
                 say.send((want, bundle.etag().to_owned())).unwrap();
             });
         };
-        // The planning thread blocks at the manifest.
+        // The thread that plans the slow image blocks when it opens the manifest.
         blobs.1.close(Some(slow.image.root));
         ask(slow);
         until(|| bundle_server.stat().planned > planned);
@@ -2484,8 +2489,8 @@ fn plans_of_different_requests_do_not_wait_for_each_other() {
     bundle_server.close();
 }
 
-/// The sum of the compressed sizes of all files that only the new image has, each at the fast
-/// level.
+/// Returns the sum of the compressed sizes of all files that only the new image has, each at the
+/// fast level.
 fn whole_files(old: &[(String, Vec<u8>)], new: &[(String, Vec<u8>)]) -> u64 {
     let is_new = |bytes: &&Vec<u8>| !old.iter().any(|(_, base_tocs)| base_tocs == *bytes);
     let alone = |bytes: &Vec<u8>| {
@@ -2505,7 +2510,7 @@ fn an_update_takes_no_more_bytes_than_its_changed_files() {
         let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
         let mut config = Config::new(folder.path(), 512 << 20, 64 << 20);
         (config.cpu_percent, config.optimized_level, config.max_pairs) = (100, 3, 0);
-        // The server may make no patches and split no frames within its budgets.
+        // With these budgets, the server may make no patches and split no frames.
         (config.fast_patch_bytes, config.recompress_budget) = (0, 0);
         let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
         let mut random = fastrand::Rng::with_seed(seed);

@@ -1,5 +1,5 @@
-//! Encodes and decodes frames that are no patches: as one zstd frame, or uncompressed when
-//! compression gains too little.
+//! Encodes and decodes packed frames (groups of file contents): each as one zstd frame, or
+//! uncompressed when compression gains too little.
 
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::CParameter;
@@ -7,17 +7,18 @@ use zstd::zstd_safe::CParameter;
 use crate::Error;
 use pierhead_bundle::{Coding, MAX_FRAME};
 
-/// zstd window (base-2 logarithm): as large as the largest frame.
+/// Base-2 logarithm of the zstd window, which is as large as the largest frame.
 const WINDOW_LOG: u32 = MAX_FRAME.ilog2();
 
-/// Compresses frames. Holds one zstd context, whose memory `docs/formats/disk.md` lists by level.
+/// Compresses frames. Each encoder holds one zstd context; `docs/formats/disk.md` lists the memory
+/// of a context by level.
 pub struct Encoder {
     context: Compressor<'static>,
     buffer: Vec<u8>,
 }
 
 impl Encoder {
-    /// `level` is a zstd level from 1 to 22.
+    /// Creates an encoder. `level` is a zstd level from 1 to 22.
     ///
     /// # Errors
     /// [`Error::Io`] when zstd has no memory.
@@ -26,7 +27,8 @@ impl Encoder {
             let mut context = Compressor::new(level)?;
             context.set_parameter(CParameter::WindowLog(WINDOW_LOG))?;
             context.set_parameter(CParameter::ContentSizeFlag(true))?;
-            // No zstd checksum: the head of the record has a SHA-256 of the payload.
+            // Switches off zstd's checksum, since the head of the record has a SHA-256 hash of the
+            // payload.
             context.set_parameter(CParameter::ChecksumFlag(false))?;
             std::io::Result::Ok(context)
         };
@@ -37,7 +39,7 @@ impl Encoder {
         })
     }
 
-    /// The coding and the payload of a frame of at most [`MAX_FRAME`] bytes.
+    /// Returns the coding and the payload of a frame of at most [`MAX_FRAME`] bytes.
     ///
     /// # Errors
     /// [`Error::Io`] when zstd has no memory.
@@ -49,8 +51,8 @@ impl Encoder {
             .context
             .compress_to_buffer(bytes, &mut self.buffer)
             .map_err(|error| Error::io("compress a frame", error))?;
-        // A frame that zstd shortens by less than 1/64 is stored uncompressed, to save the cost of
-        // decoding.
+        // If zstd shortens a frame by less than 1/64, the frame is stored uncompressed, to save the
+        // cost of decoding.
         if len >= bytes.len() - bytes.len() / 64 {
             return Ok((Coding::Stored, bytes));
         }
@@ -61,8 +63,8 @@ impl Encoder {
 /// Decodes a frame that is no patch into `out`. `len` is the required length of the result.
 ///
 /// # Errors
-/// [`Error::Malformed`] when the payload is damaged, has another length, or needs more memory than
-/// a frame may.
+/// [`Error::Malformed`] when the payload is damaged, has another length, or would need more memory
+/// than is allowed for a frame.
 pub fn decode(coding: Coding, payload: &[u8], len: u64, out: &mut Vec<u8>) -> Result<(), Error> {
     let wrong = |why: String| Error::malformed("frame", why);
     let len = usize::try_from(len)
@@ -79,7 +81,7 @@ pub fn decode(coding: Coding, payload: &[u8], len: u64, out: &mut Vec<u8>) -> Re
             context
                 .window_log_max(WINDOW_LOG)
                 .map_err(|error| Error::io("prepare zstd", error))?;
-            // zstd never writes beyond the reserved capacity: a longer frame is an error.
+            // zstd never writes beyond the reserved capacity, so a longer frame causes an error.
             context
                 .decompress_to_buffer(payload, out)
                 .map_err(|error| wrong(error.to_string()))?;

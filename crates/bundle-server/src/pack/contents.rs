@@ -1,4 +1,5 @@
-//! A [`Source`] of all contents that the server has: from packs, or else from layers.
+//! A [`Source`] of all file contents that the bundle server has. The source reads a content from
+//! packs, or else from layers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +14,7 @@ use pierhead_toc::{FileDigest, Source};
 use super::{FrameIndex, PackedFrame, Packs, decode};
 
 /// A [`Source`] that reads contents from packs, and contents that no pack has from a second source
-/// (layers). Threads share one `Contents`.
+/// (layers). Several threads may share one `Contents`.
 pub struct Contents {
     packs: Arc<Packs>,
     frame_index: Arc<dyn FrameIndex>,
@@ -23,14 +24,15 @@ pub struct Contents {
 }
 
 /// Maximum number of contents whose list of ranges stays in memory. A list has at most some ten
-/// thousand ranges.
+/// thousand ranges, since a range is up to 4 MiB long.
 const MAX_RANGE_LISTS: usize = 4;
 
-/// The ranges of a content, in order: the first byte of each, and the location of its frame.
+/// The ranges of a content, in order. Each item has the first byte of the range, and the location
+/// of the frame that contains the range.
 type Ranges = Vec<(u64, RecordLocation)>;
 
-/// A cache of decoded frames, the last used first. Clients often read contents of one frame one
-/// after the other.
+/// A cache of decoded frames, the last used first. The cache helps because clients often read the
+/// contents of one frame one after the other.
 struct Recent {
     frames: VecDeque<(RecordLocation, Arc<Decoded>)>,
     bytes: usize,
@@ -43,7 +45,8 @@ struct Decoded {
 }
 
 impl Contents {
-    /// `memory` is the size of the cache of decoded frames in bytes. One frame has up to 4 MiB.
+    /// Creates the source. `memory` is the size in bytes of the cache of decoded frames, of which
+    /// each has up to 4 MiB.
     pub fn new(
         packs: Arc<Packs>,
         frame_index: Arc<dyn FrameIndex>,
@@ -64,7 +67,8 @@ impl Contents {
         }
     }
 
-    /// Decodes a frame, or takes it from the cache. Removes a damaged frame from its pack.
+    /// Decodes a frame, or takes it from the cache. If the frame is damaged, removes it from its
+    /// pack.
     fn decoded(&self, location: &RecordLocation) -> Result<Arc<Decoded>, Error> {
         if let Some(found) = self.recent().get(location) {
             return Ok(found);
@@ -84,7 +88,7 @@ impl Contents {
         self.recent.lock()
     }
 
-    /// The size of a packed content.
+    /// Returns the size of a packed content, or `None` if no pack has the content.
     fn packed_size(&self, content: &FileDigest) -> Result<Option<u64>, Error> {
         let mut size = 0;
         for location in self.frame_index.get(content)? {
@@ -97,7 +101,8 @@ impl Contents {
         Ok((size > 0).then_some(size))
     }
 
-    /// Fills `buf` from frames. Returns the number of bytes that the frames contained.
+    /// Fills `buf` with bytes from packed frames. Returns the number of bytes that the frames
+    /// contained.
     fn read_packed(
         &self,
         content: &FileDigest,
@@ -107,8 +112,8 @@ impl Contents {
         let ranges = self.ranges(content)?;
         match self.read_ranges(&ranges, content, offset, buf) {
             Err(Error::Missing(_) | Error::Malformed { .. }) => {
-                // A frame was moved or deleted: forget the list of ranges, which names its old
-                // location.
+                // A frame was moved or deleted. So drop the list of ranges, which has the frame's
+                // old location.
                 self.range_lists().retain(|(of, _)| of != content);
                 self.read_ranges(&*self.ranges(content)?, content, offset, buf)
             }
@@ -152,7 +157,8 @@ impl Contents {
         Ok(filled)
     }
 
-    /// The ranges of a content. Does not read the frame of a content that is in a single frame.
+    /// Returns the ranges of a content. Does not read the frame of a content that is in a single
+    /// frame.
     fn ranges(&self, content: &FileDigest) -> Result<Arc<Ranges>, Error> {
         {
             let mut range_lists = self.range_lists();
@@ -204,8 +210,8 @@ impl Source for Contents {
         }
         let at = offset.saturating_add(filled as u64);
         match self.layers.read_at(content, at, &mut buf[filled..]) {
-            // No layer has the content. If the packs have it, the range exceeds the content, or a
-            // frame of the content is lost.
+            // No layer has the content. If the packs have the content, then the requested range
+            // exceeds the content, or one of its frames is lost.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let end = offset.saturating_add(buf.len() as u64);
                 match self.packed_size(content).or_else(none_if_lost)? {

@@ -7,23 +7,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An operation that is about to run.
+/// A file system operation that is about to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DiskChange<'a> {
-    /// Creates an empty file.
+    /// Creates an empty file in the folder of packs.
     Create(&'a Path),
-    /// Writes bytes at an offset.
+    /// Writes bytes to a file at an offset.
     Write(&'a Path, u64, &'a [u8]),
     /// Cuts a file to a length.
     Cut(&'a Path, u64),
     /// Makes the contents of a file durable.
     Sync(&'a Path),
-    /// Gives a file its final name.
+    /// Renames a file to its final name.
     Rename(&'a Path, &'a Path),
     /// Makes the names in a folder durable.
     SyncFolder(&'a Path),
-    /// Deletes a file.
+    /// Deletes a file of a pack.
     Remove(&'a Path),
 }
 
@@ -83,7 +83,7 @@ impl Disk {
         file.sync_data()
     }
 
-    /// Deletes a file. A missing file is no error.
+    /// Deletes a file. If the file does not exist, this is no error.
     pub(super) fn remove(&self, path: &Path) -> io::Result<()> {
         self.step(DiskChange::Remove(path))?;
         match fs::remove_file(path) {

@@ -1,4 +1,5 @@
-//! One open pack: its two files, its records, and which records were verified recently.
+//! One open pack: its two files, its records (compressed frames), and which of these records were
+//! verified recently.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::fs::File;
@@ -15,7 +16,7 @@ use pierhead_bundle::{RECORD_HEAD, RecordHead};
 use super::index::{self, Record};
 use super::{ContentRange, PackedFrame};
 
-/// Bytes on disk of a file of `len` bytes: whole blocks of 4 KiB.
+/// Returns the bytes on disk of a file of `len` bytes, in whole blocks of 4 KiB.
 pub(super) const fn on_disk(len: u64) -> u64 {
     len.div_ceil(4096) * 4096
 }
@@ -36,7 +37,7 @@ pub struct PackFile {
     pub(super) data: File,
     pub(super) index: File,
     records: Mutex<Vec<VerifiedRecord>>,
-    /// Bytes on disk of both files.
+    /// Bytes on disk of both files of the pack.
     bytes: AtomicU64,
     /// Bytes on disk of all packs of the folder.
     total: Arc<AtomicU64>,
@@ -49,7 +50,8 @@ struct VerifiedRecord {
 }
 
 impl PackFile {
-    /// `bytes` is the size of both files on disk. The caller has already added `bytes` to `total`.
+    /// Creates the value for a pack. `bytes` is the size of both files on disk. The caller has
+    /// already added `bytes` to `total`.
     pub(super) fn new(
         number: u32,
         (data, index): (File, File),
@@ -71,18 +73,18 @@ impl PackFile {
         }
     }
 
-    /// The number of the pack.
+    /// Returns the number of the pack.
     pub const fn number(&self) -> u32 {
         self.number
     }
 
-    /// The file of records. A record starts at [`RecordLocation::offset`]. Callers send only
-    /// verified records from it: see [`super::Packs::check`].
+    /// Returns the file of records. A record starts at [`RecordLocation::offset`]. Callers may send
+    /// only records that [`super::Packs::check`] has verified.
     pub const fn file(&self) -> &File {
         &self.data
     }
 
-    /// Sets the size on disk of both files. Only the writer of this pack calls it.
+    /// Sets the size on disk of both files. Only the writer of this pack may call this function.
     pub(super) fn set_bytes(&self, bytes: u64) {
         let before = self.bytes.swap(bytes, Ordering::Relaxed);
         if bytes >= before {
@@ -101,21 +103,22 @@ impl PackFile {
     }
 
     pub(super) fn push(&self, record: Record) {
-        // A new record counts as unverified until it is read from the disk.
+        // A new record counts as unverified until the server has read it from the disk.
         self.records().push(VerifiedRecord {
             record,
             is_verified: false,
         });
     }
 
-    /// The record at `location`, and whether it is verified. `None` when there is no such record.
+    /// Returns the record at `location`, and whether the record is verified. Returns `None` when
+    /// there is no such record.
     pub(super) fn find(&self, location: &RecordLocation) -> Option<(Record, bool)> {
         let records = self.records();
         let at = position(&records, location)?;
         Some((records[at].record, records[at].is_verified))
     }
 
-    /// The locations of all records, in the order of the file.
+    /// Returns the locations of all records of the pack, in the order of the file.
     pub(super) fn locations(&self) -> Vec<RecordLocation> {
         let records = self.records();
         let location = |entry: &VerifiedRecord| RecordLocation {
@@ -126,7 +129,7 @@ impl PackFile {
         records.iter().map(location).collect()
     }
 
-    /// Marks all records as unverified.
+    /// Marks all records of the pack as unverified.
     pub(super) fn forget_verified(&self) {
         for entry in self.records().iter_mut() {
             entry.is_verified = false;
@@ -167,7 +170,7 @@ impl PackFile {
         Ok(head)
     }
 
-    /// Verifies the checksum of a record. Reads the record in pieces of 64 KiB.
+    /// Verifies the checksum of a record. The record is read in pieces of 64 KiB.
     pub(super) fn check(&self, location: &RecordLocation) -> Result<(), Error> {
         let (record, _) = self.find(location).ok_or_else(|| missing(location))?;
         let mut piece = vec![0; 64 << 10];
@@ -185,7 +188,8 @@ impl PackFile {
         self.record_result(location, read, record.sum == sum)
     }
 
-    /// Marks a record as verified, or removes a damaged record, as if it had never been packed.
+    /// Marks a record as verified. If the record is damaged, removes it, as if it had never been
+    /// packed.
     fn record_result(
         &self,
         location: &RecordLocation,
@@ -208,7 +212,7 @@ impl PackFile {
         }
     }
 
-    /// The frame whose record is at `location`, from the index of the pack.
+    /// Reads from the index of the pack the frame whose record is at `location`.
     pub(super) fn frame(&self, location: &RecordLocation) -> Result<PackedFrame, Error> {
         let (record, members) = self.entry(location)?;
         Ok(PackedFrame {
@@ -278,7 +282,7 @@ fn position(records: &[VerifiedRecord], location: &RecordLocation) -> Option<usi
     (records[at].record.len == location.len).then_some(at)
 }
 
-/// Whether a read failed because the bytes of the file are permanently lost.
+/// Whether an error of a read means that the bytes of the file are permanently lost.
 fn is_damage(error: &io::Error) -> bool {
     const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
     error.kind() == io::ErrorKind::UnexpectedEof || error.raw_os_error() == Some(EIO)

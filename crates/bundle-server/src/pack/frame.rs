@@ -1,15 +1,17 @@
-//! A frame of a pack: its ranges of contents, and the location of its record.
+//! The types of packed frames. A frame is a group of contents (or ranges of contents) that is
+//! compressed as one record of a pack.
 
 use pierhead_bundle::Coding;
 use pierhead_toc::FileDigest;
 
 use super::record_location::RecordLocation;
 
-/// Maximum number of members of one frame in a pack. Bounds the size of an index entry (360 KB).
+/// Maximum number of members of one frame in a pack. This bounds the size of an entry in the index
+/// of a pack (360 KB).
 pub const MAX_MEMBERS: usize = 8192;
 
-/// Maximum bytes of a large content in one frame. A larger content is split into ranges of this
-/// size.
+/// Maximum number of bytes of a large content in one frame. A larger content is split into ranges
+/// of this size.
 pub(crate) const RANGE_SIZE: usize = 4 << 20;
 
 /// Bit in the number of a fast pack, whose frames are compressed at a low level. Background work
@@ -21,18 +23,18 @@ pub const fn is_fast(pack: u32) -> bool {
     pack & FAST != 0
 }
 
-/// A range of a content.
+/// A range of a file content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContentRange {
-    /// The digest of the content.
+    /// The digest of the whole content.
     pub content: FileDigest,
-    /// The first byte.
+    /// Offset of the first byte of the range.
     pub offset: u64,
-    /// Number of bytes; at least one.
+    /// Number of bytes of the range; at least one.
     pub len: u64,
 }
 
-/// Whether each member of a frame is a whole content. Returns `false` for a member of
+/// Whether each member of a frame is a whole content. The result is `false` if a member has
 /// [`RANGE_SIZE`] bytes, which may be the first range of a larger content.
 pub(crate) fn are_whole(members: &[ContentRange]) -> bool {
     let range = u64::try_from(RANGE_SIZE).unwrap_or(0);
@@ -41,14 +43,14 @@ pub(crate) fn are_whole(members: &[ContentRange]) -> bool {
         .all(|part| part.offset == 0 && part.len < range)
 }
 
-/// A frame in a pack.
+/// A compressed frame in a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedFrame {
     /// The location of the frame's record.
     pub location: RecordLocation,
     /// The coding of the frame's payload.
     pub coding: Coding,
-    /// The ranges of contents that the frame decodes to, in order.
+    /// The ranges of contents that the decoded frame consists of, in order.
     pub members: Vec<ContentRange>,
 }
 

@@ -9,11 +9,12 @@ use crate::Error;
 use crate::pack::RecordLocation;
 use pierhead_toc::FileDigest;
 
-/// Maps a file digest to the locations of its frames. The index may be lost, and locations may be
-/// stale: [`super::Packs::contains`] verifies them.
+/// Maps a file digest to the locations of its frames. The index may be lost, and its locations may
+/// be outdated: [`super::Packs::contains`] checks whether a location is valid.
 pub trait FrameIndex: Send + Sync {
-    /// The frames that together contain the whole content, in the order of its bytes: one frame for
-    /// a small content, several for a large one. Empty for an unknown content.
+    /// Returns the locations of the frames that together contain the whole content, in the order of
+    /// its bytes: one frame for a small content, and several for a large content. For an unknown
+    /// content, the list is empty.
     ///
     /// # Errors
     /// Errors of the database.

@@ -1,5 +1,5 @@
-//! The entries of a pack index: the members of each record. `docs/formats/disk.md` specifies the
-//! format.
+//! Encodes and decodes the entries of a pack index. Each entry has the members (ranges of file
+//! contents) of one record of the pack. `docs/formats/disk.md` specifies the format.
 
 use crate::Error;
 use pierhead_bundle::{Coding, MAX_FRAME, RECORD_HEAD};
@@ -7,13 +7,13 @@ use pierhead_toc::FileDigest;
 
 use super::{ContentRange, MAX_MEMBERS};
 
-/// Bytes before the first record of a pack, and before the first entry of its index.
+/// Number of bytes before the first record of a pack, and also before the first entry of its index.
 pub(super) const HEADER: usize = 16;
-/// Bytes of an entry without its members.
+/// Number of bytes of an index entry without its members.
 pub(super) const ENTRY: usize = 28;
-/// Bytes of a member in an entry.
+/// Number of bytes of one member in an index entry.
 pub(super) const MEMBER: usize = 44;
-/// Maximum bytes of an entry.
+/// Maximum number of bytes of an index entry.
 pub(super) const MAX_ENTRY: usize = ENTRY + MEMBER * MAX_MEMBERS;
 
 const VERSION: u16 = 1;
@@ -23,11 +23,11 @@ pub(super) const INDEX_MAGIC: &[u8; 8] = b"PIERPIDX";
 /// The index entry of one record, without its members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    /// Offset in the pack.
+    /// Offset of the record in the pack.
     pub(super) offset: u32,
-    /// Length in bytes, with its head.
+    /// Length of the record in bytes, including its head.
     pub(super) len: u32,
-    /// CRC-32C of the record.
+    /// CRC-32C checksum of the record.
     pub(super) sum: u32,
     pub(super) coding: Coding,
     /// Offset and length of the record's entry in the index.
@@ -75,7 +75,7 @@ pub(super) fn encode(
     Ok(bytes)
 }
 
-/// The length of an entry, from its first four bytes.
+/// Reads the length of an entry from the first four bytes of the entry.
 pub(super) fn length(bytes: [u8; 4]) -> Result<usize, Error> {
     let len = u32::from_le_bytes(bytes) as usize;
     let is_possible = (ENTRY..=MAX_ENTRY).contains(&len) && (len - ENTRY).is_multiple_of(MEMBER);
@@ -84,10 +84,10 @@ pub(super) fn length(bytes: [u8; 4]) -> Result<usize, Error> {
         .ok_or_else(|| malformed(format!("an entry of {len} bytes")))
 }
 
-/// Decodes an entry. `at` is its offset in the index.
+/// Decodes an entry. `at` is the offset of the entry in the index.
 ///
 /// # Errors
-/// [`Error::Malformed`].
+/// [`Error::Malformed`] for a damaged entry.
 pub(super) fn decode(
     pack: u32,
     at: u32,
@@ -129,7 +129,8 @@ pub(super) fn decode(
     Ok((record, members))
 }
 
-/// Checks the limits of the members of a frame, and that no member is empty.
+/// Checks that the members of a frame stay within the limits of a frame, and that no member is
+/// empty.
 fn check(members: &[ContentRange]) -> Result<(), Error> {
     let mut total = 0_u64;
     for part in members {

@@ -3,25 +3,25 @@
 /// The kind of a file. Packing fills one group of files for each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// Machine code, in programs and libraries.
+    /// Machine code: ELF programs and libraries.
     Elf,
-    /// Compiled Python.
+    /// Python bytecode (`.pyc` files).
     Pyc,
-    /// Python.
+    /// Python source code (`.py` files).
     Python,
-    /// JavaScript, TypeScript and source maps.
+    /// JavaScript, TypeScript and their source maps.
     Script,
-    /// Compressed files.
+    /// Files that are already compressed, such as archives and pictures.
     Packed,
     /// All other files, such as documents and settings.
     Other,
 }
 
 impl Kind {
-    /// Number of kinds.
+    /// Number of kinds of files.
     pub(super) const COUNT: usize = 6;
 
-    /// The kind by the file name extension.
+    /// Determines the kind by the extension of the file name.
     pub(super) fn of_path(path: &[u8]) -> Self {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         let Some(dot) = name.iter().rposition(|byte| *byte == b'.') else {
@@ -42,7 +42,7 @@ impl Kind {
         }
     }
 
-    /// The kind by the first bytes, or else by the name.
+    /// Determines the kind by the first bytes of the file, or else by its name.
     pub(super) fn of_bytes(self, bytes: &[u8]) -> Self {
         match bytes {
             [0x7f, b'E', b'L', b'F', ..] => Self::Elf,

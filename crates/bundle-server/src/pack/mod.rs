@@ -1,9 +1,9 @@
-//! Stores file contents as compressed frames in append-only files (packs), each content once,
-//! within a byte budget.
+//! Stores file contents as compressed frames in append-only files (packs), each content once. The
+//! packs together stay within a byte budget.
 //!
 //! A pack is two files: the records of its frames in wire format, and an index with the members of
-//! each frame. `docs/formats/disk.md` specifies both. Packs may be lost: indexing makes them again
-//! from the layers.
+//! each frame. `docs/formats/disk.md` specifies both files. If packs are lost, indexing makes them
+//! again from the layers.
 
 mod coding;
 mod contents;

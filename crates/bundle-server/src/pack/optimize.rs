@@ -1,5 +1,5 @@
-//! Recompresses frames: makes optimized frames from fast ones, with the same contents at a higher
-//! zstd level.
+//! Recompresses packed frames: from a fast frame (compressed at a low zstd level), makes an
+//! optimized frame (with the same contents at a higher level).
 
 use std::collections::HashMap;
 
@@ -14,10 +14,11 @@ const SYNC_INTERVAL: u64 = 64 << 20;
 
 /// Compresses each fast frame of `locations` at `level`, in the order of the packs, and records the
 /// new location of its members in `frame_index`. Returns the new location of each fast frame. The
-/// fast frames stay. After a stop or a kill, the next call continues after the last recorded frame.
+/// fast frames are not deleted. After a shutdown or a kill, the next call continues after the last
+/// recorded frame.
 ///
-/// `pause` gets the number of compressed bytes. `flush` makes `frame_index` durable. Memory: two
-/// frames and the zstd context.
+/// The function `pause` is called with the number of compressed bytes. The function `flush` makes
+/// `frame_index` durable. The work takes memory for two frames and the zstd context.
 ///
 /// # Errors
 /// [`Error::Missing`] and [`Error::Malformed`] when a fast frame is lost; errors of the packs, of
@@ -57,15 +58,16 @@ pub fn optimize(
             let mut locations = frame_index.get(&part.content)?;
             match locations.iter_mut().find(|it| *it == location) {
                 Some(found) => *found = optimized,
-                // The content was packed again or removed from the index. A small content is in
-                // this frame only.
+                // The content was packed again, or removed from the index. The second case matters
+                // only for small contents, which are in this frame only.
                 None if part.offset == 0 && frame.members.len() > 1 => locations = vec![optimized],
                 None => continue,
             }
             frame_index.put(&part.content, &locations)?;
         }
         made.insert(*location, optimized);
-        // The location of the new frame is recorded by now, so a stop at this pause loses no work.
+        // The location of the new frame is recorded by now, so a shutdown at this pause loses no
+        // work.
         pause(compressed)?;
         since += compressed;
         if since >= SYNC_INTERVAL {
@@ -79,7 +81,7 @@ pub fn optimize(
     Ok(made)
 }
 
-/// An optimized frame with the same members, if an earlier call made one.
+/// Returns an optimized frame with the same members, if an earlier call made such a frame.
 fn optimized(
     members: &[super::ContentRange],
     packs: &Packs,

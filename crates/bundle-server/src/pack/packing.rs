@@ -14,23 +14,24 @@ use super::frame::RANGE_SIZE;
 use super::kind::Kind;
 use super::{ContentRange, Encoder, FrameIndex, MAX_MEMBERS, Packs, Writer};
 
-/// Maximum bytes of all groups in progress together. When the groups exceed this size, the largest
-/// one is written as a frame.
+/// Maximum number of bytes of all groups of small contents together. When the groups exceed this
+/// size, the largest group is written as a frame.
 const MAX_BUFFERED: usize = 12 << 20;
 
-/// Settings of packing. `docs/formats/disk.md` has measurements of each.
+/// Settings of packing. `docs/formats/disk.md` has measurements for each setting.
 #[derive(Clone, Copy, Debug)]
 pub struct PackSettings {
-    /// zstd level from 1 to 22.
+    /// The zstd level of packed frames, from 1 to 22.
     pub level: i32,
-    /// Maximum size of a content that shares a frame with others, in bytes.
+    /// Maximum size of a content in bytes up to which a content shares a frame with other contents.
     pub small: u64,
-    /// Maximum bytes of a group, at most [`MAX_FRAME`].
+    /// Maximum number of bytes of a group, at most [`MAX_FRAME`].
     pub group: u64,
     /// Whether to write fast packs, which are deleted after [`super::optimize()`] has made
     /// optimized frames.
     pub fast: bool,
-    /// Maximum bytes of records that one call may append. A layer that needs more is an error.
+    /// Maximum number of bytes of records that one call may append. If a layer needs more, packing
+    /// fails.
     pub most: u64,
 }
 
@@ -46,17 +47,19 @@ impl Default for PackSettings {
     }
 }
 
-/// One content of a layer.
+/// One content of a layer, to be packed.
 #[derive(Clone, Copy, Debug)]
 pub struct PackItem {
     content: FileDigest,
     size: u64,
-    /// The kind of files with which this content may share a frame. `None`: with no other content.
+    /// The kind of files with which this content may share a frame. With `None`, the content shares
+    /// a frame with no other content.
     kind: Option<Kind>,
 }
 
 impl PackItem {
-    /// The content of a file. `path` only determines with which files the content shares a frame.
+    /// Creates the item for the content of a file. `path` only determines with which files the
+    /// content shares a frame.
     pub fn file(content: FileDigest, size: u64, path: &[u8]) -> Self {
         let kind = Some(Kind::of_path(path));
         Self {
@@ -66,7 +69,8 @@ impl PackItem {
         }
     }
 
-    /// A content that few clients need, such as a skeleton. Such a content never shares a frame.
+    /// Creates the item for a content that few clients need, such as a skeleton (a tar without its
+    /// files). Such a content never shares a frame.
     pub const fn apart(content: FileDigest, size: u64) -> Self {
         Self {
             content,
@@ -79,23 +83,24 @@ impl PackItem {
 /// The result of packing a layer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PackResult {
-    /// The frames that together contain all requested contents and no others.
+    /// The locations of the frames that together contain all requested contents, and no other
+    /// contents.
     pub frames: Vec<RecordLocation>,
-    /// Number of contents that were packed already.
+    /// Number of contents that were already packed.
     pub reused: u64,
-    /// Number of bytes that were compressed.
+    /// Number of uncompressed bytes that this call compressed.
     pub raw: u64,
-    /// Number of bytes of appended records.
+    /// Number of bytes of the records that this call appended.
     pub packed: u64,
 }
 
 /// Packs all contents of a layer that are not packed yet. Reads each content once, in the given
-/// order, which should be the order of the tar. Uses a frame of another layer only when this layer
-/// has all of its members, so that every frame can be sent to a client of this layer. After a stop
-/// or a kill, the next call continues.
+/// order, which should be the order of the tar. A frame that was packed for another layer is used
+/// only when this layer has all members of the frame, so that every frame can be sent to a client
+/// of this layer. After a shutdown or a kill, the next call continues the work.
 ///
-/// Memory: 12 MiB of groups, 4 MiB of input, 4 MiB of output, 100 bytes per item, and the zstd
-/// context.
+/// The work takes 12 MiB of memory for groups, 4 MiB for input, 4 MiB for output, 100 bytes per
+/// item, and the memory of the zstd context.
 ///
 /// # Errors
 /// [`Error::Digest`] when a content of the source has another digest; errors of the packs, of
@@ -158,7 +163,7 @@ struct Job<'a> {
     out: PackResult,
 }
 
-/// Small contents of one future frame.
+/// A group of small contents that will become one frame.
 #[derive(Default)]
 struct Group {
     bytes: Vec<u8>,
@@ -166,12 +171,13 @@ struct Group {
 }
 
 impl Job<'_> {
-    /// Finds the contents that are packed already.
+    /// Finds the contents of the layer that are already packed.
     fn reuse(&mut self, items: &[PackItem]) -> Result<(), Error> {
         let all = || -> HashMap<FileDigest, u64> {
             items.iter().map(|item| (item.content, item.size)).collect()
         };
-        // Computed on first use, since for most layers no content is packed yet.
+        // This set is computed on first use, since most layers have no content that is already
+        // packed.
         let wanted = LazyCell::new(all);
         let mut seen: HashSet<RecordLocation> = HashSet::new();
         for item in items {
@@ -194,8 +200,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The contents of the frames at `locations`, if these frames contain all of `item` and only
-    /// other contents that are requested and not done yet.
+    /// Returns the contents of the frames at `locations`, if these frames can be used: they must
+    /// contain all of `item`, and their other contents must all be requested and not done yet.
     fn usable(
         &self,
         item: &PackItem,
@@ -254,8 +260,8 @@ impl Job<'_> {
 
     /// Writes a group as one frame.
     fn close(&mut self, at: usize) -> Result<(), Error> {
-        // Takes the buffer out of the group, which frees its memory. A layer has few kinds of files
-        // at a time.
+        // Takes the buffer out of the group, which frees its memory. This is cheap, since a layer
+        // has few kinds of files at a time.
         let Group { bytes, members } = std::mem::take(&mut self.groups[at]);
         if members.is_empty() {
             return Ok(());
@@ -267,7 +273,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Packs one content in frames of its own, range by range.
+    /// Packs one large content in separate frames, one for each range.
     fn ranges(&mut self, item: &PackItem) -> Result<(), Error> {
         let mut locations = Vec::new();
         let mut hasher = Hasher::new(Algorithm::Sha256);

@@ -1,4 +1,5 @@
-//! All packs of a folder: reads, appends and evicts them within a byte budget.
+//! All packs (files of compressed frames) of a folder: reads records, appends records, and evicts
+//! whole packs to stay within a byte budget.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -24,10 +25,10 @@ use super::{ContentRange, PackedFrame, is_fast, recovery};
 /// The folder of the packs, and their limits on disk.
 #[derive(Clone, Debug)]
 pub struct PackConfig {
-    /// The folder of the packs. The folder contains no other files.
+    /// The folder of the packs, which contains no other files.
     pub folder: PathBuf,
-    /// Maximum bytes on disk of the folder, in whole blocks of 4 KiB. The size includes evicted
-    /// packs that are still being read. The packs never exceed the budget.
+    /// Maximum number of bytes on disk of the folder, in whole blocks of 4 KiB. The size includes
+    /// evicted packs that are still being read. The packs never exceed this budget.
     pub budget: u64,
     /// Size in bytes at which a pack is full. The server evicts whole packs. Each pack takes two
     /// file descriptors.
@@ -35,8 +36,8 @@ pub struct PackConfig {
 }
 
 impl PackConfig {
-    /// A configuration with packs of 1/128 of the budget, at least 8 MiB (two records of maximum
-    /// length) and at most 1 GiB.
+    /// Creates a configuration with packs of 1/128 of the budget, at least 8 MiB (two records of
+    /// maximum length) and at most 1 GiB.
     pub fn new(folder: impl Into<PathBuf>, budget: u64) -> Self {
         Self {
             folder: folder.into(),
@@ -45,8 +46,8 @@ impl PackConfig {
         }
     }
 
-    /// Size in bytes at which a pack is full. The limit is lower for fast packs: a fast pack is
-    /// deleted after all of its images were optimized.
+    /// Returns the size in bytes at which a pack is full. The limit is lower for fast packs: a fast
+    /// pack is deleted after all of its images were optimized.
     pub(super) fn most(&self, is_fast: bool) -> u64 {
         if is_fast {
             (self.pack / 4).max(self.pack.min(8 << 20))
@@ -59,11 +60,11 @@ impl PackConfig {
 /// The current state of the packs, and counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackStats {
-    /// Bytes on disk, as [`PackConfig::budget`] counts them.
+    /// Bytes on disk of all packs, as [`PackConfig::budget`] counts them.
     pub bytes: u64,
-    /// Number of packs.
+    /// Number of packs in the folder.
     pub packs: u64,
-    /// Number of records.
+    /// Number of records in all packs.
     pub records: u64,
     /// Number of packs that were evicted to make room.
     pub evicted: u64,
@@ -71,13 +72,14 @@ pub struct PackStats {
     pub appended: u64,
 }
 
-/// All packs of a folder. Threads share it. Methods may block on the disk unless their
-/// documentation says otherwise.
+/// All packs of a folder. Several threads may share this value. A method may block on the disk,
+/// unless its documentation says otherwise.
 pub struct Packs {
     pub(super) config: PackConfig,
     pub(super) disk: Disk,
-    /// Held while files are created or deleted. Lock order: `changes` before `state`. No thread
-    /// holds `state` while it waits for the disk, so that async threads may lock `state`.
+    /// The lock that a thread holds while it creates or deletes files. Lock order: `changes` before
+    /// `state`. No thread holds `state` while it waits for the disk, so that async threads may lock
+    /// `state`.
     changes: Mutex<()>,
     state: Mutex<State>,
     total: Arc<AtomicU64>,
@@ -87,9 +89,9 @@ pub struct Packs {
 
 struct State {
     packs: BTreeMap<u32, Entry>,
-    /// Packs with free room and without a writer.
+    /// Packs that have free room, and that no writer uses.
     idle: Vec<Open>,
-    /// The number of the next new pack. No pack ever had this number or a higher one.
+    /// The number of the next new pack. No pack ever had this number or a higher number.
     next: u32,
     tick: u64,
     evicted: u64,
@@ -103,22 +105,23 @@ struct Entry {
     is_saved: bool,
 }
 
-/// Gap after the highest existing number, when the file with the next number is lost.
+/// Gap between the highest existing number and the next number, if the file that stores the next
+/// number is lost.
 const NUMBER_GAP: u32 = 1 << 16;
 
 impl Packs {
-    /// Opens all packs of the folder. Cuts off records that a kill left incomplete, and evicts
+    /// Opens all packs of the folder. Cuts off incomplete records, which a kill leaves, and evicts
     /// packs above the budget.
     ///
     /// # Errors
-    /// [`Error::Io`], with `WouldBlock` inside when the folder is open already, in this or another
-    /// process.
+    /// [`Error::Io`], with `WouldBlock` inside when this process or another process has already
+    /// opened the folder.
     pub fn open(config: PackConfig) -> Result<Self, Error> {
         Self::open_on(config, Disk::default())
     }
 
-    /// For crash tests: opens all packs of the folder as [`Self::open`] does, and calls `watch`
-    /// before each operation on the disk.
+    /// Opens all packs of the folder as [`Self::open`] does, for crash tests: calls `watch` before
+    /// each operation on the disk.
     ///
     /// # Errors
     /// Errors of [`Self::open`], and errors that `watch` returns.
@@ -139,8 +142,8 @@ impl Packs {
         for number in &numbers {
             match recovery::open(&disk, &config.folder, *number).map_err(failed)? {
                 Some(pack) => found.push(pack),
-                // The files of a pack that cannot be opened count, so that the whole folder stays
-                // within the budget.
+                // The files of a pack that cannot be opened count towards the budget, so that the
+                // whole folder stays within the budget.
                 None => {
                     let bytes = recovery::unopened_bytes(&config.folder, *number);
                     total.fetch_add(bytes, Ordering::Relaxed);
@@ -176,12 +179,12 @@ impl Packs {
         Ok(packs)
     }
 
-    /// A writer with a pack of its own, so that its records are adjacent.
+    /// Returns a writer with its own pack, so that the records of this writer are adjacent.
     pub fn writer(&self) -> Writer<'_> {
         Writer::new(self, false)
     }
 
-    /// A writer of fast frames, with a fast pack of its own.
+    /// Returns a writer of fast frames, with its own fast pack.
     pub fn fast_writer(&self) -> Writer<'_> {
         Writer::new(self, true)
     }
@@ -199,8 +202,8 @@ impl Packs {
         self.writer().append(members, coding, payload)
     }
 
-    /// Whether there is a record at `location`. Does not block, and does not count as a use of the
-    /// pack.
+    /// Whether there is a record at `location`. The call does not block, and does not count as a
+    /// use of the pack.
     pub fn contains(&self, location: &RecordLocation) -> bool {
         let state = self.state();
         state
@@ -209,14 +212,14 @@ impl Packs {
             .is_some_and(|entry| entry.file.find(location).is_some())
     }
 
-    /// Whether a pack with this number exists. Does not block, and does not count as a use of the
-    /// pack.
+    /// Whether a pack with this number exists. The call does not block, and does not count as a use
+    /// of the pack.
     pub(crate) fn has(&self, number: u32) -> bool {
         self.state().packs.contains_key(&number)
     }
 
-    /// A handle to the pack that contains the record at `location`. The server does not evict a
-    /// pack while a handle to it exists.
+    /// Returns a handle to the pack that contains the record at `location`. The server does not
+    /// evict a pack while a handle to it exists.
     ///
     /// # Errors
     /// [`Error::Missing`] when there is no such record.
@@ -234,7 +237,7 @@ impl Packs {
     }
 
     /// Whether the record was verified since the last [`Self::maintain`], so that it may be sent by
-    /// `sendfile`. Does not block.
+    /// `sendfile`. The call does not block.
     pub fn is_verified(&self, location: &RecordLocation) -> bool {
         let state = self.state();
         state
@@ -244,12 +247,12 @@ impl Packs {
             .is_some_and(|(_, is_verified)| is_verified)
     }
 
-    /// Reads a record and verifies its checksum. Afterwards the record is in the page cache.
-    /// Reading and verifying run at 1 to 2 GB/s on a busy core.
+    /// Reads a record and verifies its checksum. Afterwards, the record is in the page cache. A
+    /// busy core reads and verifies 1 to 2 GB/s.
     ///
     /// # Errors
-    /// [`Error::Malformed`] when the record is damaged; it is then removed, as if it had never been
-    /// packed. [`Error::Missing`] when there is no such record.
+    /// [`Error::Malformed`] when the record is damaged; the record is then removed, as if it had
+    /// never been packed. [`Error::Missing`] when there is no such record.
     pub fn check(&self, location: &RecordLocation) -> Result<(), Error> {
         self.file(location)?.check(location)
     }
@@ -257,7 +260,7 @@ impl Packs {
     /// Reads a record into `payload`, and verifies its checksum.
     ///
     /// # Errors
-    /// Errors of [`Self::check`].
+    /// The same errors as from [`Self::check`].
     pub fn read(
         &self,
         location: &RecordLocation,
@@ -266,7 +269,7 @@ impl Packs {
         self.file(location)?.read(location, payload)
     }
 
-    /// Reads the head of a record, without verification. One short read.
+    /// Reads the head of a record by one short read, without verification.
     ///
     /// # Errors
     /// [`Error::Missing`] when there is no such record; [`Error::Io`].
@@ -274,19 +277,19 @@ impl Packs {
         self.file(location)?.head(location)
     }
 
-    /// The frame of a record, from the index. One short read.
+    /// Reads the frame of a record from the index of its pack, by one short read.
     ///
     /// # Errors
-    /// Errors of [`Self::check`].
+    /// The same errors as from [`Self::check`].
     pub fn frame(&self, location: &RecordLocation) -> Result<PackedFrame, Error> {
         self.file(location)?.frame(location)
     }
 
-    /// Visits all frames of all packs, to rebuild the image database. Reads only the index files.
-    /// Does not count as a use of the packs.
+    /// Visits all frames of all packs, to rebuild the image database. The call reads only the index
+    /// files, and does not count as a use of the packs.
     ///
     /// # Errors
-    /// Errors of `visit` and of the disk. Skips damaged entries.
+    /// Errors of `visit` and of the disk. Damaged entries are skipped.
     pub fn scan(
         &self,
         visit: &mut dyn FnMut(PackedFrame) -> Result<(), Error>,
@@ -310,9 +313,9 @@ impl Packs {
         Ok(())
     }
 
-    /// Marks all records as unverified, since the kernel may drop their pages and read them from
-    /// the disk again. Stores the times of last use on disk, for the order of eviction after a
-    /// restart. Callers run it every few minutes.
+    /// Marks all records as unverified, since the kernel may drop their pages and later read these
+    /// pages from the disk again. Also stores on disk when each pack was last used, for the order
+    /// of eviction after a restart. Callers run this function every few minutes.
     pub fn maintain(&self) {
         let (mut all, mut used) = (Vec::new(), Vec::new());
         for entry in self.state().packs.values_mut() {
@@ -331,12 +334,12 @@ impl Packs {
                 last_access: stamp(UTIME_OMIT),
                 last_modification: stamp(UTIME_NOW),
             };
-            // An error here only changes the order of eviction after a restart.
+            // An error is ignored, since it only changes the order of eviction after a restart.
             let _ = rustix::fs::futimens(&file.index, &now);
         }
     }
 
-    /// The current sizes and counters. Does not read the disk.
+    /// Returns the current sizes and counters, without reading the disk.
     pub fn stat(&self) -> PackStats {
         let state = self.state();
         let records: usize = state.packs.values().map(|entry| entry.file.count()).sum();
@@ -349,12 +352,12 @@ impl Packs {
         }
     }
 
-    /// Number of bytes written to packs and their indexes since the start.
+    /// Returns the number of bytes written to packs and their indexes since the start.
     pub(crate) fn written(&self) -> u64 {
         self.disk.written()
     }
 
-    /// Takes a pack with `need` free bytes, or creates one.
+    /// Takes a pack with `need` free bytes, or creates a new pack.
     pub(super) fn take_open(&self, need: u64, fast: bool) -> Result<Open, Error> {
         let fits = |open: &Open| {
             is_fast(open.file.number()) == fast && open.data + need <= self.config.most(fast)
@@ -374,8 +377,8 @@ impl Packs {
         let next = Some(next + 1)
             .filter(|next| *next < FAST - 2)
             .ok_or_else(|| failed(io::ErrorKind::StorageFull.into()))?;
-        // The next number is stored before the pack is created, so that no two packs ever get one
-        // number.
+        // The next number is stored before the pack is created, so that no two packs ever get the
+        // same number.
         self.disk
             .replace(&next_path(&self.config.folder), &next_bytes(next))
             .map_err(failed)?;
@@ -408,7 +411,7 @@ impl Packs {
         ))
     }
 
-    /// Returns a pack that has free room.
+    /// Gives back a pack that still has free room, for the next writer.
     pub(super) fn give_back(&self, open: Open) {
         if open.data < self.config.most(is_fast(open.file.number())) {
             self.state().idle.push(open);
@@ -421,7 +424,7 @@ impl Packs {
         let more = bytes.saturating_sub(open.file.bytes());
         let _changes = self.changes();
         self.make_room(more)?;
-        // Runs before the lock is released, so that no other thread takes this room.
+        // The size is set before the lock is released, so that no other thread takes the same room.
         open.file.set_bytes(bytes);
         Ok(())
     }
@@ -430,7 +433,8 @@ impl Packs {
         self.appended.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Deletes the fast packs that `keep` rejects and that are not in use. Returns their number.
+    /// Deletes the fast packs that `keep` rejects and that are not in use. Returns the number of
+    /// deleted packs.
     ///
     /// # Errors
     /// [`Error::Io`] when a pack cannot be deleted.
@@ -438,7 +442,8 @@ impl Packs {
         self.retain(&|number| !is_fast(number) || keep(number))
     }
 
-    /// Deletes the packs that `keep` rejects and that are not in use. Returns their number.
+    /// Deletes the packs that `keep` rejects and that are not in use. Returns the number of deleted
+    /// packs.
     ///
     /// # Errors
     /// [`Error::Io`] when a pack cannot be deleted.
@@ -476,7 +481,8 @@ impl Packs {
         })
     }
 
-    /// Evicts the least recently used packs until at most `most` bytes are left. Packs in use stay.
+    /// Evicts the least recently used packs until at most `most` bytes are left. Packs in use are
+    /// not evicted.
     ///
     /// # Errors
     /// [`Error::Io`] when a pack cannot be deleted.
@@ -486,8 +492,8 @@ impl Packs {
         Ok(())
     }
 
-    /// Evicts the least recently used pack; `false` when all are in use. The caller holds
-    /// `changes`.
+    /// Evicts the least recently used pack. Returns `false` when all packs are in use. The caller
+    /// holds `changes`.
     fn evict_oldest(&self) -> Result<bool, Error> {
         let oldest = |state: &State| {
             let free = state.packs.iter().filter(|(it, _)| state.is_free(**it));
@@ -502,8 +508,8 @@ impl Packs {
         Ok(true)
     }
 
-    /// Evicts packs until `more` bytes fit into the budget. Packs in use stay, since their deletion
-    /// would free no disk space. The caller holds `changes`.
+    /// Evicts packs until `more` bytes fit into the budget. Packs in use are not evicted, since
+    /// their deletion would free no disk space. The caller holds `changes`.
     fn make_room(&self, more: u64) -> Result<(), Error> {
         while self.total.load(Ordering::Relaxed).saturating_add(more) > self.config.budget {
             if !self.evict_oldest()? {
@@ -535,7 +541,7 @@ impl State {
             .is_some_and(|entry| Arc::strong_count(&entry.file) == 1 + usize::from(is_idle))
     }
 
-    /// Removes from the state the pack that `pick` chooses.
+    /// Removes the pack that `pick` chooses from the state.
     fn take(&mut self, pick: impl FnOnce(&Self) -> Option<u32>) -> Option<(Entry, Option<Open>)> {
         let number = pick(self)?;
         let idle = self.idle.iter();
@@ -546,8 +552,8 @@ impl State {
         Some((self.packs.remove(&number)?, open))
     }
 
-    /// Adds a pack as the most recently used one. `open` has the lengths of the pack's two files if
-    /// the pack has free room.
+    /// Adds a pack to the state, as the most recently used pack. `open` has the lengths of the
+    /// pack's two files if the pack has free room.
     fn enter(&mut self, file: Arc<PackFile>, open: Option<(u64, u64)>) {
         self.tick += 1;
         if let Some((data, index)) = open {
@@ -566,7 +572,7 @@ impl State {
     }
 }
 
-/// Locks the folder against a second process.
+/// Locks the folder, so that no second process opens it.
 fn lock(folder: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .write(true)
@@ -577,7 +583,7 @@ fn lock(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Path of the file that stores the number of the next pack.
+/// Returns the path of the file that stores the number of the next pack.
 fn next_path(folder: &Path) -> PathBuf {
     folder.join("next")
 }
@@ -589,8 +595,9 @@ fn next_bytes(next: u32) -> [u8; 8] {
     bytes
 }
 
-/// The number of the next pack, larger than any earlier one. Plans and the image database may name
-/// locations in deleted packs, so no two packs may ever have one number.
+/// Returns the number of the next pack, which is larger than the number of any earlier pack. Plans
+/// and the image database may name locations in deleted packs, so no two packs may ever have the
+/// same number.
 fn first_free(folder: &Path, numbers: &[u32]) -> u32 {
     let counts = numbers.iter().map(|number| number & !FAST);
     let above = counts.max().map_or(0, |last| last.saturating_add(1));

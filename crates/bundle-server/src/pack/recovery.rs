@@ -1,4 +1,5 @@
-//! Recovery of a pack at start: finds its intact records, and cuts off the rest.
+//! Recovery of a pack at the start of the server: finds the intact records of the pack, and cuts
+//! off the bytes after them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -11,19 +12,20 @@ use super::disk::Disk;
 use super::file::{index_path, on_disk, pack_path};
 use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC, Record};
 
-/// A pack after recovery: its open files and their state.
+/// A pack after recovery: its open files, its records, and when it was last used.
 pub(super) struct Found {
     pub(super) number: u32,
     pub(super) files: (File, File),
     pub(super) records: Vec<Record>,
-    /// Lengths of both files after recovery.
+    /// Lengths of the two files after recovery.
     pub(super) lens: (u64, u64),
     /// Time of last use, from the modification time of the index: seconds and nanoseconds since
     /// 1970.
     pub(super) used: (i64, i64),
 }
 
-/// The numbers of all packs with at least one file, in order. Ignores files with other names.
+/// Returns the numbers of all packs that have at least one file, in order. Ignores files with other
+/// names.
 pub(super) fn numbers(folder: &Path) -> io::Result<Vec<u32>> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -40,23 +42,24 @@ pub(super) fn numbers(folder: &Path) -> io::Result<Vec<u32>> {
     Ok(numbers)
 }
 
-/// Bytes on disk of the files of a pack that cannot be opened.
+/// Returns the bytes on disk of the files of a pack that cannot be opened.
 pub(super) fn unopened_bytes(folder: &Path, number: u32) -> u64 {
     let bytes = |path: PathBuf| path.metadata().map_or(0, |it| it.len());
     on_disk(bytes(pack_path(folder, number))) + on_disk(bytes(index_path(folder, number)))
 }
 
 /// Opens a pack, and cuts off incomplete records. Deletes both files and returns `None` when no
-/// record is intact. Returns `None` without a change when a file cannot be opened.
+/// record is intact. When a file cannot be opened, changes nothing and returns `None`.
 pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option<Found>> {
     let paths = (pack_path(folder, number), index_path(folder, number));
     let opened = existing(&paths.0).and_then(|data| Ok((data, existing(&paths.1)?)));
     let files = match opened {
         Ok((Some(data), Some(index))) => (data, index),
         Ok(_) => return remove(disk, folder, number).map(|()| None),
-        // A lack of file descriptors or memory is no sign of a damaged pack.
+        // A lack of file descriptors or memory does not mean that the pack is damaged.
         Err(error) if pierhead_toc::is_exhausted(&error) => return Err(error),
-        // The server uses the other packs, and gives the number of the unopened pack to no new one.
+        // The server uses the other packs, and gives no new pack the number of the pack that cannot
+        // be opened.
         Err(error) => {
             tracing::warn!(
                 pack = %paths.0.display(),
@@ -78,7 +81,7 @@ pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option
     if records.is_empty() {
         return remove(disk, folder, number).map(|()| None);
     }
-    // The index is cut first, since every record that it names must exist.
+    // The index is cut first, since every record in the index must exist in the pack.
     if lens.1 != index_len {
         disk.cut(&paths.1, &files.1, lens.1)?;
     }
@@ -100,7 +103,7 @@ pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option
 }
 
 /// Reads the entries of an index. Stops at the first entry that is damaged or unreadable, leaves a
-/// gap between records, or names bytes that the pack lacks.
+/// gap between records, or points to bytes that the pack lacks.
 fn walk(
     number: u32,
     file: &File,
@@ -139,7 +142,7 @@ fn walk(
     Ok((records, (end, at)))
 }
 
-/// Fills `bytes`. Returns `false` when a sector is unreadable (`EIO`).
+/// Fills `bytes` from the file. Returns `false` when a sector of the disk is unreadable (`EIO`).
 fn read(file: &File, bytes: &mut [u8], at: u64) -> io::Result<bool> {
     match file.read_exact_at(bytes, at) {
         Ok(()) => Ok(true),
@@ -148,14 +151,14 @@ fn read(file: &File, bytes: &mut [u8], at: u64) -> io::Result<bool> {
     }
 }
 
-/// Deletes both files of a pack, the index first. If a crash interrupts this, recovery deletes the
-/// pack, which then has no index.
+/// Deletes both files of a pack, the index first. If a crash interrupts the deletion, the next
+/// recovery deletes the pack, which then has no index.
 pub(super) fn remove(disk: &Disk, folder: &Path, number: u32) -> io::Result<()> {
     disk.remove(&index_path(folder, number))?;
     disk.remove(&pack_path(folder, number))
 }
 
-/// Opens a file, if it exists.
+/// Opens a file, or returns `None` if the file does not exist.
 fn existing(path: &Path) -> io::Result<Option<File>> {
     match OpenOptions::new().read(true).write(true).open(path) {
         Ok(file) => Ok(Some(file)),
@@ -170,7 +173,8 @@ mod tests {
 
     #[test]
     fn an_unreadable_sector_ends_a_pack() {
-        // No memory is mapped at address 0, so reads fail with EIO, as for a bad sector.
+        // No memory is mapped at address 0, so reads from this file fail with EIO, as reads of a
+        // bad sector do.
         let unreadable = File::open("/proc/self/mem").unwrap();
         let failed = unreadable.read_exact_at(&mut [0], HEADER as u64);
         assert_eq!(failed.unwrap_err().raw_os_error(), Some(5));

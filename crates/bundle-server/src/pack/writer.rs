@@ -19,7 +19,8 @@ pub(super) struct Open {
     pub(super) index: u64,
 }
 
-/// Appends to a pack that no other writer uses. Dropping the writer returns the pack.
+/// Appends to a pack that no other writer uses. Dropping the writer gives the pack back for the
+/// next writer.
 pub struct Writer<'a> {
     packs: &'a Packs,
     is_fast: bool,
@@ -36,12 +37,13 @@ impl<'a> Writer<'a> {
     }
 
     /// Appends a record. Afterwards, other threads can read the record. A killed process does not
-    /// lose the record, but a power loss may. `members` are the ranges that the frame decodes to,
-    /// in order. Patches may have no members. Computes SHA-256 and CRC-32C of the payload.
+    /// lose the record, but a power loss may. `members` are the ranges of contents that the decoded
+    /// frame consists of, in order; for patches, the list may be empty. The call computes SHA-256
+    /// and CRC-32C of the payload.
     ///
     /// # Errors
     /// [`Error::Io`], with `StorageFull` when packs in use take the whole budget; existing records
-    /// stay. [`Error::Malformed`] for a frame that exceeds a limit.
+    /// are kept. [`Error::Malformed`] for a frame that exceeds a limit.
     pub fn append(
         &mut self,
         members: &[ContentRange],
@@ -110,7 +112,7 @@ impl<'a> Writer<'a> {
     /// Makes the appended records durable.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if a sync fails.
     pub fn sync(&mut self) -> Result<(), Error> {
         match &self.open {
             Some(open) => self.sync_open(open),
@@ -118,7 +120,8 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// If the current pack has no room for `len` more bytes, syncs it and stops writing to it.
+    /// If the current pack has no room for `len` more bytes, syncs this pack and stops writing to
+    /// it.
     fn leave_full_pack(&mut self, len: u64) -> Result<(), Error> {
         if let Some(open) = self
             .open
@@ -145,8 +148,8 @@ impl<'a> Writer<'a> {
         )
     }
 
-    /// Cuts off an incomplete record after a failed append. When the cut fails, the pack gets no
-    /// more records until the next start of the server.
+    /// After a failed append, cuts off the incomplete record. When this fails, too, no more records
+    /// are appended to the pack until the next start of the server.
     fn fix_tail(&mut self, open: Open) {
         let (folder, disk) = (&self.packs.config.folder, &self.packs.disk);
         let number = open.file.number();

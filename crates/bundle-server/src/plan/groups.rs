@@ -1,5 +1,5 @@
-//! Groups missing contents into frames: small contents together with their old versions, large
-//! contents in ranges.
+//! Groups the file contents that a worker lacks into frames: small contents together, and large
+//! contents in ranges. Each frame also has the old versions of its contents.
 
 use std::ops::Range;
 
@@ -10,14 +10,14 @@ use pierhead_bundle::{MAX_BASE, MAX_FRAME, Slice};
 use pierhead_toc::Tree;
 use pierhead_toc::{FileDigest, Source};
 
-/// Size limits of the frames that the plan makes.
+/// Size limits of the frames that planning makes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// Maximum uncompressed bytes of a frame.
+    /// Maximum number of uncompressed bytes of a frame.
     pub(crate) frame: u64,
-    /// Maximum bytes of the bases of a frame.
+    /// Maximum number of bytes of the bases (the old contents) of a frame.
     pub(crate) base: u64,
-    /// Maximum number of members of a frame, and of its bases.
+    /// Maximum number of members of a frame, and also of bases of a frame.
     pub(crate) members: usize,
 }
 
@@ -35,13 +35,13 @@ impl Default for Shape {
 const MIN_LARGE: u64 = 1 << 20;
 
 /// Maximum number of anchors of one content: 16 MiB of memory. [`density`] aims at half as many.
-/// Only contents that somebody crafted have more.
+/// Only a content that is crafted for an attack has more.
 const MAX_ANCHORS: usize = 1 << 20;
 
-/// Number of parts of a range. Each part has a window of its own in the old content.
+/// Number of parts of a range. Each part has its own window in the old content.
 const PARTS_OF_RANGE: u64 = 4;
 
-/// The contents of one future frame. Its bases are contents of the old image.
+/// The contents that will become one frame. The bases of this frame are contents of the old image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Group {
     pub(crate) members: Vec<Slice>,
@@ -51,12 +51,13 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Bytes of members and bases. The time to make the frame is proportional to this number.
+    /// Returns the number of bytes of members and bases. The time to make the frame is proportional
+    /// to this number.
     pub(crate) fn work(&self) -> u64 {
         self.bytes + self.base_bytes
     }
 
-    /// Whether the group is one large content, or a range of one.
+    /// Whether the group is one large content, or a range of a large content.
     pub(crate) fn is_range(&self) -> bool {
         self.members.len() == 1 && self.bytes >= MIN_LARGE
     }
@@ -79,8 +80,9 @@ impl Group {
     }
 }
 
-/// Divides the missing contents into groups, in order. `missing` is in the order of sending, with
-/// extras last. No group mixes extras with other contents.
+/// Divides the missing contents into groups, in order. `missing` has the contents in the order of
+/// sending, with extras (contents that only rebuilt layers need) last. No group mixes extras with
+/// other contents.
 pub(crate) fn groups(
     want: &Tree<'_>,
     base_image: &Tree<'_>,
@@ -102,9 +104,9 @@ pub(crate) fn groups(
         }
         let whole = base.filter(|(_, size)| *size <= shape.base);
         if one.size > shape.frame || whole.is_none() && base.is_some() {
-            // The group in progress stays open while a large file's ranges are added. So the large
-            // file comes before some small ones, but closing the group here would make many short
-            // frames.
+            // The group in progress stays open while the ranges of a large file are added. So the
+            // large file is sent before some small files, but closing the group here would make
+            // many short frames.
             ranges(want, base_image, one, shape, source, pause, &mut groups)?;
             continue;
         }
@@ -126,8 +128,8 @@ fn close(groups: &mut Vec<Group>, open: &mut Group) {
     }
 }
 
-/// Adds the groups of one large content. The base of each range is the most similar part of the old
-/// version.
+/// Adds the groups of one large content. Each range gets the most similar part of the old version
+/// as its base.
 fn ranges(
     want: &Tree<'_>,
     base_image: &Tree<'_>,
@@ -173,8 +175,9 @@ fn ranges(
     Ok(())
 }
 
-/// The windows in the old content for a range of the new one, ascending and disjoint. Each part of
-/// the range has its own window, since the sections of a program move independently.
+/// Returns the windows in the old content that match a range of the new content, ascending and
+/// disjoint. Each part of the range has its own window, since the sections of a program move
+/// independently.
 fn windows(
     alignment: &Alignment,
     every: u32,
@@ -203,7 +206,7 @@ fn windows(
     Ok(merged)
 }
 
-/// The first [`MAX_ANCHORS`] anchors of a range of a content.
+/// Returns the first [`MAX_ANCHORS`] anchors of a range of a content.
 fn anchors(
     every: u32,
     content: FileDigest,
@@ -223,8 +226,8 @@ fn anchors(
     Ok(anchors)
 }
 
-/// The average distance between anchors of a content of `size` bytes, as a power of two. The result
-/// limits a content to about half a million anchors (8 MiB of memory).
+/// Returns the average distance between anchors of a content of `size` bytes, as a power of two.
+/// With this distance, a content has at most about half a million anchors (8 MiB of memory).
 fn density(size: u64) -> u32 {
     (size >> 19)
         .max(1 << 8)

@@ -9,45 +9,45 @@ use pierhead_bundle::patch::{Sampler, Sketch};
 use pierhead_toc::Tree;
 use pierhead_toc::{FileDigest, Source};
 
-/// A content that the worker (the client that rebuilds images) lacks.
+/// A file content that the worker (the client that rebuilds images) lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
     /// Number of the content in the TOC of the wanted image.
     pub(crate) content: u32,
-    /// The position in the tree of the first file with this content; `None` for extras, which only
-    /// rebuilding the layers needs.
+    /// The position in the tree of the first file with this content; `None` for extras, which a
+    /// worker needs only to rebuild layers.
     pub(crate) file: Option<usize>,
-    /// Size in bytes.
+    /// Size of the content in bytes.
     pub(crate) size: u64,
     /// Number of the old version in the TOC of the base image.
     pub(crate) base: Option<u32>,
 }
 
-/// A function that is called with the number of bytes that were read or compressed. The function
-/// may sleep. An error of the function ends the work.
+/// A function that planning calls with the number of bytes that it has read or compressed. The
+/// function may sleep. If the function returns an error, the work ends.
 pub(crate) type Pause<'a> = dyn FnMut(u64) -> Result<(), Error> + 'a;
 
-/// Minimum size in bytes of a content that is read to find similar contents. Smaller contents
+/// Minimum size in bytes at which a content is read to find similar contents. Smaller contents
 /// compress equally well together with the other contents of their group.
 const MIN_SKETCHED: u64 = 2 << 10;
 
-/// Minimum number of hashes that two contents have in common to count as similar. 3 of 24 hashes
-/// stand for about one eighth of the bytes.
+/// Minimum number of hashes that two contents have in common to count as similar. A share of 3 of
+/// 24 hashes means about one eighth of the bytes.
 const MIN_SHARED_HASHES: usize = 3;
 
-/// Maximum bytes of a content that are read for its sketch.
+/// Maximum bytes that are read of a content for its sketch (a set of hashes).
 const MAX_SKETCHED_BYTES: u64 = 8 << 20;
 
-/// Maximum number of removed contents with the same name. A more frequent name identifies no
-/// content.
+/// Maximum number of removed contents with the same name. A name that is more frequent identifies
+/// no content.
 const MAX_NAMESAKES: usize = 64;
 
 /// Maximum ratio of the sizes of two versions, unless their paths are equal.
 const MAX_SIZE_RATIO: u64 = 8;
 
-/// The contents that `want` has and `base` lacks, in the path order of their first file, with
-/// extras last. Includes the old versions that paths and names identify. Empty contents are never
-/// missing.
+/// Returns the contents that `want` has and `base_image` lacks, in the path order of their first
+/// file, with extras last. Each content has its old version, if path or name identify one. Empty
+/// contents are never in the list.
 pub(crate) fn missing(want: &Tree<'_>, base_image: &Tree<'_>) -> Vec<Missing> {
     let wanted = want.image().lacking(&[*base_image.image()]);
     let mut seen = vec![false; wanted.len()];
@@ -90,8 +90,9 @@ pub(crate) fn missing(want: &Tree<'_>, base_image: &Tree<'_>) -> Vec<Missing> {
     missing
 }
 
-/// Finds old versions by similarity, for missing contents whose path and name identify none. Reads
-/// these contents and all removed contents once, at most [`MAX_SKETCHED_BYTES`] of each.
+/// Finds old versions by similarity, for missing contents whose path and name identify no old
+/// version. Reads these contents and all removed contents once, at most [`MAX_SKETCHED_BYTES`] of
+/// each.
 pub(crate) fn match_similar(
     want: &Tree<'_>,
     base_image: &Tree<'_>,
@@ -136,7 +137,7 @@ pub(crate) fn match_similar(
     Ok(())
 }
 
-/// Number of bytes that [`match_similar`] reads.
+/// Returns the number of bytes that [`match_similar`] reads.
 pub(crate) fn similar_work(want: &Tree<'_>, base_image: &Tree<'_>, missing: &[Missing]) -> u64 {
     let sketched = missing.iter().filter(|one| needs_sketch(one));
     let sketched: u64 = sketched.map(|one| one.size.min(MAX_SKETCHED_BYTES)).sum();
@@ -150,13 +151,13 @@ pub(crate) fn similar_work(want: &Tree<'_>, base_image: &Tree<'_>, missing: &[Mi
     removed.fold(sketched, u64::saturating_add)
 }
 
-/// Whether path and name identify no old version of a content, and its size allows a search by
-/// similarity.
+/// Whether the old version of a content must be searched by similarity: path and name identify
+/// none, and the size of the content allows this search.
 fn needs_sketch(one: &Missing) -> bool {
     one.base.is_none() && one.size >= MIN_SKETCHED
 }
 
-/// Reads a content, and computes its sketch.
+/// Reads a content, and computes its sketch (a set of hashes).
 fn sketch(
     content: FileDigest,
     size: u64,
@@ -206,7 +207,7 @@ pub(crate) fn read(
     source.read_at(&content, offset, buf).map_err(failed)
 }
 
-/// Contents of the old image that the new image lacks, by their names without versions.
+/// Contents of the old image that the new image lacks, by their names without version numbers.
 struct RemovedContents<'a> {
     base_image: &'a Tree<'a>,
     by_path: HashMap<Vec<u8>, Vec<u32>>,
@@ -214,7 +215,8 @@ struct RemovedContents<'a> {
 }
 
 impl<'a> RemovedContents<'a> {
-    /// `removed` says for each content number of `base` whether the new image lacks it.
+    /// Collects the removed contents. `removed` says for each content number of `base_image`
+    /// whether the new image lacks it.
     fn new(base_image: &'a Tree<'a>, removed: &[bool]) -> Self {
         let mut contents = Self {
             base_image,
@@ -232,8 +234,9 @@ impl<'a> RemovedContents<'a> {
         contents
     }
 
-    /// The removed content with the same path apart from versions, or else with the same name apart
-    /// from versions. If several match, returns the one with the nearest size.
+    /// Returns the removed content with the same path, or else with the same name; version numbers
+    /// in path and name are ignored. If several contents match, returns the content with the
+    /// nearest size.
     fn namesake(&self, path: &[u8], size: u64) -> Option<u32> {
         let path = versionless(path);
         let named = || self.by_name.get(name(&path));
@@ -262,9 +265,9 @@ impl<'a> RemovedContents<'a> {
     }
 }
 
-/// Replaces each run of digits and dots that has a digit by one `0`. So `libz.so.1.2.13` equals
-/// `libz.so.1.3`, and `flask-2.3.2.dist-info` equals `flask-3.0.0.dist-info`. File names with
-/// hashes often stay different.
+/// Replaces each version number in a path (a run of digits and dots that has a digit) by one `0`.
+/// So `libz.so.1.2.13` equals `libz.so.1.3`, and `flask-2.3.2.dist-info` equals
+/// `flask-3.0.0.dist-info`. File names with hashes often stay different.
 fn versionless(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     let mut rest = path;
@@ -278,7 +281,7 @@ fn versionless(path: &[u8]) -> Vec<u8> {
             .iter()
             .position(|byte| !byte.is_ascii_digit() && *byte != b'.')
             .unwrap_or(rest.len());
-        // A dot before letters belongs to an extension.
+        // A dot before letters belongs to a file name extension, and not to a version number.
         let dots = rest[..run]
             .iter()
             .rev()

@@ -1,5 +1,5 @@
-//! Decides which frames a bundle has: which contents are patched or sent whole, in which frames,
-//! and in which order.
+//! Plans a bundle: decides which file contents it sends as patches and which whole, how it groups
+//! them into frames, and in which order the frames are sent.
 
 mod groups;
 mod matching;

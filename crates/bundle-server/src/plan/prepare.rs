@@ -1,5 +1,5 @@
-//! Makes the frames of a pair of images: patches from contents of the old image to contents of the
-//! new one.
+//! Makes the frames of an update from one image to another: patches from contents of the old image
+//! to contents of the new image.
 
 use super::Expected;
 use super::groups::{Shape, groups};
@@ -11,18 +11,19 @@ use pierhead_toc::Source;
 use pierhead_toc::TocView;
 use pierhead_toc::Tree;
 
-/// Makes a frame for each group of contents that `want` has and `base` lacks, in the expected order
-/// of use, and passes it to `emit`. No frame mixes visible contents with extras, which come last.
-/// The bases of all frames are contents of `base`.
+/// Makes a frame for each group of contents that `want` has and `base_image` lacks, in the expected
+/// order of use, and passes each frame to `emit`. No frame mixes contents of visible files with
+/// extras (contents that only rebuilt layers need), which come last. The bases of all frames are
+/// contents of `base_image`.
 ///
-/// Returns `false`, and makes no frame, when the work exceeds the limit of the effort.
+/// When the work would exceed the limit of `effort`, makes no frame and returns `false`.
 ///
-/// Memory: the paths of both images, one frame, its bases, and the tables of zstd (80 MiB at level
-/// 19).
+/// The work takes memory for the paths of both images, one frame with its bases, and the tables of
+/// zstd (80 MiB at level 19).
 ///
 /// # Errors
-/// [`Error::Missing`] when a content is gone; errors of `pause` and of `emit`. `pause` gets the
-/// number of bytes that were read or compressed, at most 20 MiB per call.
+/// [`Error::Missing`] when a content no longer exists; errors of `emit` and of `pause`, which is
+/// called with the number of bytes that were read or compressed, at most 20 MiB per call.
 pub fn prepare(
     want: TocView<'_>,
     base_image: TocView<'_>,
@@ -39,8 +40,8 @@ pub fn prepare(
         return Ok(false);
     }
     match_similar(&want, &base_image, &mut missing, source, pause)?;
-    // A stable sort: contents without an expected rank stay in path order, since neighbours are
-    // similar.
+    // This sort is stable, so contents without an expected rank stay in the order of their paths,
+    // in which neighbours are similar.
     missing.sort_by_key(|one| (one.file.is_none(), expected.rank(one.content)));
     let groups = groups(
         &want,
@@ -76,8 +77,8 @@ pub fn prepare(
     Ok(true)
 }
 
-/// Bytes of the missing contents (which are compressed) and of their old versions (which zstd reads
-/// as a prefix).
+/// Returns the number of bytes of the missing contents (which are compressed) and of their old
+/// versions (which zstd reads as a prefix).
 fn work(base_image: &Tree<'_>, missing: &[Missing]) -> u64 {
     let base = |one: &Missing| base_image.content(one.base?).map(|(_, size)| size);
     missing.iter().fold(0, |sum: u64, one| {
@@ -86,7 +87,7 @@ fn work(base_image: &Tree<'_>, missing: &[Missing]) -> u64 {
     })
 }
 
-/// Reads slices of contents into one buffer.
+/// Reads slices of contents and concatenates them in one buffer.
 fn concatenated(tree: &Tree<'_>, slices: &[Slice], source: &dyn Source) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     for slice in slices {

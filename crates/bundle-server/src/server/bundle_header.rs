@@ -1,4 +1,4 @@
-//! Makes the header of a bundle, and computes which contents a worker lacks.
+//! Makes the header of a bundle, and computes which file contents a worker lacks.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use pierhead_bundle::format::{BaseImage, Frames, Header, Sizes, UsableContents, 
 use pierhead_toc::ImageToc;
 use pierhead_toc::image_toc;
 
-/// zstd level of headers that background threads make.
+/// zstd level of headers that background threads compress.
 pub(super) const HEADER_LEVEL: i32 = 15;
 
 /// A base image of the request, with its TOC (table of contents). Without a TOC, the plan uses no
@@ -23,8 +23,8 @@ pub(super) struct LoadedBase {
 }
 
 impl LoadedBase {
-    /// Number of contents of the base image that the worker has. These contents come first in the
-    /// TOC.
+    /// Returns the number of contents of the base image that the worker has. These contents are the
+    /// first in the TOC.
     pub(super) fn contents(&self) -> u32 {
         match &self.toc {
             None => 0,
@@ -34,8 +34,8 @@ impl LoadedBase {
     }
 }
 
-/// The header of a bundle of these frames. `layers` says whether the worker rebuilds the layers.
-/// `records` is the number of bytes of all records.
+/// Makes the header of a bundle of these frames. `layers` says whether the worker rebuilds the
+/// layers of the image. `records` is the number of bytes of all records.
 pub(super) fn header(
     documents: &Documents,
     want: &ImageToc,
@@ -73,12 +73,12 @@ pub(super) fn header(
     })
 }
 
-/// Computes which contents of the image the worker lacks: one flag per content number. Compares the
-/// sorted lists of digests of all images.
+/// Computes which contents of the image the worker lacks. The result has one flag per content
+/// number. Compares the sorted lists of digests of all images.
 pub(super) fn needed(want: &ImageToc, base_images: &[LoadedBase], layers: bool) -> Vec<bool> {
     let all = want.contents();
     let most = if layers { all.len() } else { want.visible() };
-    // Empty contents are not needed, since they have no bytes to send.
+    // An empty content is never needed, since it has no bytes to send.
     let is_wanted = |number| number < most && all.size(number) != Some(0);
     let mut needed: Vec<_> = (0..all.len()).map(is_wanted).collect();
     for base in base_images {

@@ -1,9 +1,9 @@
-//! Plans a bundle for a pair of images without patches: the worker copies chunks of files from its
-//! base images, and receives only the other bytes.
+//! Plans a bundle without patches, if there are none for the two images: the worker copies chunks
+//! of files from its base images, and receives only the other bytes.
 //!
-//! The input is the fresh plan: the plan for workers without base images. A frame is split into
-//! copied and sent parts when the worker has a large part of its bytes. All other frames are sent
-//! as they are packed.
+//! The input is the fresh plan: the bundle plan for workers without base images. When the worker
+//! already has a large part of a frame's bytes, the frame is split into copied parts and sent
+//! parts. All other frames are sent as they are stored in the packs.
 
 use std::collections::HashMap;
 
@@ -22,48 +22,50 @@ use pierhead_toc::TocView;
 use pierhead_toc::layer::{CHUNKED_FROM, Chunk, LayerIndex};
 use pierhead_toc::{FileDigest, ImageToc};
 
-/// Maximum number of chunks of base images in memory, at 100 bytes each.
+/// Maximum number of chunks of base images in memory. Each chunk takes 100 bytes of memory.
 const MAX_CHUNKS: usize = 1 << 18;
 
-/// Maximum number of copies and literal ranges in one plan, so that the frame list stays below
-/// [`MAX_FRAMES`].
+/// Maximum number of copies and literal ranges in one plan, so that the number of frames stays
+/// below [`MAX_FRAMES`].
 const MAX_PIECES: usize = MAX_FRAMES / 4;
 
 /// A frame is split when the worker has at least 1/`MIN_REUSE` of its bytes. For a smaller part,
 /// the lower compression of the split frame costs more than the split saves.
 const MIN_REUSE: u64 = 16;
 
-/// Chunks of the base images, by digest.
+/// The chunks of the base images, by the digest of each chunk.
 type BaseChunks = HashMap<FileDigest, BaseSlice>;
 
 /// A part of a frame: a copy from a base image, or literal bytes.
 struct Part {
     slice: Slice,
-    /// Offset in the bytes of the frame.
+    /// Offset of the part in the bytes of the frame.
     at: u64,
     copy: Option<BaseSlice>,
 }
 
-/// A frame of the fresh plan that has contents which the worker needs.
+/// A frame of the fresh plan that has needed contents, and so may be split.
 struct Candidate {
     nth: u32,
     frame: Frame,
     location: Option<RecordLocation>,
-    /// The parts of the frame that the worker needs. Empty when the frame is sent as it is packed.
+    /// The parts of the frame that the worker needs. The list is empty when the frame is sent as it
+    /// is packed.
     parts: Vec<Part>,
-    /// Bytes of the frame's record.
+    /// Number of bytes of the frame's record.
     record: u64,
-    /// The part of these bytes that the needed members take.
+    /// The part of the record's bytes that the needed members take.
     share: u64,
-    /// Bytes that the server need not send if it splits the frame.
+    /// Number of bytes that the server saves if it splits the frame.
     saved: u64,
-    /// Whether the split saves at least 1/[`MIN_REUSE`] of the frame.
+    /// Whether a split saves at least 1/[`MIN_REUSE`] of the frame.
     is_worth_it: bool,
-    /// Bytes to decode and to compress for a split.
+    /// Number of bytes that the server must decode and compress to split the frame.
     work: u64,
 }
 
-/// The frames of `fresh` that have needed contents, without the chunks that the worker has.
+/// Makes the frames of a bundle: the frames of `fresh` that have needed contents, without the
+/// chunks that the worker already has.
 pub(super) fn reuse_chunks(
     context: &Context,
     fresh: &PlanFile,
@@ -91,8 +93,8 @@ pub(super) fn reuse_chunks(
     Ok(out.frames)
 }
 
-/// Bytes that the changed files take in packs. [`max_plan_bytes`] derives the limit of a plan from
-/// this number.
+/// Returns the number of bytes that the changed files take in packs. [`max_plan_bytes`] derives the
+/// limit of a plan from this number.
 pub(super) fn changed_bytes(
     fresh: &PlanFile,
     toc: &ImageToc,
@@ -183,7 +185,7 @@ fn candidates(
     Ok(candidates)
 }
 
-/// The chunks of contents that the worker has and the wanted image lacks, by digest.
+/// Returns the chunks of those contents that the worker has and the wanted image lacks, by digest.
 fn base_chunks(context: &Context, want: &ImageToc, base_images: &[LoadedBase]) -> BaseChunks {
     let mut old = BaseChunks::new();
     for (image, base) in (0..).zip(base_images) {
@@ -196,7 +198,7 @@ fn base_chunks(context: &Context, want: &ImageToc, base_images: &[LoadedBase]) -
         let chunks = chunks_of(context, &base.request.manifest, toc, &|number| {
             is_set(&gone, number)
         });
-        // Sorted by number, so that the same request always gives the same plan.
+        // The chunks are sorted by number, so that the same request always gives the same plan.
         let mut chunks: Vec<_> = chunks.into_iter().collect();
         chunks.sort_unstable_by_key(|(number, _)| *number);
         for (content, chunks) in chunks {
@@ -218,15 +220,15 @@ fn base_chunks(context: &Context, want: &ImageToc, base_images: &[LoadedBase]) -
     old
 }
 
-/// The chunks of some contents of an image, by content number. Skips contents whose layer index is
-/// unreadable.
+/// Returns the chunks of some contents of an image, by content number. Skips contents whose layer
+/// index is unreadable.
 fn chunks_of(
     context: &Context,
     image: &Digest,
     toc: &ImageToc,
     is_selected: &dyn Fn(u32) -> bool,
 ) -> HashMap<u32, Vec<Chunk>> {
-    // The first blob is the config.
+    // Skips the first blob, which is the config of the image.
     let blobs = context.images.blobs(image).into_iter().skip(1);
     let (mut found, mut count) = (HashMap::new(), 0);
     for (layer, blob) in toc.layers().zip(blobs) {
@@ -256,7 +258,7 @@ fn chunks_of(
     found
 }
 
-/// Writes the needed parts of a frame.
+/// Writes those parts of a frame that the worker needs.
 fn write_parts(
     context: &Context,
     fresh: &PlanFile,
@@ -285,8 +287,8 @@ fn write_parts(
     let parts = || candidate.parts.iter().filter(|part| part.copy.is_none());
     let sum: u64 = parts().map(|part| part.slice.len).sum();
     if sum > bytes.len() as u64 / 2 {
-        // Packing compresses at a higher level than this function. So a frame without a small part
-        // can become longer than the packed frame.
+        // This function compresses at a lower level than packing. So even without a small part, a
+        // frame can become longer than the packed frame.
         let mut all = Vec::new();
         for part in parts() {
             all.extend_from_slice(literal(part)?);
@@ -304,9 +306,9 @@ fn write_parts(
     Ok(())
 }
 
-/// Chooses the frames to split. First chooses the frames that save the most bytes, within the work
-/// budget. Then chooses more frames, beyond this budget, until the plan sends no more bytes than
-/// the changed files take.
+/// Chooses the frames to split: first the frames whose split saves the most bytes, within the
+/// budget of work. If the bundle is still longer than the changed files, chooses more frames beyond
+/// this budget.
 fn choose(candidates: &mut [Candidate], mut work: u64) {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_by_key(|at| std::cmp::Reverse(candidates[*at].saved));
@@ -323,8 +325,8 @@ fn choose(candidates: &mut [Candidate], mut work: u64) {
         }
     }
     let whole: u64 = candidates.iter().map(|candidate| candidate.share).sum();
-    // Fast compression makes a split frame a little longer than its share. The 1/200 that `most`
-    // adds covers this difference.
+    // Fast compression makes a split frame a little longer than its share of the packed frame. So
+    // `most` adds 1/200 for this difference.
     let most = whole + whole / 200;
     let sent = |(candidate, is_split): (&Candidate, &bool)| match is_split {
         true => candidate.record - candidate.saved,
@@ -347,13 +349,14 @@ fn choose(candidates: &mut [Candidate], mut work: u64) {
     }
 }
 
-/// Maximum bytes of a plan whose changed files take `whole` bytes in packs.
+/// Returns the maximum number of bytes of the records of a plan whose changed files take `whole`
+/// bytes in packs.
 pub(super) const fn max_plan_bytes(whole: u64) -> u64 {
     whole.saturating_add(whole / 50)
 }
 
 impl Candidate {
-    /// Changes the frame so that the server sends all needed bytes, and the worker copies none.
+    /// Changes the candidate so that the server sends all needed bytes, and the worker copies none.
     fn without_copies(&mut self) {
         for part in &mut self.parts {
             part.copy = None;
@@ -376,8 +379,8 @@ impl Candidate {
     }
 }
 
-/// Cuts a needed member into parts. `at` is its offset in the frame. `chunks` cover the content
-/// from its first byte on.
+/// Cuts a needed member of a frame into parts. `at` is the offset of the member in the frame.
+/// `chunks` cover the content from its first byte on.
 fn cut(member: &Slice, at: u64, chunks: &[Chunk], old: &BaseChunks) -> Vec<Part> {
     let end = member.offset + member.len;
     let mut parts: Vec<Part> = Vec::new();
@@ -428,7 +431,7 @@ fn cut(member: &Slice, at: u64, chunks: &[Chunk], old: &BaseChunks) -> Vec<Part>
     parts
 }
 
-/// Whether a part starts where the previous one, of `len` bytes, ends.
+/// Whether a part of the old content starts where the previous part, of `len` bytes, ends.
 fn follows(last: Option<&BaseSlice>, len: u64, next: Option<&BaseSlice>) -> bool {
     match (last, next) {
         (None, None) => true,

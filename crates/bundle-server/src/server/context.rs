@@ -35,11 +35,11 @@ pub(crate) struct Context {
     pub(super) traces: TraceStore,
     pub(super) counters: Counters,
     pub(super) meter: WriteMeter,
-    /// Locks of plans that are being made, by the key of the request.
+    /// Locks of the plans that the server is making, by the key of the request.
     pub(super) planning: KeyedLock<FileDigest>,
     /// Locks of pairs of images for which a request makes patches. Lock order: `planning` before
     /// `pairing`.
     pub(super) pairing: KeyedLock<FileDigest>,
-    /// Held while a prune that the operator requested runs.
+    /// The lock that a thread holds while it runs a prune for the operator.
     pub(super) pruning: Mutex<()>,
 }

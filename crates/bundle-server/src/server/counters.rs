@@ -1,8 +1,8 @@
-//! Counters of the bundle server.
+//! Counters and current state of the bundle server, for metrics and for the admin API.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters since the start of the process.
+/// Counters of events since the start of the process.
 #[derive(Default)]
 pub(super) struct Counters {
     pub(super) indexed_layers: AtomicU64,
@@ -26,47 +26,48 @@ pub struct Stat {
     pub waiting: u64,
     /// Number of images that the server refused.
     pub refused: u64,
-    /// Number of background jobs that wait or run: images, optimizations, pairs.
+    /// Number of background jobs that wait or run. A job indexes an image, optimizes an image, or
+    /// makes the patches between two images.
     pub jobs: u64,
-    /// Number of layers with fast frames that wait for optimization. Bundles already contain these
-    /// frames.
+    /// Number of layers with fast frames (compressed at a low level), which wait for optimization.
+    /// Bundles already contain these frames.
     pub fast_layers: u64,
-    /// Bytes of packs on disk.
+    /// Bytes of all packs on disk.
     pub packs: u64,
-    /// Maximum bytes of packs.
+    /// Maximum bytes of packs on disk.
     pub packs_budget: u64,
     /// Number of packs that were evicted to make room.
     pub packs_evicted: u64,
     /// Bytes of layer indexes and TOCs on disk.
     pub index: u64,
-    /// Bytes of plans on disk.
+    /// Bytes of bundle plans on disk.
     pub plans: u64,
-    /// Maximum bytes of plans.
+    /// Maximum bytes of bundle plans on disk.
     pub plans_budget: u64,
     /// Number of indexed layers.
     pub indexed_layers: u64,
-    /// Bytes of the blobs of indexed layers.
+    /// Bytes of the compressed blobs of indexed layers.
     pub indexed_bytes: u64,
     /// Number of layers whose uncompressed bytes differ from their diff ID.
     pub diff_id_mismatches: u64,
-    /// Number of jobs that failed because of this host (such as its disk). The server tries them
-    /// again.
+    /// Number of jobs that failed because of this host (such as its disk). The server runs these
+    /// jobs again.
     pub failed: u64,
-    /// Number of jobs that ended early to release memory or to yield to another client, and start
-    /// again later.
+    /// Number of jobs that ended early to release memory or to yield to another client, and that
+    /// start again later.
     pub cancelled: u64,
     /// Number of pairs of images with optimized patches.
     pub pairs: u64,
-    /// Number of images whose fast frames were replaced by optimized ones.
+    /// Number of images whose fast frames were replaced by optimized frames.
     pub optimized: u64,
-    /// Number of plans that the server made for a request.
+    /// Number of bundle plans that the server made for a request.
     pub planned: u64,
-    /// Number of requests whose plan existed.
+    /// Number of requests whose bundle plan already existed.
     pub plan_hits: u64,
 }
 
 impl Counters {
-    /// A [`Stat`] with the counters. All other fields are 0.
+    /// Returns a [`Stat`] that has the values of the counters. All other fields are 0.
     pub(super) fn stat(&self) -> Stat {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Stat {

@@ -1,4 +1,4 @@
-//! Limits the CPU time of background work to a share of one core, and stops it promptly.
+//! Limits the CPU time of background work to a share of one core, and stops this work promptly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,17 +9,17 @@ use pierhead_host::BackgroundWork;
 use pierhead_toc::Error;
 use pierhead_toc::layer::Pace;
 
-/// The longest sleep, and so the longest delay of a stop.
+/// The longest sleep of background work, and so the longest delay of a shutdown.
 pub(super) const NAP: Duration = Duration::from_millis(200);
 
 /// Interval between checks for work of higher priority.
 const PRIORITY_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Number of naps after which a paused job ends when memory is short: 1 s. Its end releases the
-/// job's 60 to 150 MB, which may be the cause of the pressure.
+/// Number of naps (1 s together) after which a paused job ends when memory is short. The end of the
+/// job releases its 60 to 150 MB of memory, which may be the cause of the shortage.
 const MAX_NAPS_WITHOUT_MEMORY: u32 = 5;
-/// Number of naps after which a paused job ends under any other pressure: 5 minutes. The limit is
-/// long, since the ended job has to repeat its work.
+/// Number of naps (5 minutes together) after which a paused job ends under any other pressure. This
+/// limit is long, since a job that ends has to repeat its work.
 const MAX_NAPS: u32 = 1500;
 
 /// Maximum wait of one unit of work for CPU time. This limit lets background work make slow
@@ -31,13 +31,14 @@ pub(super) struct CpuShare {
     /// Maximum CPU time of the thread in percent of a core.
     percent: u32,
     stop: Arc<AtomicBool>,
-    /// Whether a client waits for this job. The job then gets a whole core.
+    /// Whether a client waits for this job. While a client waits, the job may use a whole core.
     with_awaited: Arc<AtomicBool>,
-    /// Number of jobs of higher priority. This job pauses while the number is not 0.
+    /// Number of jobs of higher priority. While this number is not 0, the job of this thread
+    /// pauses.
     priority_jobs: Arc<AtomicUsize>,
     background: BackgroundWork,
-    /// Whether the job continues in spite of a pause, because a client waits for a later job in the
-    /// queue.
+    /// Tells whether the job continues in spite of a pause, because a client waits for a later job
+    /// in the queue.
     is_wanted: Arc<dyn Fn() -> bool>,
     /// Start of the current measurement of the CPU share.
     since: Instant,
@@ -47,10 +48,10 @@ pub(super) struct CpuShare {
     cpu_at_begin: Duration,
     /// CPU time of earlier attempts at the job.
     used_before: Duration,
-    /// Maximum CPU time of the job, all attempts together.
+    /// Maximum CPU time of all attempts at the job together.
     budget: Option<Duration>,
     /// CPU time after which the job ends if another client waits, and the function that tells
-    /// whether one waits.
+    /// whether a client waits.
     slice: Option<(Duration, Box<dyn Fn() -> bool>)>,
 }
 
@@ -73,8 +74,8 @@ impl CpuShare {
         }
     }
 
-    /// Ends the job with [`Error::Stopped`] once it took `slice` of CPU time and another client
-    /// waits.
+    /// Ends the job with [`Error::Stopped`] when the job has used `slice` of CPU time and another
+    /// client waits.
     pub(super) fn with_time_slice(self, slice: Duration, waits: Box<dyn Fn() -> bool>) -> Self {
         Self {
             slice: Some((slice, waits)),
@@ -90,7 +91,7 @@ impl CpuShare {
         }
     }
 
-    /// CPU time of this attempt and of all earlier attempts at the job.
+    /// Returns the CPU time of this attempt and of all earlier attempts at the job.
     pub(super) fn used(&self) -> Duration {
         self.used_before + thread_cpu_time().saturating_sub(self.cpu_at_begin)
     }
@@ -101,7 +102,8 @@ impl CpuShare {
         self.budget = Some(budget.saturating_add(more));
     }
 
-    /// Fails when the job exceeds its CPU time budget, or when it must yield to another client.
+    /// Fails when the job exceeds its CPU time budget, or when the job must yield to another
+    /// client.
     fn check_time(&self) -> Result<(), Error> {
         if self.budget.is_none() && self.slice.is_none() {
             return Ok(());
@@ -121,8 +123,8 @@ impl CpuShare {
         }
     }
 
-    /// Lets the job take a whole core while `with_awaited` is true: a client then waits for the
-    /// job.
+    /// Lets the job take a whole core while `with_awaited` is true: this means that a client waits
+    /// for the job.
     pub(super) fn with_awaited(self, with_awaited: Arc<AtomicBool>) -> Self {
         Self {
             with_awaited,
@@ -201,7 +203,7 @@ impl Pace for CpuShare {
             }
             std::thread::sleep(wait.min(NAP));
         }
-        // Unused CPU time does not accumulate for a later burst.
+        // Starts a new measurement, so that unused CPU time does not accumulate for a later burst.
         (self.since, self.cpu_at_since) = (Instant::now(), thread_cpu_time());
         Ok(())
     }
@@ -288,7 +290,7 @@ mod tests {
                 .pause(0)
                 .is_err()
         });
-        // The job pauses at once, so the limit of this test is generous.
+        // The job pauses within milliseconds, so the time limit of this test is generous.
         let started = Instant::now();
         while background.pauses() == 0 && started.elapsed() < Duration::from_secs(30) {
             std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! Reads the manifest and the config of an image.
+//! Reads the two documents of an image, its manifest and its config, from the cache.
 
 use std::io;
 
@@ -9,21 +9,21 @@ use crate::Error;
 use crate::plan::Start;
 use pierhead_toc::Blobs;
 
-/// Maximum size of a config in bytes. The header of a bundle contains it.
+/// Maximum size of a config in bytes. The header of a bundle contains the config.
 const MAX_CONFIG: u64 = 4 << 20;
 
-/// Manifest and config of one image.
+/// The manifest and the config of one image.
 pub(super) struct Documents {
     pub(super) media_type: MediaType,
     pub(super) manifest: Vec<u8>,
     pub(super) config_digest: Digest,
     pub(super) config: Vec<u8>,
     pub(super) layers: Vec<Layer>,
-    /// What a container start runs.
+    /// What a container start of the image runs.
     pub(super) start: Start,
 }
 
-/// One layer, from manifest and config.
+/// One layer, as the manifest and the config describe it.
 pub(super) struct Layer {
     pub(super) blob: Digest,
     pub(super) media_type: String,
@@ -47,7 +47,7 @@ struct Run {
 }
 
 impl Run {
-    /// The arguments, environment and working folder of a container start.
+    /// Returns the arguments, the environment and the working folder of a container start.
     fn start(self) -> Start {
         let arguments = [self.entrypoint, self.cmd].into_iter().flatten().flatten();
         let environment = self.env.into_iter().flatten();
@@ -65,7 +65,7 @@ struct RootFs {
 }
 
 impl Documents {
-    /// Reads both documents from the cache.
+    /// Reads manifest and config from the cache.
     pub(super) fn read(blobs: &dyn Blobs, manifest: &Digest) -> Result<Self, Error> {
         let bytes = all(blobs, manifest, Manifest::MAX_SIZE as u64)?;
         let refused = |why: &str| Error::Image(why.to_owned());
@@ -104,14 +104,14 @@ impl Documents {
         })
     }
 
-    /// The digests of the config and of the layers, in this order.
+    /// Returns the digests of the config and of the layers, in this order.
     pub(super) fn blobs(&self) -> Vec<Digest> {
         let layers = self.layers.iter().map(|layer| layer.blob);
         std::iter::once(self.config_digest).chain(layers).collect()
     }
 }
 
-/// Reads a whole blob. A blob of more than `most` bytes is an error.
+/// Reads a whole blob. If the blob has more than `most` bytes, returns an error.
 fn all(blobs: &dyn Blobs, digest: &Digest, most: u64) -> Result<Vec<u8>, Error> {
     let failed = |error: io::Error| match error.kind() {
         // The blob was damaged, and the cache has deleted it.

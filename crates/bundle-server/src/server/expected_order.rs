@@ -1,4 +1,4 @@
-//! The order in which a container start is expected to use the contents of an image.
+//! Computes the order in which a container start is expected to use the file contents of an image.
 
 use pierhead_oci::Digest;
 
@@ -9,11 +9,11 @@ use crate::Error;
 use crate::plan::{Expected, Traced};
 use pierhead_toc::{ImageToc, Source, TocView, Tree};
 
-/// Maximum number of other versions whose traces are read.
+/// Maximum number of other versions of an image whose traces are searched.
 const MAX_VERSIONS: usize = 20;
 
-/// The expected order of the contents of an image. The order follows from a trace (a recorded
-/// container start) of this image or of another version, and from the config of the image.
+/// Returns the expected order of the contents of an image. The order follows from a trace (a
+/// recorded container start) of this image or of another version, and from the config of the image.
 pub(super) fn expected_order(
     context: &Context,
     manifest: &Digest,

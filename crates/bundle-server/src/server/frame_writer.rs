@@ -1,5 +1,6 @@
-//! Writes the frames of a plan that reuses chunks: copies from base images, unchanged frames, and
-//! new frames of the bytes that the worker lacks.
+//! Writes the frames of a bundle plan that reuses chunks of base images. There are three types of
+//! frames: copies from base images, unchanged packed frames, and new frames with the bytes that the
+//! worker lacks.
 
 use super::plan_file::{Draft, PlanFile};
 use crate::Error;
@@ -16,7 +17,7 @@ pub(super) struct FrameWriter<'a> {
     encoder: Encoder,
     /// Ranges of contents whose bytes are in the frame in progress.
     members: Vec<Slice>,
-    /// The bytes of `members`.
+    /// The bytes of the ranges in `members`.
     bytes: Vec<u8>,
 }
 
@@ -31,7 +32,7 @@ impl<'a> FrameWriter<'a> {
         })
     }
 
-    /// The length of `bytes` after compression as one frame.
+    /// Returns the length of `bytes` after compression as one frame.
     pub(super) fn coded(&mut self, bytes: &[u8]) -> Result<u64, Error> {
         Ok(self.encoder.encode(bytes)?.1.len() as u64)
     }
@@ -49,8 +50,8 @@ impl<'a> FrameWriter<'a> {
 
     /// Adds a range of a content that the worker copies from a base image.
     pub(super) fn copy(&mut self, slice: Slice, piece: BaseSlice) -> Result<(), Error> {
-        // The ranges of a content must be in order, so a pending range of this content is written
-        // first.
+        // The ranges of one content must stay in order, so a pending range of the same content is
+        // written first.
         if self
             .members
             .iter()
@@ -82,7 +83,7 @@ impl<'a> FrameWriter<'a> {
         Ok(())
     }
 
-    /// Adds a frame of the fresh plan without a change.
+    /// Adds an unchanged frame of the fresh plan (the plan for workers without base images).
     pub(super) fn whole(&mut self, fresh: &PlanFile, nth: u32, frame: Frame) -> Result<(), Error> {
         self.flush()?;
         self.draft.copy_record(fresh, nth)?;

@@ -1,5 +1,5 @@
 //! Finds the hot ranges of an image: the ranges of its layers that a container start reads,
-//! according to its trace.
+//! according to the trace of the image (the files that earlier container starts opened).
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -20,23 +20,23 @@ use pierhead_toc::layer::LayerIndex;
 pub struct HotRanges {
     /// The digest of the layer's blob.
     pub blob: Digest,
-    /// Ranges of its bytes, in order and disjoint.
+    /// Ranges of the bytes of this blob, in order and disjoint.
     pub ranges: Vec<Range<u64>>,
 }
 
-/// The hot ranges of each cached layer of an image. Empty if the image has no trace. A content of
-/// several layers counts in the uppermost of these layers only, as in a mount. This function reads
-/// and decodes the ranges at low priority.
+/// Returns the hot ranges of each cached layer of an image. The result is empty if the image has no
+/// trace. If several layers have a content, only the uppermost of these layers counts, as in a
+/// mount. This function reads and decodes the ranges at low priority.
 ///
 /// # Errors
-/// [`Error::Missing`] when the image is not ready, [`Error::Stopped`] at shutdown; errors of the
-/// layers.
+/// [`Error::Missing`] when the image is not ready, [`Error::Stopped`] at shutdown, and errors of
+/// the layers.
 pub(super) fn hot_ranges(context: &Context, image: &Digest) -> Result<Vec<HotRanges>, Error> {
     let is_ending = || context.queue.is_stopped();
     loop {
         match try_hot_ranges(context, image) {
-            // The work ended early to release its memory. The loop starts it again when the host
-            // has enough memory.
+            // The work ended early to release its memory. The loop starts the work again when the
+            // host has enough memory.
             Err(Error::Stopped) if !is_ending() => {
                 let background = &context.config.background;
                 while background.is_paused() && !is_ending() {
@@ -69,7 +69,7 @@ fn try_hot_ranges(context: &Context, image: &Digest) -> Result<Vec<HotRanges>, E
         .with_background(background)
         .with_priority_jobs(context.queue.indexing());
     let mut hot_ranges = Vec::new();
-    // The first blob is the config.
+    // Skips the first blob, which is the config of the image.
     for blob in blobs.iter().skip(1).rev() {
         let failed = |error| Error::io(format!("read {blob}"), error);
         let Some(open) = context.blobs.open(blob).map_err(failed)? else {

@@ -6,34 +6,37 @@ use pierhead_oci::Digest;
 /// An image that a client pulled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// The digest of its manifest. For an index, this is the manifest of one platform.
+    /// The digest of the image's manifest. If the image comes from an index, this is the manifest
+    /// of one platform.
     pub manifest: Digest,
-    /// `registry/repository`. Images of one repository are updates of each other.
+    /// The repository, as `registry/repository`. Images of one repository count as updates of each
+    /// other.
     pub repository: String,
 }
 
-/// The state of an image.
+/// The state of an image at the bundle server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// No caller offered the image to the server.
+    /// The server does not know the image, since no caller has offered it.
     Unknown,
     /// The server indexes the image, or the image waits in the queue.
     Working(Progress),
     /// The server can make bundles of the image.
     Ready,
-    /// The server cannot make bundles of the image. The text is the reason, for people.
+    /// The server cannot make bundles of the image. The text is the reason, as a message for
+    /// people.
     Refused(String),
 }
 
 /// A base image in a request: an image whose contents the worker already has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestBase {
-    /// The digest of its manifest.
+    /// The digest of the base image's manifest.
     pub manifest: Digest,
     /// Whether a plan may use the base image: the server knows the image, and the client may pull
     /// it.
     pub is_known: bool,
-    /// Whether the worker can rebuild the layers of the base image, and so has all of their
-    /// contents.
+    /// Whether the worker can rebuild the layers of the base image, and so has all contents of
+    /// these layers.
     pub has_layers: bool,
 }

@@ -1,4 +1,5 @@
-//! The contents of one image as a [`Source`]: from packs, or from layers when no pack has them.
+//! The file contents of one image as a [`Source`]: each content is read from a pack, or from a
+//! layer when no pack has the content.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -11,7 +12,7 @@ use super::open_layers::OpenLayers;
 use pierhead_toc::{FileDigest, Source};
 
 /// A source of the contents of one image. The source holds no layer and no pack open between two
-/// reads, so that a slow client does not delay their eviction.
+/// reads, so that a slow client does not delay the eviction of packs and layers.
 pub(super) struct ImageContents {
     pub(super) context: Weak<Context>,
     pub(super) image: Digest,
@@ -30,8 +31,8 @@ impl ImageContents {
     ) -> io::Result<T> {
         let open = || open_layers(context, &[self.image]);
         read(&context.layers.layers(&self.image, open)).inspect_err(|_| {
-            // A layer is damaged, or was missing when the layers were opened. The next read opens
-            // all layers again.
+            // A layer is damaged, or was missing when the layers were opened. So the layers are
+            // closed, and the next read opens all layers again.
             context.layers.close(&self.image);
         })
     }

@@ -1,4 +1,5 @@
-//! The job of one image: indexes it, and records the result.
+//! The background jobs of images: indexes an image and records the result, makes the patches
+//! between two images, and rebuilds the image database.
 
 use std::time::Instant;
 
@@ -16,10 +17,11 @@ use crate::image_database::Stage;
 use pierhead_toc::Fault;
 use pierhead_toc::layer::Pace as _;
 
-/// Maximum number of attempts at an image after faults of this host.
+/// Maximum number of attempts to index an image when faults of this host (such as its disk) are the
+/// cause of the failures.
 const MAX_TRIES: u32 = 5;
 
-/// Indexes an image, and records its new stage in the image database.
+/// Indexes an image, and records the new stage of the image.
 pub(super) fn run_image_job(
     context: &Context,
     image: &QueuedImage,
@@ -43,7 +45,8 @@ pub(super) fn run_image_job(
         Ok(fast) if fast.is_empty() => Some(Stage::Ready),
         Ok(fast) => Some(Stage::Fast(fast.clone())),
         Err(Error::Stopped) => return done.map(drop),
-        // A file of this server is damaged. One retry without these files is enough.
+        // A file of the image on this server is damaged. One retry, which makes the files again, is
+        // enough.
         Err(error) if error.is_damage() && tries == 0 => {
             tracing::warn!(%manifest, %error, "a file of an image is damaged; pierhead indexes the image again");
             discard(context, manifest);
@@ -53,18 +56,18 @@ pub(super) fn run_image_job(
         }
         Err(error) if error.fault() == Fault::Input => {
             count(&context.counters.refused);
-            // Logged at level info: the operator cannot change the image, and the message comes
-            // back at each start.
+            // This message has the level info, since the operator cannot change the image, and
+            // since the message comes back at each start.
             tracing::info!(%manifest, %error, "cannot make bundles of an image");
             Some(Stage::Refused(error.to_string()))
         }
         // The cache evicted a blob of the image, so the server forgets the image. The next request
-        // for it pulls it again.
+        // for the image pulls the image again.
         Err(Error::Missing(_)) => None,
         Err(error) if tries < MAX_TRIES => {
             tracing::warn!(%manifest, %error, "cannot index an image; pierhead tries again");
-            // A lack of file descriptors or memory ends before the next attempt, so clients are not
-            // told of it.
+            // A lack of file descriptors or memory usually ends before the next attempt, so clients
+            // get no message about this failure.
             let failure = (!error.is_exhausted()).then(|| error.client_text());
             context.images.set_failure(manifest, failure);
             retry(tries + 1, Some(Instant::now() + RETRY_INTERVAL));
@@ -100,7 +103,7 @@ fn log_ready(context: &Context, manifest: &Digest, started: Instant) {
     tracing::info!(image, %manifest, seconds, "image ready for bundles");
 }
 
-/// Makes the optimized patches from one image to another, if both are still ready.
+/// Makes the optimized patches from one image to another, if both images are still ready.
 pub(super) fn prepare_pair_if_ready(
     context: &Context,
     new: &Digest,

@@ -1,4 +1,4 @@
-//! The sources of the contents of images: packs, and layers that the cache still has.
+//! Opens the sources of the file contents of images: packs, and layers that the cache still has.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use pierhead_toc::layer::LayerIndex;
 /// Size of the cache of decoded frames while patches are made, in bytes.
 const DECODED_MEMORY: usize = 8 << 20;
 
-/// A source of the contents of these images: packs, and layers that are still cached.
+/// Returns a source of the contents of these images: packs, and layers that are still cached.
 pub(super) fn contents(context: &Context, images: &[Digest]) -> Contents {
     let layers = Arc::new(open_layers(context, images));
     Contents::new(
@@ -25,11 +25,11 @@ pub(super) fn contents(context: &Context, images: &[Digest]) -> Contents {
     )
 }
 
-/// The layers of these images that are still cached.
+/// Opens the layers of these images that are still cached.
 pub(super) fn open_layers(context: &Context, images: &[Digest]) -> OpenLayers {
     let mut layers = OpenLayers::default();
     for image in images {
-        // The first blob is the config.
+        // Skips the first blob, which is the config of the image.
         for digest in context.images.blobs(image).iter().skip(1) {
             let blob = match context.blobs.open(digest) {
                 Ok(Some(blob)) => blob,
@@ -47,8 +47,8 @@ pub(super) fn open_layers(context: &Context, images: &[Digest]) -> OpenLayers {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the index of a layer is unusable; pierhead makes it again");
-                    // Queues the image: indexing opens the index of the layer again, and replaces a
-                    // damaged one.
+                    // Queues the image for indexing, which opens the index of the layer again and
+                    // replaces a damaged index.
                     let _ = reindex(context, image);
                 }
             }

@@ -15,34 +15,36 @@ use super::job_queue::{JobQueue, QueuedImage};
 use crate::Error;
 use crate::image_database::{ImageDatabase, ImageRow, Stage};
 
-/// Maximum number of images. A new image replaces the oldest one. Each image takes some hundred
-/// bytes.
+/// Maximum number of images. Above this number, a new image replaces the oldest image. Each image
+/// takes some hundred bytes.
 const MAX_IMAGES: usize = 20_000;
-/// Maximum number of base images in one plan. Planning reads the TOC of each of them.
+/// Maximum number of base images in one plan. Planning reads the TOC of each base image.
 const MAX_BASES: usize = 16;
-/// The progress of an image that waits in the queue.
+/// The progress of an image that still waits in the queue.
 const QUEUED: Progress = Progress {
     stage: ProgressStage::Wait,
     done: 0,
     total: 0,
 };
 
-/// All known images. Lock order: this lock before the lock of the [`JobQueue`].
+/// All known images. Lock order: the lock of the images before the lock of the [`JobQueue`].
 pub(super) struct ImageStore {
     entries: Mutex<HashMap<Digest, ImageEntry>>,
     database: Arc<ImageDatabase>,
 }
 
-/// An [`ImageRow`] in memory.
+/// An image in memory: its [`ImageRow`], and the state that is not stored on disk.
 struct ImageEntry {
     row: ImageRow,
-    /// `Some` while a thread works on the image, or while the image waits in the queue.
+    /// The progress of indexing: `Some` while a thread works on the image, or while the image waits
+    /// in the queue.
     progress: Option<Progress>,
     /// Whether a client waits for the image.
     is_awaited: Arc<AtomicBool>,
     /// The client that pulled the image first.
     client: ClientKey,
-    /// The error of the last attempt, as a text for clients, until the next attempt begins.
+    /// The error of the last attempt to index the image, as a text for clients, until the next
+    /// attempt begins.
     failure: Option<String>,
 }
 
@@ -66,13 +68,13 @@ impl ImageEntry {
     }
 }
 
-/// Number of images by state.
+/// Numbers of images by state.
 #[derive(Default)]
 pub(super) struct ImageCounts {
     pub(super) ready: u64,
     pub(super) waiting: u64,
     pub(super) refused: u64,
-    /// Layers that wait for better compression.
+    /// Number of layers that wait for better compression.
     pub(super) fast_layers: u64,
 }
 
@@ -101,7 +103,7 @@ impl ImageStore {
         })
     }
 
-    /// Adds an image and queues it, unless it is known already.
+    /// Adds an image and queues it for indexing, unless the image is already known.
     pub(super) fn offer(&self, client: ClientKey, image: Image, queue: &JobQueue) {
         {
             let mut entries = self.entries.lock();
@@ -128,7 +130,7 @@ impl ImageStore {
         queue.index(image.manifest, client);
     }
 
-    /// The state of an image.
+    /// Returns the state of an image.
     pub(super) fn state(&self, manifest: &Digest) -> State {
         let entries = self.entries.lock();
         entries
@@ -137,7 +139,8 @@ impl ImageStore {
     }
 
     /// Marks an image as awaited by `client`, and moves it forward in the queue. Returns `None`,
-    /// and changes nothing, when indexing has not begun and `may_begin` is `false`.
+    /// and changes nothing, when the indexing of the image has not begun and `may_begin` is
+    /// `false`.
     pub(super) fn prioritize(
         &self,
         manifest: &Digest,
@@ -145,8 +148,8 @@ impl ImageStore {
         may_begin: impl FnOnce() -> bool,
         queue: &JobQueue,
     ) -> Option<State> {
-        // One lock covers the check and the mark. Without the lock, `requeue` could run between the
-        // two and not see the mark.
+        // The same lock covers the check and the mark. If it did not, `requeue` could run between
+        // the two steps and miss the mark.
         let entries = self.entries.lock();
         let Some(entry) = entries.get(manifest) else {
             return Some(State::Unknown);
@@ -162,8 +165,8 @@ impl ImageStore {
         Some(state)
     }
 
-    /// Returns an image to the queue. The lock covers both the mark and the queue, so that a client
-    /// that begins to wait now finds the image in the queue.
+    /// Returns an image to the queue. The lock covers both the mark that a client waits and the
+    /// queue, so that a client that begins to wait now finds the image in the queue.
     pub(super) fn requeue(&self, image: QueuedImage, queue: &JobQueue) {
         let manifest = image.manifest;
         {
@@ -179,7 +182,7 @@ impl ImageStore {
     }
 
     /// Sends a ready image back to the stage of a new one. Returns the client of the image, or
-    /// `None` when it is not ready.
+    /// `None` when the image is not ready.
     pub(super) fn reset(&self, manifest: &Digest) -> Option<ClientKey> {
         let mut entries = self.entries.lock();
         let entry = entries.get_mut(manifest)?;
@@ -187,21 +190,21 @@ impl ImageStore {
             return None;
         }
         entry.row.stage = Stage::Waiting;
-        // Clears the mark: a request from now on sets it again.
+        // Clears the mark that a client waits. The next request for the image sets this mark again.
         entry.is_awaited.store(false, Ordering::Relaxed);
         Some(entry.client)
     }
 
-    /// A shared flag that tells whether a client waits for the image. The flag changes while the
-    /// image is indexed.
+    /// Returns a shared flag that tells whether a client waits for the image. The flag changes
+    /// while the image is indexed.
     pub(super) fn is_awaited(&self, manifest: &Digest) -> Arc<AtomicBool> {
         let entries = self.entries.lock();
         let entry = entries.get(manifest);
         entry.map(|it| it.is_awaited.clone()).unwrap_or_default()
     }
 
-    /// Why the last attempt failed, as a text for clients, while the image waits for the next
-    /// attempt.
+    /// Returns why the last attempt to index the image failed, as a text for clients, while the
+    /// image waits for the next attempt.
     pub(super) fn failure(&self, manifest: &Digest) -> Option<String> {
         self.entries.lock().get(manifest)?.failure.clone()
     }
@@ -212,7 +215,7 @@ impl ImageStore {
         }
     }
 
-    /// Sets the progress that waiting clients see.
+    /// Sets the progress of indexing that waiting clients see.
     pub(super) fn set_progress(
         &self,
         manifest: &Digest,
@@ -238,7 +241,7 @@ impl ImageStore {
         }
     }
 
-    /// Writes all rows to disk again, after the database was replaced.
+    /// Writes the rows of all images to disk again, after the image database was replaced.
     pub(super) fn save_all(
         &self,
         pause: &mut dyn FnMut() -> Result<(), Error>,
@@ -257,7 +260,7 @@ impl ImageStore {
         Ok(())
     }
 
-    /// Records the stage of an image whose work ended. `None` removes the image.
+    /// Records the stage of an image whose work ended. With `None` as the stage, removes the image.
     pub(super) fn settle(&self, manifest: &Digest, stage: Option<Stage>) -> Result<(), Error> {
         let row = {
             let mut entries = self.entries.lock();
@@ -282,30 +285,30 @@ impl ImageStore {
         self.database.flush()
     }
 
-    /// Digests of config and layers of an image. Empty before the server has read the manifest of
-    /// the image.
+    /// Returns the digests of the config and the layers of an image. The list is empty until the
+    /// server has read the manifest of the image.
     pub(super) fn blobs(&self, manifest: &Digest) -> Vec<Digest> {
         let entries = self.entries.lock();
         let entry = entries.get(manifest);
         entry.map(|it| it.row.blobs.clone()).unwrap_or_default()
     }
 
-    /// Config and layers of a ready image.
+    /// Returns the digests of the config and the layers of a ready image.
     pub(super) fn blobs_of_ready(&self, manifest: &Digest) -> Option<Vec<Digest>> {
         let entries = self.entries.lock();
         let row = &entries.get(manifest)?.row;
         row.stage.is_ready().then(|| row.blobs.clone())
     }
 
-    /// Sets config and layers of an image.
+    /// Sets the digests of the config and the layers of an image.
     pub(super) fn set_blobs(&self, manifest: &Digest, blobs: Vec<Digest>) {
         if let Some(entry) = self.entries.lock().get_mut(manifest) {
             entry.row.blobs = blobs;
         }
     }
 
-    /// The number of layers of a ready image, and the number of those that wait for better
-    /// compression.
+    /// Returns the number of layers of a ready image, and the number of its layers that wait for
+    /// better compression.
     pub(super) fn layers_of_ready(&self, manifest: &Digest) -> Option<(usize, usize)> {
         let entries = self.entries.lock();
         let row = &entries.get(manifest)?.row;
@@ -314,7 +317,7 @@ impl ImageStore {
             Stage::Fast(layers) => layers.len(),
             _ => return None,
         };
-        // The first blob is the config.
+        // Subtracts 1, since the first blob is the config.
         Some((row.blobs.len().saturating_sub(1), waiting))
     }
 
@@ -337,7 +340,7 @@ impl ImageStore {
         matches!(stage, Some(Stage::Fast(_)))
     }
 
-    /// All images with fast frames, which wait for optimization.
+    /// Returns all images with fast frames, which wait for optimization.
     pub(super) fn fast_images(&self) -> Vec<Digest> {
         let entries = self.entries.lock();
         let fast = entries
@@ -346,7 +349,7 @@ impl ImageStore {
         fast.map(|(manifest, _)| *manifest).collect()
     }
 
-    /// Ready images, the latest first.
+    /// Returns the images that are ready for bundles, the latest first.
     pub(super) fn ready_images(&self) -> Vec<Digest> {
         let mut ready: Vec<_> = self
             .entries
@@ -359,12 +362,12 @@ impl ImageStore {
         ready.into_iter().map(|(_, manifest)| manifest).collect()
     }
 
-    /// Ready images with the digest of their config.
+    /// Returns the images that are ready for bundles, each with the digest of its config.
     pub(super) fn configs_of_ready(&self) -> Vec<(Digest, Option<Digest>)> {
         self.configs(|entry| entry.row.stage.is_ready())
     }
 
-    /// Images that no thread works on, with the digest of their config.
+    /// Returns the images that no thread works on, each with the digest of its config.
     pub(super) fn configs_of_settled(&self) -> Vec<(Digest, Option<Digest>)> {
         self.configs(|entry| entry.progress.is_none())
     }
@@ -377,8 +380,8 @@ impl ImageStore {
             .collect()
     }
 
-    /// All images that are not refused. The flag of an image says whether indexing has read its
-    /// manifest.
+    /// Returns all images that are not refused, each with a flag that says whether indexing has
+    /// read the manifest of the image.
     pub(super) fn accepted(&self) -> Vec<(Digest, bool)> {
         let entries = self.entries.lock();
         let accepted = entries
@@ -389,17 +392,18 @@ impl ImageStore {
             .collect()
     }
 
-    /// The manifests of all images.
+    /// Returns the manifests of all known images.
     pub(super) fn manifests(&self) -> HashSet<Digest> {
         self.entries.lock().keys().copied().collect()
     }
 
-    /// Ready images of the same repository, this one among them, the latest first.
+    /// Returns the ready images of the same repository, including this image, the latest first.
     pub(super) fn versions(&self, manifest: &Digest) -> Vec<Digest> {
         self.versions_before(manifest, u64::MAX)
     }
 
-    /// Ready images of the same repository that arrived before this image, the latest first.
+    /// Returns the ready images of the same repository that arrived before this image, the latest
+    /// first.
     pub(super) fn older_versions(&self, manifest: &Digest) -> Vec<Digest> {
         let sequence = self
             .entries
@@ -424,9 +428,9 @@ impl ImageStore {
         versions.into_iter().map(|(_, digest)| digest).collect()
     }
 
-    /// The base images that a plan uses: the known base images, without duplicates. The order of
-    /// this list does not depend on the order in the request: same repository first, then most
-    /// layers in common, then latest.
+    /// Returns the base images that a plan uses: the known base images, without duplicates, sorted.
+    /// The order of this list does not depend on the order in the request: same repository first,
+    /// then most layers in common, then latest.
     pub(super) fn rank_bases(
         &self,
         want: &Digest,

@@ -1,5 +1,6 @@
-//! Makes an image ready: indexes its layers, merges them into a TOC, packs its contents, and makes
-//! its fresh plan.
+//! Makes an image ready for bundles: indexes its layers, merges them into a TOC (table of
+//! contents), packs its file contents, and makes its fresh plan (the bundle plan for workers
+//! without base images).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,8 +35,8 @@ pub(super) struct Indexed {
     pub(super) path: PathBuf,
 }
 
-/// Makes an image ready for bundles, and skips steps that an earlier attempt completed. Returns the
-/// layers with fast frames, which wait for optimization.
+/// Makes an image ready for bundles, but skips the steps that an earlier attempt has completed.
+/// Returns the layers with fast frames, which wait for optimization.
 pub(super) fn index_image(
     context: &Context,
     manifest: &Digest,
@@ -55,12 +56,13 @@ pub(super) fn index_image(
         .images
         .set_progress(manifest, At::Index, total, total);
     let fast = pack_and_plan(context, manifest, &documents, &toc, &layers, share)?;
-    // The packs are durable by now. Locations of contents must not be durable before their packs.
+    // The packs are durable by now. The locations of contents may become durable only after the
+    // packs that they name.
     context.image_database.flush()?;
     Ok(fast)
 }
 
-/// Opens the index of a layer, or makes it from the blob.
+/// Opens the index of a layer, or makes the index from the blob.
 fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result<Indexed, Error> {
     let failed = |error| Error::io(format!("open {}", layer.blob), error);
     let blob = context.blobs.open(&layer.blob).map_err(failed)?;
@@ -72,8 +74,8 @@ fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result
             Ok(index) if index.diff_id() == layer.diff_id => {
                 return Ok(Indexed { index, blob, path });
             }
-            // The existing index has another diff ID: another image names the same blob with that
-            // diff ID.
+            // The existing index has another diff ID: it was made for another image, which names
+            // the same blob with that diff ID.
             Ok(index) => {
                 count(&context.counters.diff_id_mismatches);
                 return Err(Error::Digest {
@@ -82,7 +84,8 @@ fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result
                     found: index.diff_id().to_string(),
                 });
             }
-            // A lack of file descriptors or memory: the index may be intact, so it is not deleted.
+            // File descriptors or memory are used up. The index may be intact, so it is not
+            // deleted.
             Err(error) if error.is_exhausted() => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "the index of a layer is unusable; pierhead makes it again");
@@ -112,7 +115,7 @@ fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result
 
 /// Deletes the indexes, the TOC and the fresh plans of an image, so that indexing makes them again.
 pub(super) fn discard(context: &Context, manifest: &Digest) {
-    // The first blob is the config.
+    // Skips the first blob, which is the config of the image.
     for layer in context.images.blobs(manifest).iter().skip(1) {
         remove(&context.paths.layer(layer));
     }
@@ -122,7 +125,7 @@ pub(super) fn discard(context: &Context, manifest: &Digest) {
     }
 }
 
-/// Opens the TOC of an image, or makes it from the indexes of its layers.
+/// Opens the TOC of an image, or makes the TOC from the indexes of the image's layers.
 fn build_toc(
     context: &Context,
     manifest: &Digest,
@@ -148,8 +151,9 @@ fn build_toc(
     }
     toc.save(&path)?;
     context.meter.wrote(toc.bytes().len() as u64);
-    // Reads the TOC from its file. The merge left a copy of the TOC above its own memory in the
-    // heap. While that copy exists, the allocator cannot return the memory of the merge.
+    // Drops the TOC and reads it again from its file. The merge of the layers left its TOC in the
+    // heap, above the memory that the merge used. While that TOC exists, the allocator cannot
+    // return the memory below it.
     drop(toc);
     Ok(ImageToc::open(&path)?)
 }
@@ -177,7 +181,8 @@ fn pack_and_plan(
     let mut fast = Vec::new();
     let mut done = vec![false; widen(toc.contents().len())];
     let mut locations: [Vec<RecordLocation>; 2] = Default::default();
-    // Pack indexes and partly filled last blocks also take disk space.
+    // A part of the budget is kept for pack indexes and partly filled last blocks, which also take
+    // disk space.
     let mut left = context.config.pack_budget - context.config.pack_budget / 16;
     for (layer, of) in layers.iter().zip(&documents.layers) {
         for (items, locations) in items(toc, layer, &mut done)?.iter().zip(&mut locations) {
@@ -225,7 +230,8 @@ fn pack_and_plan(
         let mut sorted = Vec::with_capacity(visible.len() + extras.len());
         for location in visible.iter().chain(extras) {
             let packed = context.packs.frame(location).map_err(|error| match error {
-                // A pack of this image was evicted to make room for other packs of the same image.
+                // A pack of this image was evicted to make room for other packs of the same image,
+                // so the image does not fit.
                 Error::Missing(_) => Error::Image("it does not fit into bundle.size".into()),
                 error => error,
             })?;
@@ -259,9 +265,9 @@ fn pack_and_plan(
     Ok(fast)
 }
 
-/// The contents of a layer that no earlier layer has, in the order of the tar: first the contents
-/// that the merged tree has, and then the contents that only rebuilding the layer needs. `done` has
-/// a flag for each content of the TOC, set when a layer has the content.
+/// Returns the contents of a layer that no earlier layer has, in the order of the tar: first the
+/// contents that the merged tree has, and then the contents that a worker needs only to rebuild the
+/// layer. `done` has a flag for each content of the TOC, set when a layer has the content.
 fn items(toc: &ImageToc, layer: &Indexed, done: &mut [bool]) -> Result<[Vec<PackItem>; 2], Error> {
     let mut items: [Vec<PackItem>; 2] = Default::default();
     // The TOC has all contents of its layers, so the lookup finds each of them.
@@ -297,8 +303,8 @@ fn widen(number: u32) -> usize {
 pub(super) fn frame(toc: &ImageToc, packed: &PackedFrame) -> Result<Frame, Error> {
     let member = |part: &crate::pack::ContentRange| {
         let number = toc.find(&part.content);
-        // A bundle never contains contents of another image. Packing ensures this, so an unknown
-        // content here is an error.
+        // A bundle never contains contents of another image. Packing ensures this, so a content
+        // that the TOC lacks is an error.
         let content = number.ok_or_else(|| Error::Missing(part.content.to_string()))?;
         Ok::<_, Error>(Slice {
             content,

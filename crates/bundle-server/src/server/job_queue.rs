@@ -1,5 +1,5 @@
-//! The queue of background jobs: images first, then patches and optimization by turns, and regular
-//! maintenance.
+//! The queue of the bundle server's background jobs: first the indexing of images, then patches and
+//! optimization by turns, and regular maintenance.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use super::config::Config;
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval between two runs of maintenance.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(300);
-/// Maximum number of other images that begin before an image that was interrupted often. After
-/// them, this image no longer waits for others.
+/// Maximum number of other images whose indexing begins before an image that was interrupted often.
+/// After this number, the image no longer waits for other images.
 const MAX_PASSED: u64 = 16;
 /// Number of interruptions after which an image waits for all others. The time slice doubles only
-/// until then, so the longest is 12 s.
+/// up to this number, so the longest time slice is 12 s.
 const MAX_YIELDS: u32 = 3;
-/// Maximum number of waiting pairs. The patches of a further pair are made when a client requests
-/// it.
+/// Maximum number of pairs of images in the queue for patches. For a pair that does not fit, the
+/// server makes patches only when a client requests the update.
 const MAX_PAIRS: usize = 1000;
 
-/// The waiting jobs. [`JobQueue`] adds the lock.
+/// The jobs that wait, without the lock, which [`JobQueue`] adds.
 struct Queue {
     /// The images to index. Clients take turns, as [`FairShare`] defines.
     images: FairShare<ClientKey, QueuedImage>,
@@ -39,7 +39,7 @@ struct Queue {
     /// Whether the last low-priority job made the patches of a pair of images.
     last_was_pair: bool,
     last_maintenance: Option<Instant>,
-    /// Number of jobs that were taken and are not finished.
+    /// Number of jobs that a thread has taken and not finished.
     running: usize,
     /// Number of images whose indexing began, since the start of the server.
     started_images: u64,
@@ -48,7 +48,8 @@ struct Queue {
 impl Default for Queue {
     fn default() -> Self {
         Self {
-            // No limit per client: the number of indexing threads limits the images in progress.
+            // There is no limit per client, since the number of indexing threads limits the images
+            // in progress.
             images: FairShare::new(usize::MAX),
             positions: HashMap::new(),
             pairs: VecDeque::new(),
@@ -72,24 +73,25 @@ pub(super) struct QueuedImage {
     pub(super) tries: u32,
     /// Number of times that indexing was interrupted for another client.
     pub(super) yields: u32,
-    /// Earliest time of the next attempt.
+    /// Earliest time of the next attempt to index the image.
     pub(super) at: Option<Instant>,
     /// Whether a client waits for the image.
     pub(super) is_awaited: bool,
-    /// CPU time of all earlier attempts. This time counts against the CPU time budget of the image.
+    /// CPU time of all earlier attempts to index the image. This time counts against the CPU time
+    /// budget of the image.
     pub(super) used: Duration,
     /// Number of attempts with a longer time slice, including the current attempt.
     pub(super) long_tries: u32,
     /// Whether the current attempt has a longer time slice, because the image waited for
     /// [`MAX_PASSED`] other images.
     pub(super) is_long: bool,
-    /// The image waits for the images of all other clients until `Queue::started_images` has this
-    /// value.
+    /// The value of `Queue::started_images` until which the image waits for the images of all other
+    /// clients.
     pub(super) last_until: u64,
 }
 
-/// The CPU time before this attempt can be interrupted. This time doubles with each of the first
-/// interruptions, and later with each long attempt.
+/// Returns the CPU time after which this attempt can be interrupted. This time doubles with each of
+/// the first interruptions, and later with each long attempt.
 pub(super) fn time_slice(config: &Config, image: &QueuedImage) -> Duration {
     let doublings = match image.is_long {
         true => (MAX_YIELDS - 1).saturating_add(image.long_tries),
@@ -126,7 +128,7 @@ impl QueuedImage {
     }
 
     /// Whether the image waits for the images of all other clients. `started_images` is the number
-    /// of images begun so far.
+    /// of images whose indexing has begun so far.
     fn is_last(&self, started_images: u64) -> bool {
         self.was_interrupted_often() && started_images < self.last_until
     }
@@ -134,28 +136,28 @@ impl QueuedImage {
 
 pub(super) enum Job {
     Index(QueuedImage),
-    /// Makes optimized patches from the second image to the first.
+    /// Makes optimized patches from the second image to the first image.
     Pair(Digest, Digest),
     /// Makes optimized frames of an image.
     Optimize(Digest),
     /// Reorders the frames of an image.
     Reorder(Digest),
     Maintain,
-    /// Fills a new image database after the old one was damaged.
+    /// Fills a new image database, after the old database was damaged.
     RebuildImageDatabase,
 }
 
-/// The kind of jobs that a thread takes.
+/// The kind of jobs that a background thread takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// Indexing of images.
+    /// The jobs that index images.
     Index,
     /// All other jobs, at low priority, while no image is being indexed.
     Optimize,
 }
 
 impl Queue {
-    /// Number of jobs that wait or run.
+    /// Returns the number of jobs that wait or run.
     fn len(&self) -> usize {
         let wait =
             self.images.waiting() + self.pairs.len() + self.optimize.len() + self.reorder.len();
@@ -170,14 +172,16 @@ impl Queue {
         self.push(QueuedImage::new(manifest, client));
     }
 
-    /// Marks an image as awaited by a client. The image goes before all images that no client waits
-    /// for. The image moves into the queue of `client` if that queue is shorter than its own.
+    /// Marks an image as awaited by a client. In the queue, the image goes before all images that
+    /// no client waits for. If the queue of `client` is shorter than the queue in which the image
+    /// waits, the image moves to the queue of `client`.
     fn prioritize(&mut self, manifest: &Digest, client: ClientKey) {
         let Some((of, id, is_awaited)) = self.positions.get(manifest).copied() else {
             return;
         };
         let is_shorter = self.images.waiting_of(&client) < self.images.waiting_of(&of);
-        // The image keeps its position, however often clients ask for it.
+        // If a client already waits for the image, the image keeps its position, however often
+        // clients ask for it.
         if is_awaited && !is_shorter {
             return;
         }
@@ -209,8 +213,8 @@ impl Queue {
         self.positions.insert(manifest, (client, id, is_awaited));
     }
 
-    /// Whether a client waits for an image that could begin now. If so, the job in progress ahead
-    /// of it does not pause.
+    /// Whether a client waits for an image that could begin now. If so, the job in progress does
+    /// not pause.
     fn is_wanted(&self, now: Instant) -> bool {
         let mut waiters = self.images.waiters();
         waiters.any(|(_, it)| it.is_awaited && it.is_due(now))
@@ -251,14 +255,15 @@ impl Queue {
             Job::Pair(new, old) => self.pairs.push_front((new, old)),
             Job::Optimize(manifest) => self.optimize.push_front(manifest),
             Job::Reorder(manifest) => self.reorder.push_front(manifest),
-            // The image database requeues images. Maintenance is never cancelled.
+            // The list of images (`ImageStore`) requeues an image itself. Maintenance is never
+            // cancelled.
             Job::Index(_) | Job::Maintain | Job::RebuildImageDatabase => {}
         }
     }
 
-    /// Images that a client waits for come first. Clients take turns. Images that were interrupted
-    /// often come last, until [`MAX_PASSED`] other images were begun. After that, such an image
-    /// gets an attempt with a longer time slice.
+    /// Takes the next job. Images that a client waits for come first, and clients take turns.
+    /// Images that were interrupted often come last. But after [`MAX_PASSED`] other images have
+    /// begun, such an image gets an attempt with a longer time slice.
     fn take(&mut self, only_awaited: bool, now: Instant) -> Option<Job> {
         let is_next =
             |image: &QueuedImage| (image.is_awaited || !only_awaited) && image.is_due(now);
@@ -285,8 +290,8 @@ impl Queue {
         })
     }
 
-    /// The next job that runs even when background work is paused: an image that a client waits
-    /// for, or maintenance, which frees disk space.
+    /// Takes the next job that may run even when background work is paused: an image that a client
+    /// waits for, or maintenance, which frees disk space.
     fn urgent(&mut self, lane: Lane, now: Instant) -> Option<Job> {
         match lane {
             Lane::Index => self.take(true, now),
@@ -307,7 +312,7 @@ impl Queue {
         if let Some(manifest) = self.reorder.pop_front() {
             return Some(Job::Reorder(manifest));
         }
-        // Pairs and optimizations take turns, so that neither starves.
+        // Jobs for pairs and jobs for optimization take turns, so that neither type of job starves.
         if (!self.last_was_pair || self.optimize.is_empty())
             && let Some((new, old)) = self.pairs.pop_front()
         {
@@ -348,7 +353,7 @@ impl JobQueue {
         }
     }
 
-    /// Queues an image for indexing, unless it waits already.
+    /// Queues an image for indexing, unless the image is already in the queue.
     pub(super) fn index(&self, manifest: Digest, client: ClientKey) {
         self.queue.lock().index(manifest, client);
         self.changed.notify_all();
@@ -364,7 +369,7 @@ impl JobQueue {
         self.queue.lock().prioritize(manifest, client);
     }
 
-    /// Queues pairs of images for optimized patches from the second to the first.
+    /// Queues pairs of images for optimized patches from the second image of the pair to the first.
     pub(super) fn pairs(&self, pairs: impl IntoIterator<Item = (Digest, Digest)>) {
         let mut queue = self.queue.lock();
         for (new, old) in pairs {
@@ -373,13 +378,13 @@ impl JobQueue {
         self.changed.notify_all();
     }
 
-    /// Queues images whose fast frames are to be replaced by optimized ones.
+    /// Queues images whose fast frames the server will replace by optimized frames.
     pub(super) fn optimize(&self, images: impl IntoIterator<Item = Digest>) {
         let mut queue = self.queue.lock();
         images.into_iter().for_each(|image| queue.optimize(image));
     }
 
-    /// Queues an image whose frames are to be put into a new order.
+    /// Queues an image, so that its frames are put into a new order.
     pub(super) fn reorder(&self, image: Digest) {
         self.queue.lock().reorder(image);
         self.changed.notify_all();
@@ -390,7 +395,7 @@ impl JobQueue {
         self.queue.lock().give_back(job);
     }
 
-    /// Number of jobs that wait or run.
+    /// Returns the number of jobs that wait or run.
     pub(super) fn len(&self) -> usize {
         self.queue.lock().len()
     }
@@ -400,22 +405,23 @@ impl JobQueue {
         self.queue.lock().is_wanted(Instant::now())
     }
 
-    /// Whether a client with fewer threads than `client` waits for an image that may interrupt.
+    /// Whether a client with fewer threads than `client` waits for an image that may interrupt the
+    /// image of `client`.
     pub(super) fn is_wanted_by_other(&self, client: &ClientKey) -> bool {
         let queue = self.queue.lock();
         queue.is_wanted_by_other(client, Instant::now())
     }
 
-    /// The shared number of images that are being indexed.
+    /// Returns the shared counter of images that are being indexed.
     pub(super) fn indexing(&self) -> Arc<AtomicUsize> {
         self.indexing.clone()
     }
 
-    /// Tells all threads to stop.
+    /// Tells all background threads to stop.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Takes the lock before the wake-up. A thread that read the flag too early already sleeps
-        // by then, so it wakes up.
+        // Takes the lock before it wakes the threads. A thread that read the flag before the change
+        // is asleep by then, so the wake-up reaches this thread.
         let _queue = self.queue.lock();
         self.changed.notify_all();
     }
@@ -424,7 +430,7 @@ impl JobQueue {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// The flag that tells all threads to stop.
+    /// Returns the flag that tells all threads to stop.
     pub(super) fn stop_flag(&self) -> Arc<AtomicBool> {
         self.stop.clone()
     }
@@ -459,13 +465,13 @@ impl JobQueue {
         job
     }
 
-    /// Counts one more running job, for a job that was never in the queue.
+    /// Counts a job that was never in the queue as running.
     pub(super) fn begin_unqueued(&self) {
         self.queue.lock().running += 1;
     }
 
-    /// Counts a job as finished. Changes the number of images in progress under the lock, so that a
-    /// thread that waits for the change wakes up.
+    /// Counts a job as finished. The number of images in progress changes under the lock, so that a
+    /// thread that waits for this change wakes up.
     pub(super) fn finish(&self, lane: Lane, client: Option<&ClientKey>) {
         let mut queue = self.queue.lock();
         queue.running -= 1;
@@ -509,7 +515,8 @@ mod tests {
         queue.prioritize(&two, client(1));
         assert!(queue.is_wanted(now));
         assert_eq!(image_of(queue.urgent(Lane::Index, now)), Some(two));
-        // The image failed and waits for its retry. Until the retry, the job in progress may pause.
+        // The indexing of the image failed, and the image waits for its retry. Until the retry, the
+        // job in progress may pause.
         let later = now + RETRY_INTERVAL;
         queue.push(QueuedImage {
             at: Some(later),
@@ -559,7 +566,7 @@ mod tests {
         queue.push(awaited(heavy, 1, MAX_YIELDS));
         queue.push(awaited(rival, 2, MAX_YIELDS));
         for nth in 10..20_u8 {
-            // The two images that take long were queued before this one.
+            // The two images that take long were queued before the small image.
             let manifest = pierhead_toc::FileDigest::of(&[nth]).into();
             queue.push(awaited(manifest, nth, MAX_YIELDS - 1));
             assert_eq!(image_of(queue.next(Lane::Index, now)), Some(manifest));
@@ -567,7 +574,7 @@ mod tests {
         }
         assert_eq!(image_of(queue.next(Lane::Index, now)), Some(heavy));
         // An image that was interrupted often does not interrupt another such image, so both
-        // finish. A small image interrupts them.
+        // finish. A small image interrupts both of them.
         assert!(!queue.is_wanted_by_other(&client(1), now));
         queue.push(awaited(small, 3, 0));
         assert!(queue.is_wanted_by_other(&client(1), now));
@@ -589,7 +596,7 @@ mod tests {
         let mut small = 0_u32;
         for seconds in [24, 48] {
             queue.push(taken.clone());
-            // Other clients keep asking for small images.
+            // Other clients request small images again and again.
             let mut passed = 0;
             taken = loop {
                 small += 1;

@@ -1,4 +1,5 @@
-//! Cache of the open layers of a few images, for reads of single files.
+//! A cache of the open layers of a few images, so that reads of single files need not open the
+//! layers each time.
 
 use std::sync::Arc;
 
@@ -15,13 +16,13 @@ const MAX_OPEN: usize = 2;
 
 /// The sources that all readers of single files share: packs, and the open layers of a few images.
 pub(super) struct LayerCache {
-    /// Contents of packs, with a cache of decoded frames.
+    /// File contents from packs, with a cache of decoded frames.
     pub(super) packed: Contents,
     open: Mutex<Vec<(Digest, Arc<OpenLayers>)>>,
 }
 
 impl LayerCache {
-    /// `memory` is the size of the cache of decoded frames in bytes.
+    /// Creates the cache. `memory` is the size of the cache of decoded frames in bytes.
     pub(super) fn new(packs: &Arc<Packs>, database: &Arc<ImageDatabase>, memory: usize) -> Self {
         let nothing = Arc::new(OpenLayers::default());
         Self {
@@ -30,7 +31,7 @@ impl LayerCache {
         }
     }
 
-    /// The layers of an image. Calls `open` when they are not open.
+    /// Returns the open layers of an image. If the layers are not open, calls `open`.
     pub(super) fn layers(
         &self,
         image: &Digest,
@@ -50,12 +51,13 @@ impl LayerCache {
         layers
     }
 
-    /// Closes the layers of one image.
+    /// Closes all layers of one image.
     pub(super) fn close(&self, image: &Digest) {
         self.open.lock().retain(|(of, _)| of != image);
     }
 
-    /// Closes all layers, since an evicted blob takes disk space as long as it is open.
+    /// Closes the layers of all images, since an evicted blob takes disk space as long as it is
+    /// open.
     pub(super) fn close_all(&self) {
         self.open.lock().clear();
     }

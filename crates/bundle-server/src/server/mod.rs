@@ -1,13 +1,14 @@
-//! The bundle server: indexes, packs and plans images in the background, and serves bundles of
-//! them.
+//! The bundle server: indexes and packs images and plans their bundles in the background, and
+//! serves these bundles.
 //!
 //! The server can make all of its files again from the blobs of the cache.
 //!
-//! State, each with one owner: `image_store`, `job_queue`, `plan_store`, `toc_store`,
-//! `trace_store`, `layer_cache`, `pack_usage`; `context` holds all of these modules' values. Work
-//! on this state, from the bottom up: `toc_access` and `image_sources` (inputs), `indexing` (a new
-//! image), `planner` (a request), `patches`, `optimize` and `reorder` (low priority), `maintenance`
-//! and `unused_packs` (deletion), `threads` (which thread does what).
+//! The state of the server is divided among these modules, so that each part has one owner:
+//! `image_store`, `job_queue`, `plan_store`, `toc_store`, `trace_store`, `layer_cache`,
+//! `pack_usage`; `context` holds the values of all of these modules. These modules work on the
+//! state, from the bottom up: `toc_access` and `image_sources` (inputs), `indexing` (a new image),
+//! `planner` (a request), `patches`, `optimize` and `reorder` (low priority), `maintenance` and
+//! `unused_packs` (deletion), `threads` (which thread does what).
 
 mod bundle_header;
 mod chunk_reuse;
@@ -82,12 +83,12 @@ use toc_store::TocStore;
 use trace_store::TraceStore;
 use write_budget::{OUT_OF_BUDGET, WriteMeter};
 
-/// Maximum number of plans in progress. Making a plan holds TOCs, a frame and the bases of the
-/// frame in memory.
+/// Maximum number of plans in progress. While the server makes a plan, it holds TOCs, a frame and
+/// the bases of the frame in memory.
 const MAX_PLANNING: usize = 4;
 
-/// The bundle server. Clones share one state. Methods block on the disk unless their documentation
-/// says otherwise.
+/// The bundle server. All clones share one state. A method may block on the disk, unless its
+/// documentation says otherwise.
 #[derive(Clone)]
 pub struct BundleServer {
     context: Arc<Context>,
@@ -98,7 +99,7 @@ impl BundleServer {
     /// Opens the data folder, rebuilds missing files, and starts the background threads.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Io` if a folder or a file cannot be used.
     pub fn open(config: Config, blobs: Arc<dyn Blobs>) -> Result<Self, Error> {
         let paths = Paths::open(&config.data)?;
         let packs = Packs::open(PackConfig::new(
@@ -106,8 +107,8 @@ impl BundleServer {
             config.pack_budget,
         ))?;
         if packs.stat().packs == 0 {
-            // All packs were deleted, so pack numbers start again. An old plan could name records
-            // of another image, so all plans are deleted.
+            // All packs were deleted, so the numbers of packs start again. With these numbers, an
+            // old plan could name records of another image, so all plans are deleted.
             paths.shrink_plans(0)?;
         }
         let (database, damage) = ImageDatabase::open(&Paths::image_database(&config.data))?;
@@ -151,8 +152,8 @@ impl BundleServer {
         self.offer_for(ClientKey::OPERATOR, image);
     }
 
-    /// Queues an image that `client` pulled for indexing and packing, unless it is ready. Does not
-    /// block.
+    /// Queues an image that `client` pulled for indexing and packing, unless the image is ready.
+    /// The call does not block.
     pub fn offer_for(&self, client: ClientKey, image: Image) {
         let context = &self.context;
         context.images.offer(client, image, &context.queue);
@@ -164,33 +165,33 @@ impl BundleServer {
         self.awaited_by(ClientKey::OPERATOR, manifest)
     }
 
-    /// The state of an image for which `client` waits. The server indexes such an image before all
-    /// images without a waiting client, and on a whole core. Clients take turns. Returns `Refused`
-    /// when indexing has not started and [`Config::write_budget`] allows no more writes. Does not
-    /// block.
+    /// Returns the state of an image for which `client` waits. The server indexes such an image
+    /// before all images without a waiting client, and on a whole core. The images of different
+    /// clients take turns. Returns `Refused` when indexing has not started and
+    /// [`Config::write_budget`] allows no more writes. The call does not block.
     pub fn awaited_by(&self, client: ClientKey, manifest: &Digest) -> State {
         let context = &self.context;
         let may_begin = || context.meter.may_write(true);
         let state = context
             .images
             .prioritize(manifest, client, may_begin, &context.queue);
-        // The refusal makes the client pull the layers now, instead of waiting for the write budget
-        // of the next day.
+        // Because of the refusal, the client pulls layers now, and does not wait for the write
+        // budget of the next day.
         state.unwrap_or_else(|| State::Refused(OUT_OF_BUDGET.to_owned()))
     }
 
-    /// The state of an image. Does not block.
+    /// Returns the state of an image. The call does not block.
     pub fn state(&self, manifest: &Digest) -> State {
         self.context.images.state(manifest)
     }
 
-    /// Why the last attempt to index an image failed, as a text for clients, while the image waits
-    /// for the next attempt. Does not block.
+    /// Returns why the last attempt to index an image failed, as a text for clients, while the
+    /// image waits for the next attempt. The call does not block.
     pub fn failure(&self, manifest: &Digest) -> Option<String> {
         self.context.images.failure(manifest)
     }
 
-    /// Digests of the config and the layers of a ready image. Does not block.
+    /// Returns the digests of the config and the layers of a ready image. The call does not block.
     pub fn blobs(&self, manifest: &Digest) -> Option<Vec<Digest>> {
         self.context.images.blobs_of_ready(manifest)
     }
@@ -199,7 +200,7 @@ impl BundleServer {
     /// host.
     ///
     /// # Errors
-    /// Errors of [`Self::bundle_for`].
+    /// The same errors as from [`Self::bundle_for`].
     pub fn bundle(
         &self,
         want: &Digest,
@@ -209,12 +210,13 @@ impl BundleServer {
         self.bundle_for(ClientKey::OPERATOR, want, base_images, layers)
     }
 
-    /// Finds the plan of a bundle, or makes it. The server makes only a few plans at once, since
-    /// making a plan holds TOCs in memory. A new plan counts towards the share of `client` in
-    /// [`Config::plan_budget`].
+    /// Finds or makes the plan of a bundle: the list of all parts of the bundle. The server makes
+    /// only a few plans at once, since making a plan holds TOCs in memory. A new plan counts
+    /// towards the part of [`Config::plan_budget`] that `client` may use.
     ///
     /// # Errors
-    /// [`Error::Missing`] when the image is not ready, or no longer ready; `Io`.
+    /// [`Error::Missing`] when the image is not ready, or no longer ready. `Io` for errors of the
+    /// disk.
     pub fn bundle_for(
         &self,
         client: ClientKey,
@@ -224,7 +226,7 @@ impl BundleServer {
     ) -> Result<Bundle, Error> {
         let context = &self.context;
         let base_images = context.images.rank_bases(want, base_images);
-        // Most requests that wait for this lock find that another request has made their plan.
+        // Most requests that wait for this lock then find that another request has made their plan.
         let _planning = context
             .planning
             .lock(request_key(want, &base_images, layers));
@@ -243,10 +245,11 @@ impl BundleServer {
         Ok(self.bundle_of(plan))
     }
 
-    /// The bundle for a request, if its plan exists. Reads at most a few small files.
+    /// Returns the bundle for a request, if the plan of this bundle exists. Reads at most a few
+    /// small files.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Io` for errors of the disk.
     pub fn planned(
         &self,
         want: &Digest,
@@ -257,7 +260,8 @@ impl BundleServer {
         self.find(want, &base_images, layers)
     }
 
-    /// The bundle for a request, if its plan exists. The caller has ranked the base images.
+    /// Returns the bundle for a request, if the plan of this bundle exists. The caller has ranked
+    /// the base images.
     fn find(
         &self,
         want: &Digest,
@@ -268,7 +272,7 @@ impl BundleServer {
         let Some(key) = context.plans.key(want, base_images, layers)? else {
             return Ok(None);
         };
-        // A pack of the plan may no longer exist: it was optimized or evicted.
+        // A pack that the plan names may no longer exist, because it was optimized or evicted.
         let Some(plan) = context.plans.whole(&key)? else {
             return Ok(None);
         };
@@ -277,11 +281,12 @@ impl BundleServer {
         Ok(Some(self.bundle_of(plan)))
     }
 
-    /// The bundle with this `ETag`, if a client received it for this request and all records of its
-    /// plan still exist. A newer bundle for the request may have superseded this one.
+    /// Returns the bundle with this `ETag`, if a client received the bundle for this request and
+    /// all records of its plan still exist. A newer bundle for the request may have superseded this
+    /// bundle.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Io` for errors of the disk.
     pub fn superseded(
         &self,
         want: &Digest,
@@ -300,10 +305,12 @@ impl BundleServer {
         }
     }
 
-    /// A reader of one file content of an image. `None` when the image has no such content.
+    /// Returns a stream of one file content of an image, or `None` when the image has no such
+    /// content.
     ///
     /// # Errors
-    /// [`Error::Missing`] when the image is not ready, or its layers are gone; `Io`.
+    /// [`Error::Missing`] when the image is not ready, or its layers no longer exist. `Io` for
+    /// errors of the disk.
     pub fn file(&self, image: &Digest, content: &FileDigest) -> Result<Option<Stream>, Error> {
         let Some(size) = toc_access::size_in(&self.context, image, content)? else {
             return Ok(None);
@@ -316,11 +323,11 @@ impl BundleServer {
     }
 
     /// Records the files that a container start opened, in order, as the trace of this client.
-    /// Skips files that the image does not have. Records nothing if the image has none of the
-    /// files.
+    /// Files that the image does not have are skipped. If the image has none of the files, nothing
+    /// is recorded.
     ///
     /// # Errors
-    /// [`Error::Missing`] when the image is not ready; `Io`.
+    /// [`Error::Missing`] when the image is not ready. `Io` for errors of the disk.
     pub fn trace(
         &self,
         client: ClientKey,
@@ -346,54 +353,59 @@ impl BundleServer {
         Ok(recorded)
     }
 
-    /// Images with a recorded trace, the latest first.
+    /// Returns the images that have a recorded trace, the latest first.
     pub fn traced_images(&self) -> Vec<Digest> {
         let mut ready = self.context.images.ready_images();
         ready.retain(|image| self.context.traces.has(image));
         ready
     }
 
-    /// The ranges of each cached layer that a container start reads, according to the trace of the
-    /// image. Empty without a trace. A content of several layers counts in the uppermost of these
-    /// layers only, as in a mount. This method reads and decodes the ranges at low priority.
+    /// Returns the ranges of each cached layer that a container start reads, according to the trace
+    /// of the image. Without a trace, the list is empty. If several layers have a content, only the
+    /// uppermost of these layers counts, as in a mount. This method reads and decodes the ranges at
+    /// low priority.
     ///
     /// # Errors
-    /// [`Error::Missing`] when the image is not ready, [`Error::Stopped`] at shutdown; errors of
-    /// the layers.
+    /// [`Error::Missing`] when the image is not ready, [`Error::Stopped`] at shutdown, and errors
+    /// of the layers.
     pub fn hot_ranges(&self, image: &Digest) -> Result<Vec<HotRanges>, Error> {
         hot_ranges::hot_ranges(&self.context, image)
     }
 
-    /// The expected order of file opens at a container start. Reads the programs that a start runs,
-    /// which takes as long as the ordering of the image's frames.
+    /// Returns the order in which a container start is expected to open files. The call reads the
+    /// programs that a container start runs, which takes as long as it takes to order the image's
+    /// frames.
     ///
     /// # Errors
-    /// [`Error::Missing`] when the image is not ready, or no longer ready; `Io`.
+    /// [`Error::Missing`] when the image is not ready, or no longer ready. `Io` for errors of the
+    /// disk.
     pub fn start_order(&self, manifest: &Digest) -> Result<StartOrder, Error> {
         start_order::start_order(&self.context, manifest)
     }
 
     /// Deletes the files of images whose manifest or config is no longer cached. Then deletes plans
     /// and packs, least recently used first, until packs, plans and indexes take at most `target`
-    /// bytes. Files in use stay. Returns the number of bytes that the remaining files take. A later
-    /// request rebuilds deleted files of cached images.
+    /// bytes. Files in use are not deleted. Returns the number of bytes that the remaining files
+    /// take. A later request rebuilds deleted files of cached images.
     ///
-    /// Takes no planning slot, since only the operator calls this method. A second call waits until
-    /// the first one ends, so that all calls together hold one TOC in memory. No image is indexed
-    /// while packs are deleted. Indexing continues while the plans and TOCs that name packs are
-    /// read and hashed.
+    /// The call takes none of the slots for planning, since only the operator calls this method. A
+    /// second call waits for the end of the first call, so that all calls together hold only one
+    /// TOC in memory. While packs are deleted, no image is indexed. But indexing continues during
+    /// the longer part of the work, in which the plans and TOCs that name packs are read and
+    /// hashed.
     ///
     /// # Errors
-    /// `Io`. After an error about an unreadable plan or TOC, all other files were pruned.
+    /// `Io` for errors of the disk. After an error about an unreadable plan or TOC, all other files
+    /// were pruned.
     pub fn prune(&self, target: u64) -> Result<u64, Error> {
         let context = &self.context;
         let _pruning = context.pruning.lock();
-        // An unreadable plan stops the deletion of unused packs. The least recently used files are
-        // deleted nevertheless.
+        // If a plan is unreadable, unused packs are not deleted, but the least recently used files
+        // are.
         let removed = unused_packs::remove_uncached_images(context);
         let (index, _) = context.paths.bytes();
         let room = target.saturating_sub(index);
-        // Plans are deleted first, since many plans use one pack.
+        // Plans are deleted before packs, since many plans may use the same pack.
         let packs = context.packs.stat().bytes;
         context.plans.shrink(room.saturating_sub(packs))?;
         let plans = context.plans.bytes();
@@ -404,8 +416,8 @@ impl BundleServer {
         Ok(index + plans + context.packs.stat().bytes)
     }
 
-    /// The current state of the server, and its counters since the start. Looks at every file of
-    /// the server.
+    /// Returns the current state of the server, and its counters since the start. The call looks at
+    /// every file of the server.
     pub fn stat(&self) -> Stat {
         let context = &self.context;
         let images = context.images.counts();
@@ -427,12 +439,13 @@ impl BundleServer {
         }
     }
 
-    /// Stops the background threads. Unfinished jobs continue after the next start.
+    /// Stops the background threads. Jobs that are not finished continue after the next start.
     pub fn close(&self) {
         self.context.queue.stop();
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
-            // The error is ignored: a panic of the thread was counted and logged when it happened.
+            // The result is ignored: if the thread panicked, the panic was already counted and
+            // logged.
             let _ = thread.join();
         }
         if let Err(error) = self.context.image_database.flush() {

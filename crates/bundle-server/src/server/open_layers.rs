@@ -10,23 +10,23 @@ use super::paths::remove;
 use pierhead_toc::layer::{LayerIndex, LayerReader};
 use pierhead_toc::{Blob, FileDigest, Source};
 
-/// Open layers. A read takes the content from the first layer that has it.
+/// Open layers of images. A read takes the content from the first layer that has it.
 #[derive(Default)]
 pub(super) struct OpenLayers {
     readers: Vec<(LayerReader, PathBuf)>,
-    /// The error code (`errno`) of a layer that could not be opened for a lack of file descriptors
-    /// or memory. The layer may have contents that no open layer has.
+    /// The error code (`errno`) of a layer that could not be opened because file descriptors or
+    /// memory were used up. The layer may have contents that no open layer has.
     exhausted: Option<i32>,
 }
 
 impl OpenLayers {
-    /// Adds a layer. `path` is the path of its index, which is deleted when a read finds damage.
-    /// Indexing then makes it again.
+    /// Adds a layer. `path` is the path of the layer's index. When a read finds that the index is
+    /// damaged, the index is deleted, so that indexing makes it again.
     pub(super) fn push(&mut self, index: &LayerIndex, path: PathBuf, blob: Arc<dyn Blob>) {
         self.readers.push((index.reader(blob), path));
     }
 
-    /// Records that a layer could not be opened for a lack of file descriptors or memory.
+    /// Records that this layer could not be opened because file descriptors or memory are used up.
     pub(super) fn note_exhausted(&mut self, layer: &Digest, error: &io::Error) {
         tracing::warn!(%layer, %error, "cannot open a layer");
         self.exhausted = error.raw_os_error();
@@ -36,7 +36,7 @@ impl OpenLayers {
     ///
     /// # Errors
     /// Errors of `read`. If no open layer has the content, and a layer could not be opened for a
-    /// lack of file descriptors or memory: that error.
+    /// lack of file descriptors or memory, returns the error of that layer.
     fn first<T>(
         &self,
         mut read: impl FnMut(&LayerReader) -> io::Result<Option<T>>,

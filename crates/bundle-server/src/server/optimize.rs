@@ -1,4 +1,5 @@
-//! Replaces the fast frames of an image by optimized ones, and deletes unused fast packs.
+//! Replaces the fast frames of an image (compressed at a low zstd level) by optimized frames (at
+//! the final level), and deletes unused fast packs.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,26 +20,27 @@ use pierhead_bundle::format::Frames;
 use pierhead_toc::layer::Pace as _;
 use pierhead_toc::{FileDigest, ImageToc};
 
-/// Compresses the fast frames of an image again at the final level, and replaces its fresh plans.
-/// After a stop or a kill, the next call continues with the fast frames that the plans still name.
+/// Compresses the fast frames of an image again at the final level, and replaces the fresh plans of
+/// the image (the bundle plans for workers without base images). After a shutdown or a kill, the
+/// next call continues with the fast frames that these plans still name.
 pub(super) fn optimize(
     context: &Context,
     manifest: &Digest,
     share: &mut CpuShare,
 ) -> Result<(), Error> {
-    // The image was removed after the job was queued, or waits for indexing again, so there is
-    // nothing to do.
+    // The image was removed after the job was queued, or the image waits for indexing again. In
+    // both cases, there is nothing to optimize.
     if !context.images.is_fast(manifest) {
         return Ok(());
     }
     match optimize_frames(context, manifest, share) {
-        // A frame or a plan is lost, so there is nothing to optimize. The next request for the
-        // image makes the server index it again.
+        // A frame or a plan is lost, so there is nothing to optimize. At the next request for the
+        // image, the server indexes the image again.
         Err(Error::Missing(_) | Error::Malformed { .. }) => {}
         Ok(false) => return Ok(()),
         done => drop(done?),
     }
-    // The image may have been removed or reset meanwhile.
+    // The image may have been removed or reset while its frames were compressed.
     if !context.images.is_fast(manifest) {
         return drop_unused_fast_packs(context);
     }
@@ -48,14 +50,14 @@ pub(super) fn optimize(
     dropped
 }
 
-/// Makes the optimized frames. Returns `false` when the packs have no room for them.
+/// Makes the optimized frames of an image. Returns `false` when the packs have no room for them.
 fn optimize_frames(
     context: &Context,
     manifest: &Digest,
     share: &mut CpuShare,
 ) -> Result<bool, Error> {
-    // Verifies the TOC and drops it, so that it takes no memory while frames are compressed. The
-    // TOC is read again afterwards.
+    // Verifies the TOC and drops it, so that the TOC takes no memory while frames are compressed.
+    // Afterwards, the TOC is read again.
     drop(load_toc(context, manifest)?);
     let mut locations = HashSet::new();
     let keys = [false, true].map(|layers| request_key(manifest, &[], layers));
@@ -87,20 +89,20 @@ fn optimize_frames(
     Ok(true)
 }
 
-/// Whether optimized frames have room beside the fast ones. Optimized frames are hardly ever longer
-/// than the fast ones. Without room, writing optimized frames would evict the fast frames. The next
-/// request would pack the image again, and both steps would repeat.
+/// Whether the packs have room for the optimized frames beside the fast frames, which are hardly
+/// ever shorter. Without this room, writing the optimized frames would evict the fast frames. The
+/// next request would pack the image again, and both steps would repeat for ever.
 fn has_room(context: &Context, locations: &[RecordLocation]) -> bool {
     let bytes = |location: &RecordLocation| u64::from(location.len);
     let all: u64 = locations.iter().map(bytes).sum();
     let fast = locations.iter().filter(|it| pack::is_fast(it.pack));
     let more: u64 = fast.map(bytes).sum();
-    // The 1/16 covers pack indexes, and the unused room of packs that are being written.
+    // The 1/16 covers pack indexes, and the unused room of packs that a thread is writing.
     all + more + (all + more) / 16 <= context.config.pack_budget
 }
 
-/// Replaces a plan by one with the same frames at other locations. `made` maps old locations to the
-/// new locations.
+/// Replaces a bundle plan by a plan with the same frames at other locations. `made` maps old
+/// locations to the new locations.
 fn replace_plan(
     context: &Context,
     key: &FileDigest,

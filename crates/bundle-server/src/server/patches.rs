@@ -1,5 +1,5 @@
-//! Makes patches from one image to another: optimized patches in the background, and fast patches
-//! while a client waits.
+//! Makes the patches with which a worker updates from one image to another: optimized patches in
+//! the background, and fast patches while a client waits.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use pierhead_bundle::patch::Effort;
 use pierhead_toc::layer::Pace as _;
 use pierhead_toc::{FileDigest, ImageToc};
 
-/// Makes the plan of a pair of images with optimized patches. Later requests for this pair use this
-/// plan.
+/// Makes the bundle plan for an update between two images, with optimized patches. Later requests
+/// for this update use this plan.
 pub(super) fn prepare_pair(
     context: &Context,
     new: &Digest,
@@ -57,8 +57,8 @@ pub(super) fn prepare_pair(
         &mut pause,
     );
     match made {
-        // An image was removed meanwhile, or the pair exceeds the limit of the work. So no plan is
-        // made.
+        // One of the images was removed meanwhile, or the work for the patches would exceed its
+        // limit. So no plan is made.
         Err(Error::Missing(_)) | Ok(None) => return Ok(()),
         made => made?,
     };
@@ -69,9 +69,9 @@ pub(super) fn prepare_pair(
     Ok(())
 }
 
-/// Makes the plan of a pair of images with fast patches, while a client waits. Returns `None` when
-/// more than [`super::Config::fast_patch_bytes`] would be read and compressed, or when a content is
-/// missing.
+/// Makes the bundle plan for an update between two images, with fast patches, while a client waits.
+/// Returns `None` when more than [`super::Config::fast_patch_bytes`] would be read and compressed,
+/// or when a content is missing.
 pub(super) fn fast_patches(
     context: &Context,
     client: ClientKey,
@@ -93,7 +93,7 @@ pub(super) fn fast_patches(
     };
     let effort = Effort::Waiting(context.config.fast_patch_bytes);
     let path = fast_pair_key(new, old, layers);
-    // Other requests for the same pair wait here, and then find the plan.
+    // Other requests for the same update wait here, and then find the plan.
     let _pairing = context.pairing.lock(path);
     if let Some(made) = context.plans.pair(new, old, layers)? {
         return Ok(Some(made));
@@ -104,7 +104,8 @@ pub(super) fn fast_patches(
     };
     match make_patches(context, &path, new, image, old, base, effort, &mut pause) {
         Err(Error::Missing(_)) => Ok(None),
-        // A layer index is damaged. The caller then plans whole frames, which need no layer index.
+        // The index of a layer is damaged. So the caller plans whole frames, which need no layer
+        // index.
         Err(error) if error.is_damage() => Ok(None),
         made => {
             if let Ok(Some(plan)) = &made {
@@ -157,7 +158,7 @@ fn make_patches(
     context.plans.finish(path, draft, &prelude, &body).map(Some)
 }
 
-/// Makes the entry of a base image of which the worker has all contents.
+/// Makes the entry for a base image, if the worker has all contents of this image.
 fn complete_base(manifest: &Digest, toc: Arc<ImageToc>) -> LoadedBase {
     LoadedBase {
         request: RequestBase {

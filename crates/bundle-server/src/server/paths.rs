@@ -1,4 +1,4 @@
-//! Paths of the bundle server's files, and deletion of unused ones.
+//! Paths of the bundle server's files, and deletion of files that are no longer used.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -13,10 +13,10 @@ use crate::Error;
 use crate::clock;
 use pierhead_toc::FileDigest;
 
-/// Suffix of the second name of a plan that a client received.
+/// Suffix of the second name of a plan file, which the server adds when a client receives the plan.
 const SENT: &str = ".sent";
 
-/// The folders below the data folder.
+/// The folders of the bundle server, below the data folder.
 #[derive(Clone)]
 pub(super) struct Paths {
     layers: PathBuf,
@@ -26,7 +26,8 @@ pub(super) struct Paths {
 }
 
 impl Paths {
-    /// Creates the folders, and deletes partial files that a kill left.
+    /// Creates the folders of the bundle server, and deletes partial files that a killed process
+    /// left.
     pub(super) fn open(data: &Path) -> Result<Self, Error> {
         let paths = Self {
             layers: data.join("index/layers"),
@@ -54,17 +55,17 @@ impl Paths {
         data.join("directory")
     }
 
-    /// The index of a layer, by the digest of its blob.
+    /// Returns the path of the index of a layer, by the digest of its blob.
     pub(super) fn layer(&self, blob: &Digest) -> PathBuf {
         self.layers.join(name(blob))
     }
 
-    /// The TOC of an image, by its manifest.
+    /// Returns the path of the TOC of an image, by the digest of the manifest.
     pub(super) fn toc(&self, manifest: &Digest) -> PathBuf {
         self.tocs.join(name(manifest))
     }
 
-    /// The recorded traces of an image, by its manifest.
+    /// Returns the path of the recorded traces of an image, by the digest of the manifest.
     pub(super) fn trace(&self, manifest: &Digest) -> PathBuf {
         self.traces.join(name(manifest))
     }
@@ -73,13 +74,13 @@ impl Paths {
         self.plans.join(key.hex())
     }
 
-    /// The second name of a plan that a client received.
+    /// Returns the path that is the second name of a plan which a client received.
     pub(super) fn sent(&self, key: &FileDigest) -> PathBuf {
         self.plans.join(format!("{}{SENT}", key.hex()))
     }
 
     /// Gives a plan its second name (a hard link). If this fails, a client that resumes its
-    /// download gets a new plan.
+    /// download gets the bundle of a new plan.
     pub(super) fn link_plan(&self, key: &FileDigest, sent: &FileDigest) {
         match fs::hard_link(self.plan(key), self.sent(sent)) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -93,8 +94,8 @@ impl Paths {
         self.plan(key).exists() || self.sent(key).exists()
     }
 
-    /// Plans that have only their second name. The first list has the plans that were used within
-    /// `age`, the last used first. The second list has all older plans.
+    /// Returns the plans that have only their second name, in two lists. The first list has the
+    /// plans that were used within `age`, the last used first. The second list has all older plans.
     fn sent_plans(&self, age: Duration) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Error> {
         let (mut young, mut old) = (Vec::new(), Vec::new());
         each(&self.plans, &mut |path, meta| {
@@ -102,7 +103,8 @@ impl Paths {
                 return;
             }
             let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            // A time of use in the future, after the clock was set back, counts as now.
+            // After the clock was set back, the time of use may be in the future, which counts as
+            // now.
             match clock::now().duration_since(used) {
                 Ok(since) if since >= age => old.push(path.to_owned()),
                 _ => young.push((Reverse(used), path.to_owned())),
@@ -116,8 +118,8 @@ impl Paths {
         self.sent_plans(age).map(|(young, _)| young)
     }
 
-    /// Keeps at most `most` of the plans that have only their second name, and none that was unused
-    /// for `age`.
+    /// Deletes plans that have only their second name: those that were not used for `age`, and more
+    /// until at most `most` are left.
     pub(super) fn retain_sent(&self, most: usize, age: Duration) -> Result<(), Error> {
         let (young, old) = self.sent_plans(age)?;
         young
@@ -128,7 +130,7 @@ impl Paths {
         Ok(())
     }
 
-    /// Bytes of layer indexes and TOCs, and bytes of plans.
+    /// Returns the bytes of layer indexes and TOCs, and the bytes of plans.
     pub(super) fn bytes(&self) -> (u64, u64) {
         let sum = |folder: &Path| {
             let mut sum = 0;
@@ -150,24 +152,25 @@ impl Paths {
                 }
             })
         };
-        // The error is ignored: the server works without traces. Opening the folder at the start
-        // has reported the cause.
+        // An error is ignored, since the server works without traces, and since it has reported the
+        // cause when it opened the folder.
         let _ = maintain(&self.traces);
         maintain(&self.layers)?;
         maintain(&self.tocs)
     }
 
     /// Deletes plans, least recently used first, until they take at most `most` bytes. Returns the
-    /// number of bytes that the remaining plans take.
+    /// bytes of the remaining plans.
     pub(super) fn shrink_plans(&self, most: u64) -> Result<u64, Error> {
         let mut plans = Vec::new();
         each(&self.plans, &mut |path, meta| {
-            // Skip a partial file, which another thread is writing.
+            // Skips a partial file, which another thread is still writing.
             if is_partial(path) {
                 return;
             }
             let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            // A file with two names is visited twice, so each visit counts half of its bytes.
+            // The loop visits a file with two names twice, so each visit counts half of the bytes
+            // of the file.
             plans.push((used, meta.len() / meta.nlink().max(1), path.to_owned()));
         })?;
         plans.sort();
@@ -182,28 +185,28 @@ impl Paths {
         Ok(all)
     }
 
-    /// Visits the paths of all plans.
+    /// Calls `visit` with the path of each plan.
     pub(super) fn each_plan(&self, visit: &mut dyn FnMut(&Path)) -> Result<(), Error> {
         each(&self.plans, &mut |path, _| {
-            // Skip a partial file, which another thread is writing.
+            // Skips a partial file, which another thread is still writing.
             if !is_partial(path) {
                 visit(path);
             }
         })
     }
 
-    /// Deletes the hard link of a plan that was sent.
+    /// Deletes the second name (a hard link) of a plan that a client received.
     pub(super) fn remove_sent(&self, key: &FileDigest) {
         remove(&self.sent(key));
     }
 
-    /// Deletes a plan.
+    /// Deletes the file of a plan.
     pub(super) fn remove_plan(&self, key: &FileDigest) {
         remove(&self.plan(key));
     }
 }
 
-/// Creates a folder, and deletes partial files that a kill left in it.
+/// Creates a folder, and deletes partial files that a killed process left in the folder.
 fn prepare(folder: &Path) -> Result<(), Error> {
     let made = fs::create_dir_all(folder);
     made.map_err(|error| Error::io(format!("create {}", folder.display()), error))?;
@@ -231,7 +234,7 @@ fn each(folder: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata)) -> Result<()
     let failed = |error| Error::io(format!("read {}", folder.display()), error);
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        // No error if another thread has deleted the file.
+        // It is no error if another thread has deleted the file.
         if let Ok(meta) = entry.metadata() {
             visit(&entry.path(), &meta);
         }
@@ -239,8 +242,8 @@ fn each(folder: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata)) -> Result<()
     Ok(())
 }
 
-/// Deletes a file. A folder in place of the file is deleted with its contents. When the deletion
-/// fails, the next run of maintenance tries again.
+/// Deletes a file. If there is a folder in place of the file, deletes the folder with its contents.
+/// When the deletion fails, the next run of maintenance tries again.
 pub(super) fn remove(path: &Path) {
     let removed = match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir_all(path),

@@ -1,8 +1,8 @@
-//! Reads and writes plan files. A plan file has all parts of a bundle: the header, the location of
-//! each record in the packs, and the records that no pack has.
+//! Reads and writes the plan files of bundles. A plan file has all parts of one bundle: the header,
+//! the location of each record in the packs, and the records that no pack has.
 //!
-//! The same plan file always gives the same bytes of a bundle. `docs/formats/disk.md` specifies the
-//! format.
+//! From the same plan file, the server always sends the same bytes. `docs/formats/disk.md`
+//! specifies the format.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -23,22 +23,23 @@ use pierhead_toc::FileDigest;
 
 const MAGIC: &[u8; 8] = b"PIERPLAN";
 const VERSION: u32 = 2;
-/// Length of magic, version, number of frames, length of the header's body, prelude and checksum.
+/// Length of the start of a plan file: magic, version, number of frames, length of the header's
+/// body, prelude and checksum.
 const START: usize = 8 + 4 + 4 + 8 + PRELUDE + 4;
-/// Bytes that one frame takes in the table of record locations.
+/// Number of bytes that one frame takes in the table of record locations.
 pub(super) const ENTRY: usize = 16;
-/// Value of the pack number for a record in the plan file itself.
+/// Value in place of a pack number for a record that is in the plan file itself.
 const IN_PLAN: u32 = u32::MAX;
-/// Value of the pack number for a frame without a record.
+/// Value in place of a pack number for a frame that has no record.
 const NO_RECORD: u32 = u32::MAX - 1;
 const WHAT: &str = "plan";
 
-/// The location of a frame's record.
+/// Where the record of a frame is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PlanRecord {
-    /// The frame has no record.
+    /// The frame has no record, since it only copies old contents.
     Absent,
-    /// The record is in the plan file.
+    /// The record is in the plan file itself.
     InPlan {
         offset: u64,
         len: u32,
@@ -46,19 +47,19 @@ pub(crate) enum PlanRecord {
     InPack(RecordLocation),
 }
 
-/// An open plan. Takes about 16 bytes of memory per frame, and one file descriptor.
+/// An open plan file. It takes about 16 bytes of memory per frame, and one file descriptor.
 pub(crate) struct PlanFile {
     pub(super) file: Arc<File>,
     pub(super) prelude: Prelude,
     pub(super) etag: String,
-    /// Length of the header's body.
+    /// Length in bytes of the header's body.
     pub(super) header: u64,
-    /// Offset of the header's body in the file.
+    /// Offset of the header's body in the plan file.
     pub(super) header_at: u64,
     pub(super) records: Vec<u8>,
     /// The base images whose contents the bundle uses.
     base_images: Vec<BaseImage>,
-    /// Whether the file has its second name.
+    /// Whether the plan file has its second name (a hard link).
     pub(super) is_linked: AtomicBool,
 }
 
@@ -66,7 +67,8 @@ impl PlanFile {
     /// Opens a plan file. Reads and verifies the whole file except its records.
     ///
     /// # Errors
-    /// `Missing`, `Malformed` when it is damaged, `Io`.
+    /// `Missing` when the file does not exist, `Malformed` when the file is damaged, and `Io` for
+    /// errors of the disk.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Error::Missing(path.display().to_string()),
@@ -111,7 +113,8 @@ impl PlanFile {
         }
         let mut hasher = Sha256::new();
         hasher.update(prelude.digest);
-        // The heads of the records are hashed, and each head contains the digest of its payload.
+        // Only the heads of the records are hashed. This is enough, since each head contains the
+        // digest of the record's payload.
         hasher.update(&heads);
         let etag = FileDigest::from_bytes(hasher.finalize().into()).hex();
         Ok(Self {
@@ -126,8 +129,8 @@ impl PlanFile {
         })
     }
 
-    /// Whether a worker with these base images can apply the bundle, and may pull all base images
-    /// that the bundle uses.
+    /// Whether a worker with these base images can apply the bundle, and whether the worker may
+    /// pull all base images that the bundle uses.
     pub(super) fn suits(&self, base_images: &[RequestBase]) -> bool {
         self.base_images.iter().all(|base| match base.usable {
             UsableContents::None => true,
@@ -138,12 +141,12 @@ impl PlanFile {
         })
     }
 
-    /// Number of frames.
+    /// Returns the number of frames of the bundle.
     pub(super) fn frames(&self) -> u32 {
         u32::try_from(self.records.len() / ENTRY).unwrap_or(u32::MAX)
     }
 
-    /// The location of a frame's record. `None` when there is no such frame.
+    /// Returns the location of a frame's record, or `None` when there is no such frame.
     pub(super) fn record(&self, nth: u32) -> Option<PlanRecord> {
         let at = usize::try_from(nth).ok()?.checked_mul(ENTRY)?;
         let entry = self.records.get(at..at.checked_add(ENTRY)?)?;
@@ -160,8 +163,8 @@ impl PlanFile {
         })
     }
 
-    /// The head of a frame's record, whether the record is in a pack or in the plan file. All zeros
-    /// when the frame has no record.
+    /// Returns the head of a frame's record, for a record in a pack or in the plan file. If the
+    /// frame has no record, the head is all zeros.
     pub(super) fn head(&self, nth: u32) -> Result<[u8; RECORD_HEAD], Error> {
         let mut head = [0; RECORD_HEAD];
         let at = (START + self.records.len()) as u64 + u64::from(nth) * RECORD_HEAD as u64;
@@ -170,7 +173,7 @@ impl PlanFile {
         Ok(head)
     }
 
-    /// Decodes the header. Allocates memory for all of it.
+    /// Decodes the header of the bundle. The whole header takes memory.
     pub(crate) fn header(&self) -> Result<Header, Error> {
         let mut body = vec![0; self.prelude.body_len()];
         let read = self.file.read_exact_at(&mut body, self.header_at);
@@ -178,7 +181,7 @@ impl PlanFile {
         Ok(Header::decode(&self.prelude, &body)?)
     }
 
-    /// Reads a record from the plan file.
+    /// Reads a record that is in the plan file.
     pub(crate) fn read(&self, offset: u64, len: u32) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
         let read = self.file.read_exact_at(&mut bytes, offset);
@@ -187,7 +190,7 @@ impl PlanFile {
     }
 }
 
-/// The locations of a plan's records in packs.
+/// Returns the locations of those records of a plan that are in packs.
 pub(super) fn pack_locations(plan: &PlanFile) -> impl Iterator<Item = RecordLocation> + '_ {
     (0..plan.frames()).filter_map(|nth| match plan.record(nth) {
         Some(PlanRecord::InPack(location)) => Some(location),
@@ -195,24 +198,25 @@ pub(super) fn pack_locations(plan: &PlanFile) -> impl Iterator<Item = RecordLoca
     })
 }
 
-/// A plan that is being written. Dropping the draft before `finish` deletes its files.
+/// A plan file that a thread is writing. Dropping the draft before [`Self::finish`] deletes its
+/// files.
 pub(crate) struct Draft {
     path: PathBuf,
     records: Vec<u8>,
     heads: Vec<u8>,
-    /// Temporary file with the records that no pack has. `finish` copies these records into the
-    /// plan file, when their offset is known.
+    /// Temporary file with the records that no pack has. When the offset of these records is known,
+    /// `finish` copies them into the plan file.
     own: AtomicFile<'static>,
     own_len: u64,
     all: u64,
 }
 
 impl Draft {
-    /// Begins the plan whose file will be at `path`.
+    /// Begins to write a plan file at `path`.
     pub(crate) fn begin(path: &Path) -> Result<Self, Error> {
         let mut aside = path.as_os_str().to_owned();
-        // [`AtomicFile`] appends its own suffix to this name, so the next start deletes a file that
-        // a kill left.
+        // [`AtomicFile`] appends its own suffix to this name, so the next start of the server
+        // deletes a file that a kill left.
         aside.push(".records");
         let failed = |error| Error::io(format!("write {}", path.display()), error);
         let own = Options::new().create(Path::new(&aside)).map_err(failed)?;
@@ -231,7 +235,7 @@ impl Draft {
         self.entry(location.pack, location.offset, location.len, head);
     }
 
-    /// Adds a frame whose record is that of frame `nth` of another plan.
+    /// Adds a frame whose record is the record of frame `nth` of another plan.
     pub(crate) fn copy_record(&mut self, plan: &PlanFile, nth: u32) -> Result<(), Error> {
         match plan.record(nth) {
             Some(PlanRecord::InPack(location)) => self.packed_record(location, &plan.head(nth)?),
@@ -241,7 +245,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Adds a frame without a record.
+    /// Adds a frame that has no record.
     pub(crate) fn without_record(&mut self) {
         self.entry(NO_RECORD, 0, 0, &[0; RECORD_HEAD]);
     }
@@ -257,7 +261,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Adds a frame with this coding and payload. Makes the head of its record.
+    /// Adds a frame with this coding and payload. Makes the head of the record.
     pub(crate) fn payload(&mut self, coding: Coding, payload: &[u8]) -> Result<(), Error> {
         let mut record = Vec::with_capacity(RECORD_HEAD + payload.len());
         record.extend_from_slice(&RecordHead::of(coding, payload)?.encode());
@@ -265,13 +269,13 @@ impl Draft {
         self.record(&record)
     }
 
-    /// Number of bytes in the temporary file. `finish` copies them, and so writes them a second
-    /// time.
+    /// Returns the number of bytes in the temporary file. `finish` copies these bytes, and so
+    /// writes them a second time.
     pub(crate) const fn temporary_bytes(&self) -> u64 {
         self.own_len
     }
 
-    /// Number of bytes of all records that were added so far.
+    /// Returns the number of bytes of all records that were added so far.
     pub(crate) const fn bytes(&self) -> u64 {
         self.all
     }
@@ -284,7 +288,7 @@ impl Draft {
         self.all += u64::from(len);
     }
 
-    /// Writes the plan file, with this header.
+    /// Writes the plan file, with this header of the bundle.
     pub(crate) fn finish(self, prelude: &Prelude, body: &[u8]) -> Result<PlanFile, Error> {
         let mut start = Vec::with_capacity(START);
         start.extend_from_slice(MAGIC);
@@ -311,7 +315,7 @@ impl Draft {
     }
 }
 
-/// Makes the error of a damaged plan file.
+/// Makes the error for a damaged plan file.
 fn wrong(why: &str) -> Error {
     Error::malformed(WHAT, why)
 }
@@ -323,7 +327,7 @@ mod tests {
     #[test]
     fn an_etag_covers_the_bytes_of_records() {
         let folder = tempfile::tempdir().unwrap();
-        // The body starts with the number of base images, here 0.
+        // The body of the header starts with the number of base images, which is 0 here.
         let body = vec![0; 100];
         let prelude = Prelude {
             continued: false,

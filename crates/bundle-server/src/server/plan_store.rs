@@ -1,5 +1,6 @@
-//! The plans on disk. A plan is found by the request and by the files that it is made from. The
-//! store keeps some plans open, and evicts plans beyond the budget.
+//! The store of bundle plans on disk. Each plan has a key, which is a hash of the request and of
+//! the plans from which the plan is made. The store keeps some plan files open, and evicts plans to
+//! stay within its budget.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -26,42 +27,43 @@ use pierhead_toc::FileDigest;
 const MAX_OPEN: usize = 32;
 /// Maximum number of superseded plans that are kept for interrupted downloads.
 const MAX_SUPERSEDED: usize = 256;
-/// Version of the plan format. Plans of another version are made anew.
+/// Version of the plan format. Plans of another version are not used, and made again.
 const VERSION: &str = "1";
-/// The plans of one client take at most 1/`SHARES` of the budget for plans.
+/// One client's plans take at most 1/`SHARES` of the budget for plans.
 const SHARES: u64 = 4;
-/// Minimum size for which a plan counts in the budget, in bytes: one disk block.
+/// Minimum size in bytes with which a plan counts in the budget: one disk block.
 const MIN_PLAN: u64 = 4096;
 
-/// All plans. A plan that a client received has a second name (a hard link) by its `ETag`. After a
-/// newer plan took its first name, the superseded plan has only the second name. For a while,
-/// interrupted downloads can resume with the superseded plan.
+/// All plans on disk. When a client receives the bundle of a plan, the plan file gets a second name
+/// (a hard link), made from the `ETag`. If a newer plan takes the first name, the superseded plan
+/// has only the second name. For a while, interrupted downloads can resume with a superseded plan.
 pub(super) struct PlanStore {
     paths: Paths,
     packs: Arc<Packs>,
     meter: WriteMeter,
-    /// Maximum bytes of all plans on disk.
+    /// Maximum number of bytes of all plans on disk.
     budget: u64,
     resume_window: Duration,
     open: Mutex<Vec<(FileDigest, Arc<PlanFile>)>>,
-    /// Plans that a request or a response may still use.
+    /// Plans that a request or a response may be using.
     in_use: Mutex<Vec<Weak<PlanFile>>>,
     shares: Mutex<ClientShares>,
-    /// Upper bound of the bytes of plans on disk. Deleting a single plan does not lower it.
+    /// Upper bound of the bytes of plans on disk. This bound does not decrease when a single plan
+    /// is deleted.
     bytes: AtomicU64,
 }
 
-/// The superseded plans at one time, as maintenance reads them.
+/// The superseded plans that existed at one time, as maintenance has read them.
 #[derive(Default)]
 pub(super) struct SupersededPlans {
     paths: HashSet<PathBuf>,
-    /// Packs of the plans with which a client can resume.
+    /// Numbers of the packs of those plans with which a client can resume a download.
     pub(super) packs: HashSet<u32>,
     /// Paths of the plans whose images no longer exist.
     pub(super) unusable: Vec<PathBuf>,
 }
 
-/// Plans by the client for whose request they were made. The oldest plan of a client is first.
+/// The plans that were made for requests of each client. The oldest plan of a client is first.
 #[derive(Default)]
 struct ClientShares(HashMap<ClientKey, VecDeque<ChargedPlan>>);
 
@@ -73,7 +75,8 @@ struct ChargedPlan {
 }
 
 impl ClientShares {
-    /// Adds a plan. Returns the oldest plans of the same client that exceed its share.
+    /// Adds a plan of a client. Returns the oldest plans of the same client that exceed the
+    /// client's share of the budget.
     fn add(&mut self, client: ClientKey, plan: ChargedPlan, share: u64) -> Vec<ChargedPlan> {
         let plans = self.0.entry(client).or_default();
         plans.retain(|it| it.key != plan.key);
@@ -108,7 +111,7 @@ impl PlanStore {
     }
 
     /// Counts a plan towards the share of its client, and deletes the oldest plans of this client
-    /// until the remaining plans of the client fit its share.
+    /// until the remaining plans fit the share of the client.
     pub(super) fn charge(
         &self,
         client: ClientKey,
@@ -132,21 +135,22 @@ impl PlanStore {
         }
     }
 
-    /// Begins to write the plan with this key.
+    /// Begins to write the plan that has this key.
     pub(super) fn draft(&self, key: &FileDigest) -> Result<Draft, Error> {
         Draft::begin(&self.paths.plan(key))
     }
 
-    /// Opens the plan with this key, if it exists. Deletes a damaged plan.
+    /// Opens the plan with this key, if the plan exists. Deletes a damaged plan.
     pub(super) fn open(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
         self.open_at(key, &self.paths.plan(key))
     }
 
-    /// Opens the plan with this key, if it exists. Deletes a damaged plan, and also a plan that
-    /// cannot be read (ELOOP, EACCES, EIO). Only for callers that can make the plan again.
+    /// Opens the plan with this key, if the plan exists. Deletes a damaged plan, and also a plan
+    /// that cannot be read (ELOOP, EACCES, EIO). This function is only for callers that can make
+    /// the plan again.
     ///
     /// # Errors
-    /// `Io` when descriptors or memory are short, or when the file cannot be deleted.
+    /// `Io` when file descriptors or memory are used up, or when the file cannot be deleted.
     pub(super) fn open_or_delete(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
         self.open_or_delete_at(key, &self.paths.plan(key))
     }
@@ -185,8 +189,8 @@ impl PlanStore {
             })
         };
         if let Some(plan) = found {
-            // Sets the time of last use, by which plans are evicted. If this fails, the plan is
-            // only evicted earlier.
+            // Sets the time at which the plan was last used, by which plans are evicted. If this
+            // fails, the plan is only evicted earlier.
             let _ = plan.file.set_modified(clock::now());
             return Ok(Some(plan));
         }
@@ -219,7 +223,8 @@ impl PlanStore {
         plan
     }
 
-    /// Makes a finished plan visible. Deletes other plans when all plans exceed the budget.
+    /// Makes a finished plan visible to requests. If all plans together exceed the budget, deletes
+    /// other plans.
     pub(super) fn finish(
         &self,
         key: &FileDigest,
@@ -234,7 +239,8 @@ impl PlanStore {
         let plan = self.hold(key, plan);
         let before = self.bytes.fetch_add(len, Ordering::Relaxed);
         if before.saturating_add(len) > self.budget {
-            // Frees an eighth of the budget, since each call reads the whole folder.
+            // Frees an eighth of the budget at once, since each call of `shrink` reads the whole
+            // folder.
             self.shrink(self.budget / 8 * 7)?;
         }
         Ok(plan)
@@ -252,7 +258,7 @@ impl PlanStore {
         Ok(())
     }
 
-    /// Upper bound of the bytes of all plans.
+    /// Returns an upper bound of the bytes of all plans.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -268,8 +274,9 @@ impl PlanStore {
         self.open.lock().clear();
     }
 
-    /// The key of the plan for a request. The key is a hash that includes the plans from which this
-    /// plan is made, so that better patches give another key. `None` when no such plan exists yet.
+    /// Returns the key of the plan for a request. The key is a hash that includes the plans from
+    /// which this plan is made, so that better patches give another key. Returns `None` when there
+    /// is no plan yet from which this plan can be made.
     pub(super) fn key(
         &self,
         want: &Digest,
@@ -289,8 +296,8 @@ impl PlanStore {
         Ok(fresh.map(|fresh| derived_key(&request, &fresh)))
     }
 
-    /// The plan with the best existing patches from one image to another: optimized, or else fast
-    /// ones.
+    /// Returns the plan with the best existing patches from one image to another: the plan with
+    /// optimized patches, or else with fast patches.
     pub(super) fn pair(
         &self,
         want: &Digest,
@@ -303,8 +310,8 @@ impl PlanStore {
         }
     }
 
-    /// Opens a plan whose records all exist. Deletes a plan of which a record is missing, and a
-    /// plan that cannot be read.
+    /// Opens a plan whose records all exist. Deletes a plan if one of its records is missing, or if
+    /// the plan cannot be read.
     pub(super) fn whole(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
         let plan = self.open_or_delete(key)?;
         if plan.as_ref().is_some_and(|plan| !self.has_packs(plan)) {
@@ -322,13 +329,13 @@ impl PlanStore {
         })
     }
 
-    /// Deletes a plan.
+    /// Deletes the plan that has this key.
     pub(super) fn delete(&self, key: &FileDigest) {
         self.open.lock().retain(|(of, _)| of != key);
         self.paths.remove_plan(key);
     }
 
-    /// The packs of all plans that a request or a response uses now.
+    /// Returns the numbers of the packs of all plans that a request or a response uses now.
     pub(super) fn packs_in_use(&self) -> HashSet<u32> {
         let open: Vec<_> = {
             let open = self.open.lock();
@@ -340,9 +347,9 @@ impl PlanStore {
         };
         let mut packs = HashSet::new();
         for plan in &in_use {
-            // Each plan has one strong reference in `in_use` (the list of this function). An open
-            // plan has two more: in the store, and in `open`. A further reference means that a
-            // request or a response uses the plan.
+            // Each plan has one strong reference in the list `in_use` of this function. A plan that
+            // the store keeps open has two more references: in the store, and in the list `open`. A
+            // further reference means that a request or a response uses the plan.
             let idle = open.iter().filter(|it| Arc::ptr_eq(it, plan)).count();
             if Arc::strong_count(plan) > 1 + 2 * idle {
                 packs.extend(pack_locations(plan).map(|location| location.pack));
@@ -351,8 +358,8 @@ impl PlanStore {
         packs
     }
 
-    /// The plan with this `ETag`, if a client received it for this request and all records of the
-    /// plan exist.
+    /// Returns the plan with this `ETag`, if a client received its bundle for this request, and if
+    /// all records of the plan exist.
     pub(super) fn sent(
         &self,
         want: &Digest,
@@ -368,8 +375,8 @@ impl PlanStore {
         Ok(plan.filter(fits))
     }
 
-    /// Gives a plan its second name (a hard link) before a client receives the plan. Later calls
-    /// for the same plan do nothing.
+    /// Gives a plan its second name (a hard link) before a client receives the bundle of the plan.
+    /// Later calls for the same plan do nothing.
     pub(super) fn link_sent(&self, want: &Digest, layers: bool, key: &FileDigest, plan: &PlanFile) {
         if plan.is_linked.swap(true, Ordering::Relaxed) {
             return;
@@ -378,17 +385,17 @@ impl PlanStore {
             .link_plan(key, &sent_key(want, layers, &plan.etag));
     }
 
-    /// Deletes the superseded plans that nobody used within the resume window.
+    /// Deletes the superseded plans that no client used within the resume window.
     pub(super) fn expire_superseded(&self) -> Result<(), Error> {
         self.paths.retain_sent(MAX_SUPERSEDED, self.resume_window)
     }
 
-    /// Reads all superseded plans. A plan is unusable when its image is none of `images`. If
+    /// Reads all superseded plans. A plan is unusable when its image is not in `images`. If
     /// `images` is `None`, all plans are usable.
     ///
     /// # Errors
-    /// `Io` when file descriptors or memory are used up, because the packs of a plan are unknown
-    /// then.
+    /// `Io` when file descriptors or memory are used up, because then the packs of a plan are
+    /// unknown.
     pub(super) fn superseded(
         &self,
         images: Option<&HashSet<Digest>>,
@@ -416,15 +423,16 @@ impl PlanStore {
         Ok(found)
     }
 
-    /// Whether no plan was superseded since `read` was made. Reads no file.
+    /// Whether `read` still has all superseded plans, that is, no plan was superseded since. Reads
+    /// no file.
     pub(super) fn has_all_superseded(&self, read: &SupersededPlans) -> Result<bool, Error> {
         let now = self.paths.only_sent(self.resume_window)?;
         Ok(now.iter().all(|path| read.paths.contains(path)))
     }
 }
 
-/// The key of a request, without the plans from which its plan is made. The hash covers everything
-/// in the request on which the header of the plan depends.
+/// Returns the key of a request, without the plans from which the plan of this request is made. The
+/// key is a hash of everything in the request on which the header of the plan depends.
 pub(super) fn request_key(want: &Digest, base_images: &[RequestBase], layers: bool) -> FileDigest {
     let mut text = format!("bundle {VERSION} {want} {layers}");
     for base in base_images {
@@ -438,23 +446,23 @@ pub(super) fn request_key(want: &Digest, base_images: &[RequestBase], layers: bo
     FileDigest::of(text.as_bytes())
 }
 
-/// The key of the plan that the server makes for a request from the plan `input`.
+/// Returns the key of the plan that the server makes for a request from the plan `input`.
 pub(super) fn derived_key(request: &FileDigest, input: &PlanFile) -> FileDigest {
     FileDigest::of(format!("{request} of {}", input.etag).as_bytes())
 }
 
-/// The key of the optimized patches from `base` to `want`.
+/// Returns the key of the plan with optimized patches from `base` to `want`.
 pub(super) fn optimized_pair_key(want: &Digest, base: &Digest) -> FileDigest {
     FileDigest::of(format!("pair {VERSION} {want} {base}").as_bytes())
 }
 
-/// The key of the fast patches from `base` to `want`. `layers` says whether the worker rebuilds the
-/// layers.
+/// Returns the key of the plan with fast patches from `base` to `want`. `layers` says whether the
+/// worker rebuilds the layers.
 pub(super) fn fast_pair_key(want: &Digest, base: &Digest, layers: bool) -> FileDigest {
     FileDigest::of(format!("quick {VERSION} {want} {base} {layers}").as_bytes())
 }
 
-/// The key of the second name of a plan that a client received.
+/// Returns the key of the second name of a plan whose bundle a client received.
 pub(super) fn sent_key(want: &Digest, layers: bool, etag: &str) -> FileDigest {
     FileDigest::of(format!("sent {want} {layers} {etag}").as_bytes())
 }
@@ -480,13 +488,13 @@ mod tests {
         assert!(add(2, 1000, 100).is_empty());
         assert!(add(1, 0, 40).is_empty());
         assert!(add(1, 1, 40).is_empty());
-        // Only the oldest plan of the same client is deleted.
+        // Only the oldest plan of the same client exceeds the share and is deleted.
         assert_eq!(add(1, 2, 40), [key(0)]);
-        // A plan that is made again counts once, as the newest.
+        // A plan that is made again counts only once, as the newest plan of its client.
         assert!(add(1, 1, 40).is_empty());
         assert_eq!(add(1, 3, 60), [key(2)]);
-        // A single plan that is larger than its client's share is kept until this client's next
-        // plan.
+        // If a single plan is larger than the share of its client, the plan is kept until the next
+        // plan of this client.
         assert_eq!(add(1, 4, 500), [key(1), key(3)]);
         assert_eq!(add(1, 5, 1), [key(4)]);
     }

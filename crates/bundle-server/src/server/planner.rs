@@ -22,11 +22,12 @@ use crate::Error;
 use pierhead_bundle::Frame;
 use pierhead_toc::{FileDigest, ImageToc};
 
-/// zstd level of headers that a client waits for.
+/// zstd level of a bundle header for which a client waits.
 const FAST_HEADER_LEVEL: i32 = 3;
 
-/// Makes the plan of a request, and returns it with its key. The new plan is made from the plan of
-/// a pair of images, or else from the fresh plan (the plan for workers without base images).
+/// Makes the bundle plan of a request, and returns the plan with its key. The new plan is made from
+/// the plan for an update between two images, or else from the fresh plan (the plan for workers
+/// without base images).
 pub(super) fn plan(
     context: &Context,
     client: ClientKey,
@@ -97,7 +98,8 @@ pub(super) fn plan(
         && draft.bytes() > max_plan_bytes(changed_bytes(&fresh, &toc, &needed)?)
     {
         // Fast patches, or patches from a less similar base image, can be longer than a plan of
-        // reused chunks. So the server makes that plan, too, and compares.
+        // reused chunks. So the server also makes a plan of reused chunks, and uses the shorter of
+        // the two plans.
         let mut other = context.plans.draft(&key)?;
         let fewer = reuse_chunks(
             context,
@@ -126,7 +128,7 @@ pub(super) fn plan(
 }
 
 /// Selects the frames of a prepared plan that have a needed content, and writes their records into
-/// the draft. `at` is the position of the base image in the request.
+/// the draft. `at` is the position of the plan's base image in the request.
 fn choose(
     prepared: &PlanFile,
     at: u16,
@@ -139,7 +141,7 @@ fn choose(
     let of = base_images.get(usize::from(at));
     let sizes = TocSizes {
         want: toc,
-        // A prepared plan is made for at most one base image.
+        // A prepared plan has at most one base image.
         base_images: of.map_or(&[][..], std::slice::from_ref),
     };
     let mut frames = Vec::new();
@@ -167,8 +169,8 @@ fn choose(
     Ok(frames)
 }
 
-/// The best prepared plan, and the position of its base image in the request. The position is
-/// `None` for the fresh plan, which has no base image.
+/// Returns the best prepared plan, and the position of its base image in the request. The position
+/// is `None` for the fresh plan, which has no base image.
 fn prepared(
     context: &Context,
     client: ClientKey,
@@ -184,7 +186,7 @@ fn prepared(
             return Ok((Some(plan), Some(at)));
         }
     }
-    // The first base image is the most similar one.
+    // The first base image is the one most similar to the wanted image.
     let known = (0..)
         .zip(base_images)
         .find(|(_, base): &(u16, &LoadedBase)| base.toc.is_some());

@@ -1,5 +1,5 @@
-//! The locations of packed contents in the image database: finds the locations by reading the packs, and
-//! removes the locations in deleted packs.
+//! Maintains the locations of packed contents in the image database: finds all locations by reading
+//! the packs, and removes the locations that are in deleted packs.
 
 use super::context::Context;
 use crate::Error;
@@ -15,9 +15,10 @@ pub(super) fn find_locations(
     packs.scan(&mut |frame| {
         pause()?;
         // Skips ranges of a large content, since their order in packs is not certain. The next time
-        // that the content is packed, their locations are recorded.
+        // that the content is packed, the locations of its ranges are recorded.
         match &frame.members[..] {
-            // An optimized frame takes precedence over a fast one.
+            // The location of an optimized frame takes precedence over the location of a fast
+            // frame.
             members
                 if pack::is_fast(frame.location.pack)
                     && !database.get(&members[0].content)?.is_empty() =>

@@ -1,5 +1,5 @@
-//! Reorders the frames of an image's plans after a client sent a trace: the files that a container
-//! start opens first come first.
+//! Reorders the frames in the bundle plans of an image after a client sent a trace, so that bundles
+//! first send the files that a container start opens first.
 
 use pierhead_oci::Digest;
 
@@ -17,7 +17,8 @@ use pierhead_bundle::format::Frames;
 use pierhead_toc::FileDigest;
 use pierhead_toc::layer::Pace as _;
 
-/// Makes the fresh plans of an image again, with the same frames in the expected order.
+/// Makes the fresh plans of an image (for workers without base images) again, with the same frames
+/// in the order in which a container start is expected to use them.
 pub(super) fn reorder(
     context: &Context,
     manifest: &Digest,
@@ -32,8 +33,8 @@ pub(super) fn reorder(
         )
     });
     match ordered {
-        // The image was removed, or is indexed again. In the second case, the new plan already has
-        // the order of the trace.
+        // The image was removed, or the server indexes the image again. In the second case, the new
+        // plan already has the order of the trace.
         Err(Error::Missing(_) | Error::Malformed { .. }) => Ok(()),
         ordered => ordered,
     }

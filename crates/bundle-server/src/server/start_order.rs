@@ -1,5 +1,5 @@
-//! Reports the order in which a container start is expected to open files, and whether bundles
-//! already have this order.
+//! Reports the order in which a container start is expected to open files, and whether bundles of
+//! the image already send the files in this order.
 
 use std::collections::HashMap;
 
@@ -18,10 +18,11 @@ use pierhead_bundle::api::{MAX_TRACE, OrderSource, StartOrder};
 use pierhead_toc::ImageToc;
 use pierhead_toc::Tree;
 
-/// The expected order of file opens at a container start. Reads the programs that a start runs.
+/// Returns the order in which a container start is expected to open files. Reads the programs that
+/// a container start runs.
 ///
 /// # Errors
-/// [`Error::Missing`] when the image is not ready; `Io`.
+/// [`Error::Missing`] when the image is not ready. `Io` for errors of the disk.
 pub(super) fn start_order(context: &Context, manifest: &Digest) -> Result<StartOrder, Error> {
     let missing = || Error::Missing(manifest.to_string());
     let (layers, layers_waiting) = context
@@ -65,8 +66,8 @@ pub(super) fn start_order(context: &Context, manifest: &Digest) -> Result<StartO
     })
 }
 
-/// Whether the plan for workers without base images starts with the expected files. Also true when
-/// the plan does not exist, since a new plan gets this order.
+/// Whether the plan for workers without base images starts with the expected files. If the plan
+/// does not exist, the result is true, since a new plan gets this order.
 fn is_applied(
     context: &Context,
     manifest: &Digest,

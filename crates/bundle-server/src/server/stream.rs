@@ -1,5 +1,6 @@
-//! Divides a bundle, or one file of an image, into pieces for a response. Adjacent records of a
-//! pack or a plan file are one piece, which the caller sends by `sendfile`.
+//! Divides a bundle, or one file of an image, into the pieces of a response: bytes in memory, and
+//! ranges of open files. Adjacent records in a pack or a plan file are one range, which the caller
+//! sends by `sendfile`.
 
 use std::fs::File;
 use std::ops::Range;
@@ -15,15 +16,15 @@ use pierhead_bundle::format::{End, PRELUDE, Prelude, unsent};
 
 /// A piece of a response: the next bytes to send.
 pub enum Piece {
-    /// Bytes in memory.
+    /// Bytes that are in memory.
     Bytes(Vec<u8>),
     /// A range of an open file. The range stays readable after the file was deleted.
     File {
         /// The file that contains the bytes.
         file: SentFile,
-        /// Offset of the first byte.
+        /// Offset of the first byte in the file.
         offset: u64,
-        /// Number of bytes; at least one.
+        /// Number of bytes to send; at least one.
         len: u64,
     },
 }
@@ -31,14 +32,14 @@ pub enum Piece {
 /// An open file of the bundle server, from which a caller sends ranges.
 #[derive(Clone)]
 pub enum SentFile {
-    /// A plan file.
+    /// A plan file, for records that no pack has.
     Plan(Arc<File>),
-    /// A pack. The server does not evict the pack as long as this value exists.
+    /// A pack. As long as this value exists, the server does not evict the pack.
     Pack(Arc<PackFile>),
 }
 
 impl SentFile {
-    /// The file, to send or to read.
+    /// Returns the open file, to send from or to read.
     pub fn file(&self) -> &File {
         match self {
             Self::Plan(file) => file,
@@ -55,7 +56,7 @@ impl SentFile {
     }
 }
 
-/// A bundle whose plan exists, so that it can be sent.
+/// A bundle that the server can send, since the plan of the bundle exists.
 #[derive(Clone)]
 pub struct Bundle {
     pub(super) plan: Arc<PlanFile>,
@@ -63,18 +64,18 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// The strong `ETag`, quotes included.
+    /// Returns the strong `ETag` of the bundle, including its quotes.
     pub fn etag(&self) -> &str {
         &self.plan.etag
     }
 
-    /// Number of frames, including frames without a record.
+    /// Returns the number of frames, including frames without a record.
     pub fn frames(&self) -> u32 {
         self.plan.frames()
     }
 
-    /// Streams the whole bundle, or only the records of the frames in `range`: the number of the
-    /// first frame, and that of the frame after the last.
+    /// Streams the whole bundle, or only the records of the frames in `range`. The two numbers are
+    /// the first frame, and the frame after the last frame.
     ///
     /// # Errors
     /// Errors of the plan file.
@@ -89,10 +90,10 @@ impl Bundle {
         }
     }
 
-    /// Streams one share of the bundle. All shares together are the bundle. A share is a range of
-    /// whole frames, and all shares have about the same number of bytes. The first share starts
-    /// with the header. With `pieces`, each share starts with its piece of the header. This call
-    /// looks up the location of each frame.
+    /// Streams one share of the bundle. A share is a range of whole frames. All shares together are
+    /// the whole bundle, and all shares have about the same number of bytes. The first share starts
+    /// with the header. With `pieces`, each share starts with a piece of the header instead. The
+    /// call looks up the location of each frame.
     ///
     /// # Errors
     /// Errors of the plan file.
@@ -165,7 +166,7 @@ impl Bundle {
     }
 }
 
-/// The bytes of a response before the records.
+/// Which part of the header a response has before the records.
 #[derive(Clone, Copy)]
 enum Begin {
     Header,
@@ -173,11 +174,11 @@ enum Begin {
     Continued,
 }
 
-/// A sequence of pieces. Each piece is read when the caller takes it.
+/// The sequence of the pieces of a response. Each piece is read only when the caller takes it.
 pub struct Stream {
     source: Source,
     before: Option<[u8; PRELUDE]>,
-    /// The range of the header's body that was not sent yet.
+    /// The range of the header's body that is not sent yet.
     header: Range<u64>,
     end: End,
     len: Option<u64>,
@@ -190,7 +191,7 @@ enum Source {
         at: u32,
         until: u32,
     },
-    /// The stream of one file content.
+    /// The stream of one file content of an image.
     File {
         source: Arc<dyn pierhead_toc::Source + Send + Sync>,
         content: pierhead_toc::FileDigest,
@@ -200,15 +201,15 @@ enum Source {
     Done,
 }
 
-/// A number that no pack has, for "no pack is open".
+/// A number that no pack has, with the meaning "no pack is open".
 const NO_PACK: u32 = u32::MAX;
 
-/// Number of bytes of a content that one read returns. The memory limit of responses counts this
-/// number.
+/// Number of bytes of a content that one read returns. This number counts towards the memory limit
+/// of responses.
 const READ_SIZE: u64 = 128 << 10;
 
 impl Stream {
-    /// Streams one content of an image.
+    /// Creates the stream of one file content of an image.
     pub(super) fn of_file(
         source: Arc<dyn pierhead_toc::Source + Send + Sync>,
         content: pierhead_toc::FileDigest,
@@ -231,12 +232,12 @@ impl Stream {
         }
     }
 
-    /// Number of bytes of the stream, if it is known in advance.
+    /// Returns the number of bytes of the stream, if this number is known in advance.
     pub const fn len(&self) -> Option<u64> {
         self.len
     }
 
-    /// Whether the stream has no bytes.
+    /// Whether the stream has no bytes at all.
     pub fn is_empty(&self) -> bool {
         self.len == Some(0)
     }
@@ -267,7 +268,7 @@ impl Stream {
         Some(len)
     }
 
-    /// The next piece, if it needs no read from the disk.
+    /// Returns the next piece, if the piece is available without a read from the disk.
     pub fn next_ready(&mut self) -> Option<Piece> {
         if let Some(prelude) = self.before.take() {
             return Some(Piece::Bytes(prelude.to_vec()));
@@ -301,12 +302,12 @@ impl Stream {
                     let file = SentFile::Plan(plan.file.clone());
                     (NO_PACK, file, offset, len)
                 }
-                // An unverified record has to be read first. A read may block, so this function
-                // stops here.
+                // A record that is not verified has to be read first. Since a read may block, this
+                // function stops here.
                 PlanRecord::InPack(location) if !packs.is_verified(&location) => break,
                 PlanRecord::InPack(location) => {
                     let open = match &run {
-                        // The stream has this pack open already.
+                        // The stream has already opened this pack.
                         Some((pack, file, ..)) if *pack == location.pack => file.clone(),
                         _ => match packs.file(&location) {
                             Ok(file) => SentFile::Pack(file),
@@ -338,8 +339,8 @@ impl Stream {
         None
     }
 
-    /// The next piece; `None` at the end of the stream. Blocks on the disk. Takes at most the
-    /// memory of one frame.
+    /// Returns the next piece, or `None` at the end of the stream. The call may block on the disk,
+    /// and takes at most the memory of one frame.
     ///
     /// # Errors
     /// Errors of the disk.
@@ -356,15 +357,15 @@ impl Stream {
                 until,
             } => {
                 if verify_next(plan, packs, *at, *until) {
-                    // The records were verified just before, so this finds a piece, unless
-                    // maintenance has marked them as unverified in between.
+                    // The records have just been verified, so this call finds a piece, unless
+                    // maintenance has marked the records as unverified in between.
                     if let Some(piece) = self.next_ready() {
                         return Ok(Some(piece));
                     }
                     return self.next_piece();
                 }
-                // The pack no longer exists. The worker then requests the contents of this frame
-                // one by one.
+                // The pack no longer exists, so the record is not sent. The worker requests the
+                // contents of this frame one by one.
                 *at += 1;
                 self.end.records += 1;
                 Ok(Some(Piece::Bytes(unsent().to_vec())))
@@ -391,9 +392,10 @@ impl Stream {
 }
 
 /// Verifies the next records in packs, so that they can be sent by `sendfile`. Returns whether the
-/// first of them is intact.
+/// first of these records is intact.
 fn verify_next(plan: &PlanFile, packs: &Packs, first: u32, until: u32) -> bool {
-    /// Maximum bytes to verify in advance. A socket takes this amount in a few calls.
+    /// Maximum number of bytes that the server verifies in advance. A socket takes as many bytes in
+    /// a few calls.
     const MAX_VERIFIED_AHEAD: u64 = 4 << 20;
     let mut sum = 0;
     for nth in first..until {

@@ -1,4 +1,5 @@
-//! The background threads: each takes jobs from the queue and runs them.
+//! The background threads of the bundle server. Each thread takes jobs from the job queue and runs
+//! them.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,12 +55,12 @@ pub(super) fn start(context: &Arc<Context>) -> Result<Vec<JoinHandle<()>>, Error
 
 fn work(context: &Arc<Context>, lane: Lane) {
     if lane == Lane::Optimize {
-        // On Linux, this sets the priority of this thread alone.
+        // On Linux, this call sets the priority of the calling thread only.
         let _ = rustix::process::setpriority_process(None, 19);
     }
     while let Some(job) = next_job(context, lane) {
-        // Set when another client interrupts the job. A job that ends for a lack of memory does not
-        // set this flag.
+        // This flag is set when the image of another client interrupts the job. A lack of memory
+        // also ends the job, but does not set the flag.
         let interrupted = Arc::<AtomicBool>::default();
         let used = Cell::new(Duration::ZERO);
         let done = catch_unwind(AssertUnwindSafe(|| run(context, &job, &interrupted, &used)));
@@ -68,7 +69,8 @@ fn work(context: &Arc<Context>, lane: Lane) {
             panics.note(TASK, &**panic);
         });
         let done = done.unwrap_or_else(|_| match &job {
-            // An image whose indexing panics is refused, so that it does not block the next images.
+            // An image whose indexing panics is refused, so that the image does not block the next
+            // images.
             Job::Index(QueuedImage { manifest, .. }) => {
                 tracing::error!(%manifest, "indexing of an image panicked; pierhead makes no bundles of it");
                 let why = "a bug of pierhead: see its log".to_owned();
@@ -148,18 +150,18 @@ fn run(
         Job::Pair(new, old) => prepare_pair_if_ready(context, new, old, &mut low_priority(share)),
         Job::Optimize(manifest) => optimize(context, manifest, &mut low_priority(share)),
         Job::Reorder(manifest) => reorder(context, manifest, &mut low_priority(share)),
-        // Maintenance and the rebuild of the image database never pause. Maintenance frees disk space.
-        // Without the image database, indexing would pack all contents again.
+        // Maintenance and the rebuild of the image database never pause. Maintenance frees disk
+        // space. Without the image database, indexing would pack all contents again.
         Job::Maintain => maintain(context, &mut { share }),
         Job::RebuildImageDatabase => rebuild_image_database(context, &mut { share }),
     }
 }
 
-/// Waits for the next job. `None` when the server stops.
+/// Waits for the next job. Returns `None` when the server stops.
 fn next_job(context: &Context, lane: Lane) -> Option<Job> {
     while !context.queue.is_stopped() {
-        // The rebuild of the image database runs before all other jobs of this lane: until it is done,
-        // indexing packs known contents again.
+        // The rebuild of the image database runs before all other jobs of this thread, since
+        // without the database, indexing packs known contents again.
         if lane == Lane::Optimize && context.image_database.take_replaced() {
             context.queue.begin_unqueued();
             return Some(Job::RebuildImageDatabase);
@@ -169,7 +171,8 @@ fn next_job(context: &Context, lane: Lane) -> Option<Job> {
         let permission = |has_jobs: bool| {
             let is_used_up = has_jobs && !meter.may_write(false);
             match is_paused || is_used_up {
-                // Maintenance may run without a write budget, since it writes almost nothing.
+                // Maintenance may run when the write budget is used up, since maintenance writes
+                // almost nothing.
                 true if is_used_up && lane == Lane::Index && !meter.may_write(true) => {
                     Permission::Nothing
                 }

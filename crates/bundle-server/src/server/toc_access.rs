@@ -11,18 +11,18 @@ use super::reindex::reindex;
 use crate::Error;
 use pierhead_toc::{FileDigest, ImageToc};
 
-/// The TOC of a ready image.
+/// Returns the TOC of a ready image.
 pub(super) fn load_toc(context: &Context, manifest: &Digest) -> Result<Arc<ImageToc>, Error> {
     let loaded = context.tocs.load(manifest);
     loaded.or_else(|error| recover(context, manifest, error))
 }
 
-/// The TOC of a base image. `None` when the server has no TOC of it, or when
-/// [`super::Config::toc_memory`] is used up.
+/// Returns the TOC of a base image. Returns `None` when the server has no TOC of this image, or
+/// when [`super::Config::toc_memory`] is used up.
 ///
 /// # Errors
-/// `Io` when file descriptors or memory are used up. `None` would be wrong here: the server would
-/// store a plan that does not use the base image.
+/// `Io` when file descriptors or memory are used up. With `None` in place of this error, the server
+/// would store a plan that does not use the base image.
 pub(super) fn load_base_toc(
     context: &Context,
     manifest: &Digest,
@@ -39,7 +39,7 @@ pub(super) fn load_base_toc(
     }
 }
 
-/// The size of one content of a ready image.
+/// Returns the size of one file content of a ready image.
 pub(super) fn size_in(
     context: &Context,
     manifest: &Digest,
@@ -49,9 +49,9 @@ pub(super) fn size_in(
     size.or_else(|error| recover(context, manifest, error))
 }
 
-/// Queues a rebuild of an image's TOC. Deletes the old file only when it is proven to be damaged. A
-/// second failure of the same image is returned as an error, and so is a lack of file descriptors
-/// or memory.
+/// Queues a rebuild of an image's TOC, which could not be read. Deletes the old file only when
+/// `error` proves that the file is damaged. At a second failure of the same image, or for a lack of
+/// file descriptors or memory, returns the error.
 fn recover<T>(context: &Context, manifest: &Digest, error: Error) -> Result<T, Error> {
     context.tocs.close(manifest);
     if error.is_exhausted() {

@@ -1,5 +1,5 @@
-//! Reads the TOCs (tables of contents) of images: whole into memory for planning, and block by
-//! block for a lookup of one content.
+//! Reads the TOCs (tables of contents) of images: the whole TOC into memory for planning, or single
+//! blocks of it for the lookup of one content.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -12,24 +12,24 @@ use crate::Error;
 use pierhead_toc::image_toc::{BlockCache, TocFile};
 use pierhead_toc::{FileDigest, ImageToc};
 
-/// Size of the block cache that single lookups share, in bytes.
+/// Size in bytes of the cache of blocks that lookups of single contents share.
 const BLOCK_CACHE: usize = 4 << 20;
-/// Maximum number of TOC files that stay open for single lookups.
+/// Maximum number of TOC files that stay open for lookups of single contents.
 const MAX_OPEN: usize = 8;
-/// Maximum number of remembered images whose TOC the disk could not read.
+/// Maximum number of images that the server remembers because the disk could not read their TOC.
 const MAX_UNREADABLE: usize = 1000;
 
-/// Reads TOCs from their files, and shares them.
+/// Reads TOCs from their files, and shares each TOC among its users.
 pub(super) struct TocStore {
     paths: Paths,
     /// Maximum memory of the TOCs of base images, in bytes.
     memory: u64,
     blocks: BlockCache,
     open: Mutex<Vec<(Digest, Arc<TocFile>)>>,
-    /// The TOCs in use. Concurrent users of one TOC share it.
+    /// The TOCs that are in use. Concurrent users of one TOC share it.
     loaded: Mutex<HashMap<Digest, Weak<ImageToc>>>,
-    /// Images whose TOC the disk could not read. The server logs and rebuilds each of them once per
-    /// process.
+    /// Images whose TOC the disk could not read. For each of these images, the server logs the
+    /// error and rebuilds the TOC only once per process.
     unreadable: Mutex<HashSet<Digest>>,
 }
 
@@ -45,7 +45,7 @@ impl TocStore {
         }
     }
 
-    /// The TOC of an image.
+    /// Returns the whole TOC of an image.
     pub(super) fn load(&self, image: &Digest) -> Result<Arc<ImageToc>, Error> {
         if let Some(toc) = self.loaded(image) {
             return Ok(toc);
@@ -57,7 +57,7 @@ impl TocStore {
         Ok(toc)
     }
 
-    /// The TOC of an image, if it is in memory.
+    /// Returns the TOC of an image, if this TOC is already in memory.
     pub(super) fn loaded(&self, image: &Digest) -> Option<Arc<ImageToc>> {
         self.loaded.lock().get(image)?.upgrade()
     }
@@ -73,7 +73,8 @@ impl TocStore {
         len.is_ok_and(|len| used.saturating_add(len) <= self.memory)
     }
 
-    /// The size of one content of an image. Reads only a few blocks of its TOC.
+    /// Returns the size of one file content of an image. Reads only a few blocks of the image's
+    /// TOC.
     pub(super) fn size_of(
         &self,
         image: &Digest,
@@ -116,7 +117,8 @@ impl TocStore {
         self.loaded.lock().retain(|_, toc| toc.strong_count() > 0);
     }
 
-    /// Logs a TOC that the disk cannot read. Returns `false` when it was logged before.
+    /// Logs a TOC that the disk cannot read. Returns `false` when the server has already logged
+    /// this TOC.
     pub(super) fn report_unreadable(&self, image: &Digest, error: &Error) -> bool {
         let is_first = {
             let mut unreadable = self.unreadable.lock();

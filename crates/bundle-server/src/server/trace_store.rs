@@ -1,9 +1,9 @@
-//! Stores traces: the orders in which container starts opened files, as clients sent them. Each
-//! image has one file, with one order per client.
+//! Stores the traces of images: the orders in which container starts opened files, as clients
+//! reported these orders. Each image has one file, which contains one order per client.
 //!
-//! The orders are not in the image database (sled). An order has up to 1 MiB, and clients may send
-//! it often. sled stores a value of that size in a file of its own, and does not delete that file
-//! when the value is replaced.
+//! The orders are not in the image database (sled), because an order has up to 1 MiB, and clients
+//! may send orders often. sled stores such a large value in a separate file, and does not delete
+//! that file when the value is replaced.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,25 +22,25 @@ use crate::clock;
 use pierhead_bundle::api::MAX_DOCUMENT;
 use pierhead_toc::FileDigest;
 
-/// The name of this format in error messages.
+/// The name of the format of trace files, for error messages.
 const WHAT: &str = "trace";
 
-/// Maximum number of clients with an order for one image. Each client has one order (a vote). A new
-/// client's vote replaces the oldest vote.
+/// Maximum number of clients whose order the server stores for one image. Each client has one vote:
+/// its order. At the maximum, the vote of a new client replaces the oldest vote.
 const MAX_CLIENTS: usize = 16;
 /// Maximum age of a vote (the order of one client). An upload of a trace removes older votes of
 /// other clients for the image.
 const MAX_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The result of recording a trace.
+/// What the server did with the trace of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedTrace {
-    /// Number of distinct entries that are regular files of the image. With 0, nothing was
-    /// recorded.
+    /// Number of distinct entries of the trace that are regular files of the image. If this number
+    /// is 0, nothing was recorded.
     pub matched: usize,
     /// Number of clients with a recorded order for the image.
     pub clients: usize,
-    /// Whether the merged order changed.
+    /// Whether the trace has changed the merged order of the image.
     pub is_new: bool,
 }
 
@@ -56,9 +56,10 @@ struct Votes {
 struct Vote {
     /// Number that identifies the client.
     client: u64,
-    /// Time of the upload in seconds since 1970.
+    /// Time of the upload, in seconds since 1970.
     at: u64,
-    /// The opened files as indexes into [`Votes::paths`], in the order of their first open.
+    /// The opened files as indexes into [`Votes::paths`], in the order in which each file was first
+    /// opened.
     files: Vec<u32>,
 }
 
@@ -68,8 +69,9 @@ impl Votes {
         vote.files.iter().filter_map(path)
     }
 
-    /// The merged order: sorted by number of clients that opened the file, then by average
-    /// position. With this order, a single client never delays files that two other clients opened.
+    /// Returns the merged order of all votes. Files are sorted by the number of clients that opened
+    /// the file, and then by average position. So a single client never delays files that two other
+    /// clients opened.
     fn merged(&self) -> Vec<String> {
         let mut seen: HashMap<&String, (usize, usize)> = HashMap::new();
         for vote in &self.votes {
@@ -115,8 +117,8 @@ impl Votes {
                 }
                 files.extend(numbers.get(&path));
             }
-            // Keeps the newest votes that fit into the file. One order always fits, since it is
-            // smaller than the limit of a request body.
+            // Keeps the newest votes that fit into the file. One vote always fits, since an order
+            // is smaller than the limit of a request body.
             if bytes > MAX_BYTES - 64 * MAX_CLIENTS && !self.votes.is_empty() {
                 self.paths.truncate(before);
                 break;
@@ -126,14 +128,14 @@ impl Votes {
     }
 }
 
-/// Maximum size of the file of one image: four orders of maximum length without common files, or 16
-/// orders of usual length.
+/// Maximum size of the file of one image: enough for four orders of maximum length without common
+/// files, or 16 orders of usual length.
 const MAX_BYTES: usize = 4 * MAX_DOCUMENT;
 
 /// The files of traces, one for each image.
 pub(super) struct TraceStore {
     paths: Paths,
-    /// Held during an update, which reads, changes and writes a file.
+    /// The lock for an update, which reads, changes and writes a file.
     update: Mutex<()>,
 }
 
@@ -145,17 +147,17 @@ impl TraceStore {
         }
     }
 
-    /// Whether the image has a trace.
+    /// Whether the server has a trace of the image.
     pub(super) fn has(&self, image: &Digest) -> bool {
         self.paths.trace(image).exists()
     }
 
-    /// The merged order of the image. `None` when the image has no trace, and also when its file
-    /// cannot be read. Deletes a damaged file.
+    /// Returns the merged order of the image. Returns `None` when the image has no trace, and also
+    /// when the file of its traces cannot be read. Deletes a damaged file.
     ///
     /// # Errors
-    /// `Io` when file descriptors or memory are short. `None` would be wrong here: the server would
-    /// store a plan without this order.
+    /// `Io` when file descriptors or memory are used up. With `None` in place of this error, the
+    /// server would store a plan without this order.
     pub(super) fn merged(&self, image: &Digest) -> Result<Option<Vec<String>>, Error> {
         match self.votes(image) {
             // Any other error of the file system means that the image has no usable trace.
@@ -167,7 +169,7 @@ impl TraceStore {
         }
     }
 
-    /// Number of clients that sent an order for the image.
+    /// Returns the number of clients that sent an order for the image.
     pub(super) fn clients(&self, image: &Digest) -> Result<u32, Error> {
         let votes = self.votes(image)?.map_or(0, |votes| votes.votes.len());
         Ok(u32::try_from(votes).unwrap_or(u32::MAX))
@@ -185,8 +187,8 @@ impl TraceStore {
         }
     }
 
-    /// Records an order as the vote of its client. `files` are regular files of the image, without
-    /// duplicates.
+    /// Records an order as the vote of the client that sent it. `files` are regular files of the
+    /// image, without duplicates.
     pub(super) fn record(
         &self,
         client: ClientKey,
@@ -206,13 +208,14 @@ impl TraceStore {
         Ok(RecordedTrace {
             matched,
             clients: votes.votes.len(),
-            // The merged order decides: a vote that does not change it needs no new plans.
+            // If a vote does not change the merged order, the image needs no new bundle plans.
             is_new: votes.merged() != before,
         })
     }
 }
 
-/// The number that identifies a client in the file, which outlives the process.
+/// Returns the number that identifies a client in the file. The number is the same after a restart,
+/// since the file outlives the process.
 fn id(client: ClientKey) -> u64 {
     let hash = FileDigest::of(format!("{client:?}").as_bytes());
     let bytes = hash.as_bytes().first_chunk();
@@ -268,7 +271,7 @@ mod tests {
         votes.put(1, 0, order("abcd"));
         assert_eq!(merged(&votes), "abcd");
         votes.put(2, 1, order("abcd"));
-        // One client that uploads repeatedly never outvotes two clients that agree.
+        // A client that uploads its order repeatedly never outvotes two clients whose orders agree.
         for now in 2..20 {
             votes.put(3, now, order("xyda"));
         }

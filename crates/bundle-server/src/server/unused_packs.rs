@@ -1,4 +1,4 @@
-//! Deletes packs that no image needs, and the files of removed images.
+//! Deletes packs that no image needs, and the files of images that the cache no longer has.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt as _;
@@ -15,16 +15,16 @@ use crate::Error;
 use crate::pack::FrameIndex as _;
 use pierhead_toc::ImageToc;
 
-/// Maximum number of attempts to delete unused packs. An attempt fails when an image was indexed
-/// meanwhile.
+/// Maximum number of attempts to delete unused packs. An attempt fails when a thread indexes an
+/// image meanwhile.
 const MAX_TRIES: u32 = 3;
 
-/// A plan that is deleted unless all packs that it names stay.
+/// A bundle plan that will be deleted, unless all packs that it names remain.
 struct DoubtfulPlan {
     path: PathBuf,
     version: Option<FileVersion>,
-    /// The packs that the plan names. `None` when the plan is damaged, or a record of it is already
-    /// missing.
+    /// The packs that the plan names. `None` when the plan is damaged, or when one of its records
+    /// is already missing.
     packs: Option<HashSet<u32>>,
 }
 
@@ -32,20 +32,20 @@ struct DoubtfulPlan {
 /// nanoseconds.
 type FileVersion = (u64, i64, i64);
 
-/// The version of a file. `None` when it does not exist.
+/// Returns the version of a file, or `None` when the file does not exist.
 fn version(path: &Path) -> Option<FileVersion> {
     let meta = path.symlink_metadata().ok()?;
     Some((meta.ino(), meta.ctime(), meta.ctime_nsec()))
 }
 
-/// Whether the cache still has a blob. Returns `true` when the lookup fails, so that an error
-/// deletes nothing.
+/// Whether the cache still has a blob. When the lookup fails, returns `true`, so that nothing is
+/// deleted because of an error.
 pub(super) fn is_cached(context: &Context, digest: &Digest) -> bool {
     matches!(context.blobs.open(digest), Ok(Some(_)) | Err(_))
 }
 
-/// Removes an image that the cache no longer has, and its fresh plans (for workers without base
-/// images).
+/// Removes an image that the cache no longer has, and its fresh plans (the bundle plans for workers
+/// without base images).
 pub(super) fn remove_image(context: &Context, manifest: &Digest) -> Result<(), Error> {
     for layers in [false, true] {
         context.plans.delete(&request_key(manifest, &[], layers));
@@ -54,7 +54,7 @@ pub(super) fn remove_image(context: &Context, manifest: &Digest) -> Result<(), E
 }
 
 /// Removes the images whose manifest or config the cache no longer has, with their TOCs, traces,
-/// plans and layer indexes. Then removes the packs that no remaining image needs.
+/// plans and layer indexes. Finally removes the packs that no remaining image needs.
 pub(super) fn remove_uncached_images(context: &Context) -> Result<(), Error> {
     // Skips images that are being indexed: indexing itself removes an image whose blobs are gone.
     for (manifest, config) in context.images.configs_of_settled() {
@@ -62,8 +62,8 @@ pub(super) fn remove_uncached_images(context: &Context) -> Result<(), Error> {
         if has_config && is_cached(context, &manifest) {
             continue;
         }
-        // Records that packs are unused before the image is removed, since a later run does not
-        // find this image.
+        // Records that there are unused packs before it removes the image, since a later run does
+        // not find this image any more.
         context.pack_usage.note_unused();
         remove_image(context, &manifest)?;
     }
@@ -75,15 +75,16 @@ pub(super) fn remove_uncached_images(context: &Context) -> Result<(), Error> {
     drop_late(context)
 }
 
-/// Closes TOCs and layers. While they are open, evicted blobs and deleted files take disk space.
+/// Closes TOCs and layers, since evicted blobs and deleted files take disk space as long as they
+/// are open.
 pub(super) fn close_files(context: &Context) {
     context.tocs.close_all();
     context.layers.close_all();
 }
 
-/// Deletes packs that no remaining image needs, and the plans that name them. Does nothing while an
-/// image is being packed, since no plan and no TOC names its packs yet; the next maintenance tries
-/// again.
+/// Deletes packs that no remaining image needs, and the plans that name them. While an image is
+/// being packed, does nothing, since no plan and no TOC names the packs of this image yet. The next
+/// run of maintenance tries again.
 fn drop_unused_packs(context: &Context) -> Result<(), Error> {
     for _ in 0..MAX_TRIES {
         if try_drop_unused_packs(context)? {
@@ -99,8 +100,8 @@ fn drop_unused_packs(context: &Context) -> Result<(), Error> {
 /// meanwhile.
 ///
 /// 1. Reading and hashing plans and TOCs holds no lock, so indexing continues.
-/// 2. Deletion holds the packing lock. Deletion starts after a check that no pack was written and
-///    no image was indexed since.
+/// 2. The deletion holds the packing lock, and first checks that no pack was written and no image
+///    was indexed since step 1.
 fn try_drop_unused_packs(context: &Context) -> Result<bool, Error> {
     let state = || {
         (
@@ -119,11 +120,11 @@ fn try_drop_unused_packs(context: &Context) -> Result<bool, Error> {
         .plans
         .superseded(Some(&context.images.manifests()))?;
     let Some(mut used) = used_packs(context)? else {
-        // The packs that an image needs cannot be determined now, so no pack is deleted.
+        // It is not possible now to determine which packs an image needs, so no pack is deleted.
         context.pack_usage.note_unused();
         return Ok(true);
     };
-    // Packs of superseded plans stay, since clients resume downloads with these plans.
+    // Packs of superseded plans are kept, since clients resume downloads with these plans.
     used.extend(&superseded.packs);
     let doubtful = doubtful_plans(context, &used)?;
 
@@ -134,13 +135,13 @@ fn try_drop_unused_packs(context: &Context) -> Result<bool, Error> {
         return Ok(false);
     }
     superseded.unusable.iter().for_each(|path| remove(path));
-    // Packs that a response has open stay.
+    // Closes the plans, so that only packs that a response still reads are kept open.
     context.plans.close_all();
     context.packs.retain(&|number| used.contains(&number))?;
     for plan in doubtful {
         let is_whole = |packs: &HashSet<u32>| packs.iter().all(|it| context.packs.has(*it));
-        // A plan whose file has changed since it was read stays. Such a plan is checked at its next
-        // use.
+        // A plan whose file has changed since it was read is not deleted. The server checks such a
+        // plan at its next use.
         if !plan.packs.as_ref().is_some_and(is_whole) && version(&plan.path) == plan.version {
             remove(&plan.path);
         }
@@ -149,8 +150,8 @@ fn try_drop_unused_packs(context: &Context) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Lists the plans that cannot be sent (damaged, or with missing records), and the plans that name
-/// packs outside of `used`.
+/// Returns the plans that cannot be sent because they are damaged or lack records, and the plans
+/// that name packs outside of `used`.
 fn doubtful_plans(context: &Context, used: &HashSet<u32>) -> Result<Vec<DoubtfulPlan>, Error> {
     let mut doubtful = Vec::new();
     context.paths.each_plan(&mut |path| {
@@ -167,8 +168,8 @@ fn doubtful_plans(context: &Context, used: &HashSet<u32>) -> Result<Vec<Doubtful
                 has_packs.then_some(packs)
             }
             Err(Error::Malformed { .. }) => None,
-            // A plan that cannot be opened now may be intact, so it stays. Only a plan that is
-            // proven to be damaged is deleted.
+            // A plan that cannot be opened now may be intact, so it is not deleted. Only a plan
+            // that is proven to be damaged is deleted.
             Err(_) => return,
         };
         doubtful.push(DoubtfulPlan {
@@ -180,7 +181,7 @@ fn doubtful_plans(context: &Context, used: &HashSet<u32>) -> Result<Vec<Doubtful
     Ok(doubtful)
 }
 
-/// Deletes unused packs that an earlier call left because an image was being packed.
+/// Deletes unused packs that an earlier call has not deleted because an image was being packed.
 pub(super) fn drop_late(context: &Context) -> Result<(), Error> {
     if context.queue.is_stopped() || !context.pack_usage.take_unused() {
         return Ok(());
@@ -192,9 +193,9 @@ pub(super) fn drop_late(context: &Context) -> Result<(), Error> {
     done
 }
 
-/// The packs that known images need: the packs that their plans name, and the packs that their next
-/// plans will name. The second kind counts because plans are deleted before packs. `None` when the
-/// packs of an image cannot be determined.
+/// Returns the packs that known images need: the packs that their plans name, and the packs that
+/// their next plans will name. The latter are needed because plans may be deleted before packs.
+/// Returns `None` when the packs of an image cannot be determined.
 fn used_packs(context: &Context) -> Result<Option<HashSet<u32>>, Error> {
     let mut used = HashSet::new();
     for (manifest, was_begun) in context.images.accepted() {
@@ -214,15 +215,15 @@ fn used_packs(context: &Context) -> Result<Option<HashSet<u32>>, Error> {
     Ok(Some(used))
 }
 
-/// The packs that the fresh plans of an image name. Empty when there is no plan, or when it is
-/// damaged.
+/// Returns the packs that the fresh plans of an image name. The set is empty when there is no plan,
+/// or when the plan is damaged.
 ///
 /// # Errors
-/// `Io` when the plan cannot be read. The packs of the plan are unknown then, so no pack may be
-/// deleted.
+/// `Io` when the plan cannot be read. In this case, the packs of the plan are unknown, so no pack
+/// may be deleted.
 pub(super) fn packs_of(context: &Context, manifest: &Digest) -> Result<HashSet<u32>, Error> {
-    // The plan with layers names all packs of the plan without them. `PlanFile::open` does not
-    // count as a use.
+    // The plan for workers that rebuild layers names all packs that the other fresh plan names.
+    // `PlanFile::open` does not count as a use of the plan.
     match PlanFile::open(&context.paths.plan(&request_key(manifest, &[], true))) {
         Ok(plan) => Ok(pack_locations(&plan)
             .map(|location| location.pack)
@@ -232,13 +233,12 @@ pub(super) fn packs_of(context: &Context, manifest: &Digest) -> Result<HashSet<u
     }
 }
 
-/// Deletes the fast packs from which no optimized frames have to be made any more, and that no plan
-/// in use names. Deletes nothing when an image is indexed meanwhile; the next maintenance tries
-/// again.
+/// Deletes a fast pack if all its frames are optimized, and if no plan in use names the pack. When
+/// a thread indexes an image meanwhile, deletes nothing; the next run of maintenance tries again.
 ///
 /// 1. Reading and hashing plans holds no lock, so indexing continues.
-/// 2. Deletion holds the packing lock. Deletion starts after a check that no image was indexed and
-///    no plan was superseded since.
+/// 2. The deletion holds the packing lock, and first checks that no image was indexed and no plan
+///    was superseded since step 1.
 pub(super) fn drop_unused_fast_packs(context: &Context) -> Result<(), Error> {
     let runs = || context.pack_usage.indexing_runs();
     let before = context.pack_usage.try_begin_deletion().map(|_guard| runs());

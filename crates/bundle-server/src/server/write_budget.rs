@@ -1,5 +1,5 @@
-//! The daily write budget as the bundle server uses it: the server counts the bytes that it writes,
-//! and postpones work when the budget is used up.
+//! The daily write budget, as far as the bundle server uses it: the server counts the bytes that it
+//! writes, and postpones work when the budget is used up.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(super) const OUT_OF_BUDGET: &str = "the daily write budget (cache.daily_writ
 /// Counts written bytes against a budget. The server reports the bytes after each write, and asks
 /// before it begins a job. A job that has begun runs to its end, even beyond the budget.
 pub trait WriteBudget: Debug + Send + Sync {
-    /// Counts written bytes.
+    /// Counts bytes that the server has written.
     fn wrote(&self, bytes: u64);
 
     /// Whether the server may begin a job that writes. `is_awaited` says whether a client waits for
@@ -38,7 +38,7 @@ impl WriteBudget for UnlimitedWrites {
 #[derive(Clone, Debug)]
 pub(super) struct WriteMeter {
     budget: Arc<dyn WriteBudget>,
-    /// Bytes of packs that were reported already.
+    /// Bytes of packs that were already reported to the budget.
     packed: Arc<AtomicU64>,
 }
 
@@ -50,7 +50,7 @@ impl WriteMeter {
         }
     }
 
-    /// Reports the bytes that were written to packs since the last call.
+    /// Reports to the budget the bytes that were written to packs since the last call.
     pub(super) fn report_packed(&self, packs: &Packs) {
         let written = packs.written();
         let reported = self.packed.fetch_max(written, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! Fixtures for the tests of planning: two versions of a random image, and a receiver that applies
-//! frames without code of the planner.
+//! frames without using code of the planner.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use zstd::zstd_safe::DCtx;
 
 pub(crate) type Files = Vec<(String, Vec<u8>)>;
 
-/// The TOC of an image of one layer with these files.
+/// Returns the TOC of an image of one layer with these files.
 pub(crate) fn toc(files: &Files, source: &mut MemorySource) -> ImageToc {
     let mut files = files.clone();
     files.sort();
@@ -54,7 +54,7 @@ fn file(entry: &Result<Entry, Error>) -> Option<Result<(FileDigest, u64), Error>
     }
 }
 
-/// Text over a small alphabet: compressible, and different for each file.
+/// Returns text over a small alphabet: compressible, and different for each file.
 pub(crate) fn text(rng: &mut Rng, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 16);
     while bytes.len() < len {
@@ -65,7 +65,7 @@ pub(crate) fn text(rng: &mut Rng, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The next version of a file: a few overwritten bytes and one insertion.
+/// Returns the next version of a file: a few overwritten bytes and one insertion.
 pub(crate) fn edited(rng: &mut Rng, bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for _ in 0..rng.usize(1..8) {
@@ -80,8 +80,8 @@ pub(crate) fn edited(rng: &mut Rng, bytes: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// An image and its next version. Between the two, some files stay, change, move, get another
-/// version number in their name, are added or are removed.
+/// Returns an image and its next version. Between the two, some files stay, change, move, get
+/// another version number in their name, are added or are removed.
 pub(crate) fn versions(rng: &mut Rng) -> (Files, Files) {
     let (mut old, mut new) = (Files::new(), Files::new());
     for nth in 0..rng.usize(1..40) {

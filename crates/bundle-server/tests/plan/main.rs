@@ -1,5 +1,5 @@
-//! Tests of planning: a worker that applies the frames of a plan to the base image gets the wanted
-//! image.
+//! Tests of bundle planning: patches between two images, the order of the files in a bundle, and
+//! that a worker that applies the frames of a plan to the base image gets the wanted image.
 
 mod images;
 mod order;

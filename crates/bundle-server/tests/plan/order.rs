@@ -1,5 +1,5 @@
-//! Tests of the order of frames in a bundle: first the files that a recorded container start
-//! opened, then the programs that the image config names.
+//! Tests of the order in which a bundle sends files: first the files that a recorded container
+//! start opened, then the programs that the image config names.
 
 use fastrand::Rng;
 use pierhead_bundle::patch::{Effort, Level};
@@ -10,7 +10,7 @@ use pierhead_toc::{TocView, Tree};
 
 use crate::images::{Files, text, toc};
 
-/// An ELF file with an interpreter, one needed library, and one search folder.
+/// Returns an ELF file with an interpreter, one needed library, and one search folder.
 fn program(interpreter: &str, bundle_server: &str, folder: &str) -> Vec<u8> {
     let strings = [
         &b"\0"[..],

@@ -57,12 +57,12 @@ fn a_prepared_pair_makes_the_new_image_and_always_has_the_same_frames() {
         let frames = prepared(want, have, &source, effort);
         apply(want, &[have], &frames, &source);
         assert_eq!(frames, prepared(want, have, &source, effort), "seed {seed}");
-        // From an image to itself, no frame is made.
+        // For an update from an image to itself, no frame is made.
         assert!(prepared(want, want, &source, effort).is_empty());
     }
 }
 
-/// Prepares the patches between two images, which have the files `old` and the file `new`.
+/// Prepares the patches from an image with the files `old` to an image with the file `new`.
 fn one(old: &[(&str, &[u8])], new: (&str, &[u8])) -> Vec<(Frame, Option<Coded>)> {
     let owned = |(path, bytes): &(&str, &[u8])| ((*path).to_owned(), bytes.to_vec());
     let old: Files = old.iter().map(owned).collect();
@@ -120,8 +120,8 @@ fn a_file_without_a_similar_one_is_sent_whole() {
 #[test]
 fn a_large_file_is_patched_against_its_most_similar_parts() {
     let mut rng = Rng::with_seed(9);
-    // Random bytes do not compress, so a wrong window makes the patch visibly larger. The parts of
-    // the file move by 12 MiB.
+    // Random bytes do not compress, so a patch against a wrong window would be much larger. The
+    // parts of the file move by 12 MiB.
     let old: Vec<u8> = (0..26 << 20).map(|_| rng.u8(..)).collect();
     let mut new = old[12 << 20..].to_vec();
     new.extend_from_slice(&old[..12 << 20]);
@@ -149,7 +149,7 @@ fn an_error_of_the_pause_callback_stops_preparation() {
         &mut |_, _| Ok(()),
     );
     assert!(matches!(stopped, Err(Error::Stopped)));
-    // Without the old contents, the error names a missing content.
+    // If the source lacks the old contents, the error names a missing content.
     let nothing = MemorySource::default();
     let missing = prepare(
         TocView::mounted(&want),
@@ -189,7 +189,7 @@ fn a_pair_beyond_the_limit_is_not_prepared_while_a_client_waits() {
         assert_eq!(is_made.expect("all is there"), frames > 0);
         frames > 0
     };
-    // The bytes that are compressed count as work, and so do those of their prefixes.
+    // The bytes that are compressed count as work, and the bytes of their old versions count, too.
     assert!(is_made("bin/a", 110_000));
     assert!(!is_made("bin/a", 90_000));
     // Both files are read for their sketches, and the new file is compressed. All three count as

@@ -1,35 +1,35 @@
 //! Reads the interpreter, the needed libraries and the search path of a little-endian 64-bit ELF
-//! file. For any other file, it returns no libraries.
+//! file. For any other file, the list of libraries is empty.
 //!
 //! Existing ELF crates need the file in memory, and a program may have hundreds of megabytes. This
-//! reader reads less than 64 KiB.
+//! reader reads less than 64 KiB of the file.
 
 use crate::Error;
 
 /// First bytes of a little-endian 64-bit ELF file.
 pub(super) const MAGIC: &[u8] = b"\x7fELF\x02\x01";
 
-/// Maximum number of program headers.
+/// Maximum number of program headers of an ELF file.
 const MAX_HEADERS: u64 = 64;
-/// Maximum bytes of the dynamic section that are read.
+/// Maximum bytes that are read of the dynamic section of an ELF file.
 const MAX_DYNAMIC: u64 = 16 << 10;
-/// Maximum length of a name in bytes.
+/// Maximum length in bytes of a name in an ELF file.
 const MAX_NAME: u64 = 1 << 10;
-/// Maximum number of needed libraries, and of folders.
+/// Maximum number of needed libraries, and of folders in the search path, of an ELF file.
 const MAX_NEEDED: usize = 256;
 
-// ELF types of program headers.
+// Types of program headers in an ELF file.
 const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
 const INTERPRETER: u32 = 3;
 
-// ELF tags of entries in the dynamic section.
+// Tags of entries in the dynamic section of an ELF file.
 const NEEDED: u64 = 1;
 const STRINGS: u64 = 5;
 const RPATH: u64 = 15;
 const RUNPATH: u64 = 29;
 
-/// The links of a program to other files.
+/// The files that a program names: its interpreter and its libraries.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Links {
     /// Path of the dynamic linker (`PT_INTERP`).
@@ -40,12 +40,12 @@ pub(super) struct Links {
     pub(super) folders: Vec<Vec<u8>>,
 }
 
-/// A function that fills the buffer with the file's bytes at an offset. Callers read no bytes
+/// A function that fills the buffer with the file's bytes at an offset. Callers must not read
 /// beyond the end of the file.
 pub(super) type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), Error>;
 
-/// Reads the links of a file of `size` bytes. Reads less than 64 KiB. Returns `None` when the file
-/// is malformed.
+/// Reads the interpreter, libraries and search path of a file of `size` bytes. Reads less than 64
+/// KiB. Returns `None` when the file is malformed.
 pub(super) fn read(size: u64, read: ReadAt<'_>) -> Result<Option<Links>, Error> {
     let file = File { size, read };
     let Some(head) = file.bytes(0, 64)? else {
@@ -116,8 +116,8 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    /// Reads a range of the file. `None` when the range exceeds the file. Callers limit `len`,
-    /// since the buffer has this size.
+    /// Reads a range of the file. Returns `None` when the range exceeds the file. The caller must
+    /// limit `len`, since this is the size of the buffer.
     fn bytes(&self, offset: u64, len: u64) -> Result<Option<Vec<u8>>, Error> {
         let end = offset.checked_add(len);
         let Some(len) = end
@@ -131,7 +131,7 @@ impl File<'_> {
         Ok(Some(bytes))
     }
 
-    /// Reads a name from the string table.
+    /// Reads a name from the string table of the file.
     fn name(&self, strings: u64, value: u64) -> Result<Option<Vec<u8>>, Error> {
         let Some(start) = strings.checked_add(value) else {
             return Ok(None);
@@ -144,7 +144,7 @@ impl File<'_> {
     }
 }
 
-/// A program header.
+/// A program header of an ELF file.
 struct Segment {
     kind: u32,
     offset: u64,
@@ -163,7 +163,7 @@ impl Segment {
     }
 }
 
-/// The file offset of a virtual address.
+/// Returns the file offset of a virtual address.
 fn offset_of(segments: &[Segment], address: u64) -> Option<u64> {
     segments
         .iter()
@@ -174,7 +174,7 @@ fn offset_of(segments: &[Segment], address: u64) -> Option<u64> {
         })
 }
 
-/// The bytes before the first NUL.
+/// Returns the bytes before the first NUL byte.
 fn until_zero(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or(bytes)
 }
@@ -201,7 +201,8 @@ mod tests {
         read(bytes.len() as u64, &at).expect("memory does not fail")
     }
 
-    /// A program with three segments. Its strings are at address 0x1200 and at offset 0x200.
+    /// Returns an ELF program with three segments. The strings of the program are at address 0x1200
+    /// and at offset 0x200.
     fn program() -> Vec<u8> {
         let mut file = vec![0; 0x400];
         let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
@@ -254,7 +255,7 @@ mod tests {
         for len in 0..sound.len() {
             let _ = links(&sound[..len]);
         }
-        // Sets each byte of the headers to extreme values in turn: the reader must not panic.
+        // In turn, sets each byte of the headers to extreme values. The reader must not panic.
         for at in 0..0x1d0 {
             for value in [0, 1, 0x7f, 0x80, 0xff] {
                 let mut hostile = sound.clone();

@@ -13,15 +13,15 @@ use pierhead_toc::{Leaf, Tree};
 /// The part of an image config that a container start uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Start {
-    /// `Entrypoint` and `Cmd`, one after the other.
+    /// The arguments of `Entrypoint`, followed by those of `Cmd`.
     pub arguments: Vec<Vec<u8>>,
-    /// `Env`, as `NAME=value`.
+    /// The variables of `Env`, as `NAME=value`.
     pub environment: Vec<Vec<u8>>,
-    /// `WorkingDir`.
+    /// The folder of `WorkingDir`.
     pub folder: Vec<u8>,
 }
 
-/// Default search folders of the dynamic linker, with those of Debian's architectures.
+/// Default search folders of the dynamic linker, including the folders of Debian's architectures.
 const LIBRARY_FOLDERS: [&[u8]; 10] = [
     b"lib/x86_64-linux-gnu",
     b"usr/lib/x86_64-linux-gnu",
@@ -35,7 +35,7 @@ const LIBRARY_FOLDERS: [&[u8]; 10] = [
     b"usr/local/lib64",
 ];
 
-/// Default of the environment variable `DEFAULT_PATH`.
+/// Search path for programs, if the image config sets no `PATH`.
 const DEFAULT_PATH: &[u8] = b"usr/local/sbin:usr/local/bin:usr/sbin:usr/bin:sbin:bin";
 
 /// Files that every container start reads.
@@ -46,23 +46,26 @@ const COMMON_FILES: [&[u8]; 4] = [
     b"etc/group",
 ];
 
-/// Maximum number of programs and libraries that are read.
+/// Maximum number of programs and libraries that pierhead reads to predict the files of one image.
 const MAX_PROGRAMS: usize = 512;
 
-/// Maximum number of path lookups in one image. A program may need 256 libraries in 256 folders.
+/// Maximum number of path lookups in one image. A single program may need 256 libraries in 256
+/// folders, so the number needs a limit.
 const MAX_LOOKUPS: u32 = 100_000;
 
-/// Maximum number of files in the queue.
+/// Maximum number of files in the queue of programs and libraries to read.
 const MAX_QUEUE: usize = 4 * MAX_PROGRAMS;
 
-/// Maximum number of symbolic links that are followed for one path, as in the kernel
-/// (`MAXSYMLINKS`).
+/// Maximum number of symbolic links that are followed for one path, which is also the kernel's
+/// limit (`MAXSYMLINKS`).
 const MAX_SYMLINKS: usize = 40;
 
-/// Maximum length of the first line of a script in bytes, as in the kernel (`BINPRM_BUF_SIZE`).
+/// Maximum length of the first line of a script in bytes, which is also the kernel's limit
+/// (`BINPRM_BUF_SIZE`).
 const MAX_SCRIPT_LINE: usize = 256;
 
-/// The content numbers of the predicted files, in the order of use.
+/// Returns the content numbers of the predicted files, in the order in which a container start uses
+/// them.
 pub(super) fn expect(
     tree: &Tree<'_>,
     start: &Start,
@@ -129,7 +132,8 @@ struct Lookups<'a> {
 }
 
 impl Lookups<'_> {
-    /// The position and the leaf of a path. `None` after the last allowed lookup.
+    /// Looks up a path. Returns its position in the tree and its leaf. Returns `None` after the
+    /// last allowed lookup.
     fn find(&self, path: &[u8]) -> Option<(usize, Leaf<'_>)> {
         self.left.set(self.left.get().checked_sub(1)?);
         let at = self.tree.find(path)?;
@@ -137,7 +141,7 @@ impl Lookups<'_> {
     }
 }
 
-/// The path of the program or of the file that a command-line argument names.
+/// Returns the path of the program or file that a command-line argument names.
 fn program(tree: &Lookups<'_>, start: &Start, word: &[u8]) -> Option<Vec<u8>> {
     if word.contains(&b'/') {
         return Some(clean(word, &start.folder));
@@ -157,10 +161,10 @@ fn program(tree: &Lookups<'_>, start: &Start, word: &[u8]) -> Option<Vec<u8>> {
     paths.find(|path| follow(tree, path).is_some())
 }
 
-/// The path of a shared library. `folders` is the search path of the program, and `origin` the
-/// folder of the program.
+/// Returns the path of a shared library. `folders` is the search path of the program, and `origin`
+/// the folder of the program.
 fn library(tree: &Lookups<'_>, name: &[u8], folders: &[Vec<u8>], origin: &[u8]) -> Option<Vec<u8>> {
-    // A name with a slash is a path, as for the dynamic linker.
+    // A name with a slash is a path; the dynamic linker does the same.
     if name.contains(&b'/') {
         return Some(clean(name, b""));
     }
@@ -176,15 +180,15 @@ fn library(tree: &Lookups<'_>, name: &[u8], folders: &[Vec<u8>], origin: &[u8]) 
     paths.find(|path| follow(tree, path).is_some())
 }
 
-/// Follows the symbolic links of a path, also those of its folders. Returns the position of the
-/// file, and the number of its content.
+/// Follows the symbolic links of a path, and also of the folders in the path. Returns the position
+/// of the file, and the number of its content.
 fn follow(tree: &Lookups<'_>, path: &[u8]) -> Option<(usize, u32)> {
     let mut path = path.to_vec();
     for _ in 0..MAX_SYMLINKS {
         if let Some((at, Leaf::File(number))) = tree.find(&path) {
             return Some((at, number));
         }
-        // Find the shortest prefix of the path that is a symbolic link.
+        // Finds the shortest prefix of the path that is a symbolic link.
         let ends = (0..=path.len()).filter(|end| path.get(*end).is_none_or(|byte| *byte == b'/'));
         let (end, target) = ends
             .into_iter()
@@ -202,7 +206,7 @@ fn follow(tree: &Lookups<'_>, path: &[u8]) -> Option<(usize, u32)> {
     None
 }
 
-/// Normalizes a path as in a TOC: from the root, without `.`, `..` and slashes at the ends.
+/// Converts a path to the form of a TOC: from the root, without `.`, `..` and slashes at the ends.
 fn clean(path: &[u8], folder: &[u8]) -> Vec<u8> {
     let mut out: Vec<&[u8]> = Vec::new();
     let folder = if path.starts_with(b"/") { b"" } else { folder };
@@ -217,7 +221,7 @@ fn clean(path: &[u8], folder: &[u8]) -> Vec<u8> {
     out.join(&b'/')
 }
 
-/// The folder of a path.
+/// Returns the folder that contains a path.
 fn parent(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|byte| *byte == b'/');
     end.map_or(&[], |end| &path[..end])

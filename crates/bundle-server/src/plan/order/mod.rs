@@ -1,5 +1,5 @@
-//! The order of frames in a bundle: first files that traces recorded, then files that the config of
-//! the image suggests, then all other files.
+//! Decides the order of the files in a bundle: first the files that traces (recordings of container
+//! starts) name, then the files that the config of the image suggests, and then all other files.
 
 mod elf;
 mod expect;
@@ -12,7 +12,8 @@ use crate::Error;
 use pierhead_toc::Tree;
 use pierhead_toc::{FileDigest, Source};
 
-/// The libraries that a program of `size` bytes needs. For the fuzzer.
+/// Returns the libraries that a program of `size` bytes needs. Only the fuzz target calls this
+/// function.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn elf_needs(size: u64, read: elf::ReadAt<'_>) -> Result<Vec<Vec<u8>>, Error> {
     Ok(elf::read(size, read)?.unwrap_or_default().needed)
@@ -28,7 +29,7 @@ impl Expected {
     /// content, then the programs that `start` runs, with their interpreters and libraries.
     ///
     /// # Errors
-    /// Errors of the source. A missing or malformed program is no error and adds no ranks.
+    /// Errors of the source. A missing or malformed program adds no ranks, and is not an error.
     pub fn of(
         tree: &Tree<'_>,
         traced: &[Traced],
@@ -50,12 +51,13 @@ impl Expected {
         Ok(expected)
     }
 
-    /// The rank of a content. All contents without an expected use have the same highest rank.
+    /// Returns the rank of a content. All contents without an expected use have the same highest
+    /// rank.
     pub fn rank(&self, content: u32) -> u32 {
         self.0.get(&content).copied().unwrap_or(u32::MAX)
     }
 
-    /// The contents with a rank, the earliest first.
+    /// Returns the contents that have a rank, in the order of their ranks.
     pub fn in_order(&self) -> Vec<u32> {
         let mut order: Vec<_> = self
             .0
@@ -66,7 +68,7 @@ impl Expected {
         order.into_iter().map(|(_, number)| number).collect()
     }
 
-    /// Number of contents with a rank.
+    /// Returns the number of contents that have a rank.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -85,9 +87,9 @@ impl Expected {
 /// A file that a recorded container start opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traced {
-    /// Its path in the traced image.
+    /// The path of the file in the traced image.
     pub path: Vec<u8>,
-    /// The digest of its contents, if the TOC of the traced image still exists. With the digest,
-    /// the planner finds the file also under another path.
+    /// The digest of the file's content, if the TOC of the traced image still exists. With the
+    /// digest, planning also finds the file under another path.
     pub content: Option<FileDigest>,
 }

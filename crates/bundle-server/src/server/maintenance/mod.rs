@@ -1,5 +1,5 @@
-//! Regular maintenance: deletes files and records that no image needs, and keeps packs and plans
-//! within their budgets.
+//! Regular maintenance of the bundle server: deletes files and records that no image needs, and
+//! keeps packs and plans within their budgets.
 
 use super::context::Context;
 use super::cpu_share::CpuShare;
@@ -9,7 +9,7 @@ use super::unused_packs::{
 use crate::Error;
 use pierhead_toc::layer::Pace as _;
 
-/// Runs maintenance once. The queue calls it every few minutes.
+/// Runs maintenance once. The job queue starts this job every few minutes.
 pub(super) fn maintain(context: &Context, share: &mut CpuShare) -> Result<(), Error> {
     context.packs.maintain();
     close_files(context);
@@ -28,8 +28,8 @@ pub(super) fn maintain(context: &Context, share: &mut CpuShare) -> Result<(), Er
     share.pause(0)?;
     context.plans.expire_superseded()?;
     context.plans.shrink(context.config.plan_budget)?;
-    // Each step runs even if another step fails. So an unreadable plan only stops the deletion of
-    // unused packs.
+    // Each step runs even if another step fails. For example, an unreadable plan only stops the
+    // deletion of unused packs.
     let steps = [
         drop_unused_fast_packs(context),
         drop_late(context),
@@ -40,8 +40,8 @@ pub(super) fn maintain(context: &Context, share: &mut CpuShare) -> Result<(), Er
 
 /// Queues failed optimizations again, and removes the locations of contents whose pack was evicted.
 fn retry_and_clean_up(context: &Context) -> Result<(), Error> {
-    // The optimization of these images found no room, or failed for another reason that may no
-    // longer exist.
+    // These images still have fast frames, because their optimization found no room or failed for
+    // another reason, which may no longer exist.
     context.queue.optimize(context.images.fast_images());
     // The cleanup walks over all packed contents, so it runs only after an eviction.
     if !context

@@ -1,4 +1,5 @@
-//! Unit tests of maintenance with a plan file that cannot be read.
+//! Unit test of maintenance with a plan file that cannot be read: all other steps of maintenance
+//! still run.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,7 +18,7 @@ use crate::pack::{FrameIndex as _, RecordLocation};
 use crate::server::plan_store::request_key;
 use crate::{BundleServer, Config, Image, State};
 
-/// A cache of blobs in memory, as the server's source of layers.
+/// Blobs in memory, from which the server reads layers.
 #[derive(Default)]
 struct MemoryBlobs(Mutex<HashMap<Digest, Arc<MemoryBlob>>>);
 
@@ -67,12 +68,13 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
         wait_until(|| server.state(&image.root) == State::Ready);
         image.root
     });
-    // Opening the plan fails with ELOOP, as it could fail with EACCES or EIO.
+    // The plan file is replaced by a link to itself, so opening it fails with ELOOP. This stands
+    // for EACCES or EIO.
     let plan = context.paths.plan(&request_key(&kept, &[], true));
     std::fs::remove_file(&plan).unwrap();
     std::os::unix::fs::symlink(&plan, &plan).unwrap();
     context.plans.close_all();
-    // The optimization needs the plan, so it fails and is no longer queued.
+    // The optimization needs the plan, so the optimization fails and is no longer queued.
     background.set_paused(false);
     wait_until(|| server.stat().jobs == 0);
     background.set_paused(true);
@@ -88,7 +90,8 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
         .image_database
         .put(&gone_content, &[location])
         .unwrap();
-    // A number other than the stored one makes maintenance believe that packs were evicted.
+    // This stores a number that differs from the real number of evictions, so maintenance assumes
+    // that packs were evicted.
     context.pack_usage.has_evicted_since(u64::MAX);
     context.pack_usage.note_unused();
     let packs = server.stat().packs;
