@@ -1,9 +1,9 @@
-//! Chooses few combinations of the chart values in `ci/AXIS-VALUE.yaml`, so that every two values
-//! of different axes occur together.
+//! Chooses few combinations of the files of chart values `ci/AXIS-CASE.yaml` (one case of one axis,
+//! such as `storage-hostpath.yaml`), so that every two files of different axes occur together.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
-/// Groups files with names AXIS-VALUE.yaml by axis, and returns combinations: one file of each
+/// Groups files with names AXIS-CASE.yaml by axis, and returns combinations: one file of each
 /// axis, with the axes sorted by name.
 ///
 /// Every two files of different axes occur together in a combination, so that the tests see how two

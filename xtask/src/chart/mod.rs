@@ -5,12 +5,12 @@ mod alerts;
 mod compose;
 mod configs;
 mod configuration;
+mod expected_output;
 mod matrix;
 mod metrics;
 mod names;
 mod profiles;
 mod readme;
-mod says;
 mod schema;
 
 use std::{
@@ -115,10 +115,10 @@ pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<Count
         chart.lint(&case, &mut count);
         count.note(&format!("{}::metrics", chart.name), chart.metrics());
         count.note(&format!("{}::schema", chart.name), chart.schema());
-        for bad in place::files(&chart.folder.join("ci/bad"), "yaml")? {
-            chart.refuses(&bad, daemon, &mut count)?;
+        for values in place::files(&chart.folder.join("ci/refused"), "yaml")? {
+            chart.refuses(&values, daemon, &mut count)?;
         }
-        says::check(&chart, &mut count)?;
+        expected_output::check(&chart, &mut count)?;
         count.note(&format!("{}::page", chart.name), chart.on_page());
     }
     render(helm, manifests.path(), &mut count)?;
@@ -182,7 +182,7 @@ impl<'a> Chart<'a> {
         Ok(Self { helm, name, folder })
     }
 
-    /// Combinations of values: one file `ci/AXIS-VALUE.yaml` of each axis.
+    /// Combinations of values: one file `ci/AXIS-CASE.yaml` of each axis.
     fn cases(&self) -> Result<Vec<Vec<PathBuf>>> {
         Ok(matrix::cover(&place::files(
             &self.folder.join("ci"),
@@ -234,12 +234,14 @@ impl<'a> Chart<'a> {
 
     /// Checks that `docs/how-to/kubernetes.md` shows the tested values for every node.
     fn on_page(&self) -> Result<()> {
-        let values = fs::read_to_string(self.folder.join("ci/says/every-node.yaml"))?;
+        let values = fs::read_to_string(self.folder.join("ci/expected-output/every-node.yaml"))?;
         let lines = values.lines().filter(|line| !line.starts_with('#'));
         let block = lines.fold(String::from("```yaml\n"), |block, line| block + line + "\n");
         let page = fs::read_to_string(place::root().join("docs/how-to/kubernetes.md"))?;
         if !page.contains(&(block + "```\n")) {
-            bail!("docs/how-to/kubernetes.md shows other values than ci/says/every-node.yaml");
+            bail!(
+                "docs/how-to/kubernetes.md shows other values than ci/expected-output/every-node.yaml"
+            );
         }
         Ok(())
     }

@@ -82,11 +82,11 @@ pub(super) fn everything(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()>
     let files = [
         "access-tls",
         "network-service",
-        "owner-dpf",
+        "installer-dpf",
         "profile-bluefield3",
         "storage-hostpath",
         "tier-pmem",
-        "watch-service",
+        "monitoring-servicemonitor",
     ];
     let files: Vec<_> = files
         .iter()
