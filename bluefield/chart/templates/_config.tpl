@@ -30,7 +30,7 @@
 {{- end -}}
 {{- $config = mergeOverwrite $sized $config -}}
 listen = ["{{ $v.network.address }}:{{ int64 $v.network.port }}"]
-{{- /* The admin listener is on all addresses, because probes and monitors use other addresses of the node. Its cache API accepts only loopback clients. */}}
+{{- /* The admin listener is on all addresses, because probes and monitors use other addresses of the node. The cache API of the admin listener accepts only loopback clients. */}}
 admin = "{{ ternary "[::]" "0.0.0.0" (hasPrefix "[" $v.network.address) }}:{{ int64 $v.network.adminPort }}"
 data = "/var/lib/pierhead/cache"
 {{- with $v.dockerConfigSecretName }}

@@ -1,10 +1,11 @@
 {{/* Named templates that the manifests share: names, labels, resources, checks of values, mounts. */}}
 
-{{/* Name of the objects. DPF requires the name of the release in every name, so no value replaces the whole name. */}}
+{{/* Name of the chart, or nameOverride. */}}
 {{- define "pierhead.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
+{{/* Name of the objects. DPF (DOCA Platform Framework) requires the name of the release in every name, so no value replaces the whole name. */}}
 {{- define "pierhead.fullname" -}}
 {{- $name := include "pierhead.name" . -}}
 {{- if contains $name .Release.Name -}}
@@ -56,7 +57,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.tls.secretName -}}https{{- else -}}http{{- end -}}
 {{- end -}}
 
-{{/* "yes" if pierhead listens on all addresses of the pod. Otherwise the Service may not reach pierhead. */}}
+{{/* "yes" if pierhead listens on all addresses of the pod. If pierhead listens on fewer addresses, the Service may not reach pierhead. */}}
 {{- define "pierhead.isOnAllAddresses" -}}
 {{- if and (not .Values.network.interface) (has .Values.network.address (list "0.0.0.0" "[::]")) -}}
 yes
@@ -78,7 +79,7 @@ tests.clientSecretName
 {{- end -}}
 {{- end -}}
 
-{{/* Labels of the pod of `helm test`. They differ from those of pierhead, so that the Service does not select the test pod. */}}
+{{/* Labels of the pod of `helm test`. These labels differ from the labels of pierhead's pods, so that the Service does not select the test pod. */}}
 {{- define "pierhead.testSelector" -}}
 app.kubernetes.io/name: {{ include "pierhead.name" . | trunc 58 | trimSuffix "-" }}-test
 app.kubernetes.io/instance: {{ .Release.Name }}
