@@ -1,5 +1,5 @@
-//! The HTTP client of the benchmarks. To keep its own cost low, it uses plain sockets and a single
-//! buffer.
+//! The HTTP client of the benchmarks. To keep its own cost low, the client uses plain sockets and a
+//! single buffer.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

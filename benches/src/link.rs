@@ -1,7 +1,7 @@
 //! Emulates a network link with a delay and a rate between two network namespaces, by two tun
 //! devices and threads that forward packets. The kernel's own TCP sends the packets, in large
-//! segments as for a network card with segmentation offload. So slow start, windows and handshakes
-//! behave as on a real link. The kernel does not need netem.
+//! segments as for a network card with segmentation offload. Therefore slow start, windows and
+//! handshakes behave as on a real link. The emulation does not need the kernel module netem.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -33,7 +33,7 @@ const QUEUE_SECONDS: f64 = 0.1;
 /// The sysctl that disables the TCP metrics cache, so that runs do not affect each other.
 pub(crate) const NO_METRICS_SAVE: (&str, &str) = ("tcp_no_metrics_save", "1");
 
-/// Both ends of the link, and its properties.
+/// An emulated network link: both ends, and the properties of the link.
 pub(crate) struct Link {
     pub(crate) server: Namespace,
     pub(crate) client: Namespace,

@@ -1,7 +1,7 @@
-//! The benchmark program: `cargo run --release -p pierhead-benches`. It measures pierhead, nginx
-//! and distribution as whole processes, all in one run, because results of different runs are not
-//! comparable. All servers listen on loopback. CPU seconds are the kernel's accounting of the
-//! target's process tree, per 10^9 served bytes. Peak memory is `VmHWM`.
+//! The benchmark program: `cargo run --release -p pierhead-benches`. The program measures pierhead,
+//! nginx and CNCF distribution as whole processes, all in one run, because results of different
+//! runs are not comparable. All servers listen on loopback. CPU seconds are the kernel's accounting
+//! of the measured process and its children, per 10^9 served bytes. Peak memory is `VmHWM`.
 
 #![forbid(unsafe_code)]
 

@@ -97,8 +97,8 @@ impl Namespace {
         })
     }
 
-    /// Runs a closure in a thread of the namespace. Its sockets, devices and threads stay in the
-    /// namespace.
+    /// Runs a closure in a thread of the namespace. Sockets, devices and threads that the closure
+    /// creates stay in the namespace.
     pub(crate) fn inside<T: Send>(&self, what: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let file = File::open(self.path())?;
         thread::scope(|scope| {

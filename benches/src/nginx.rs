@@ -8,8 +8,8 @@ use anyhow::Result;
 
 use crate::tls::Tls;
 
-/// The command for an nginx on a loopback port that serves the files below `root`. Its own files
-/// are in `folder`.
+/// The command for an nginx on a loopback port that serves the files below `root`. nginx keeps its
+/// own files (configuration, log, PID) in `folder`.
 pub(crate) fn command(
     program: &Path,
     folder: &Path,

@@ -1,4 +1,5 @@
-//! The scenarios of the pull benchmark: one table per scenario, one row per target.
+//! The scenarios of the pull benchmark: pulls with a warm and a cold cache, manifests, connections,
+//! memory, TLS. Prints one table per scenario, with one row per measured program.
 
 use std::path::Path;
 use std::process::Command;

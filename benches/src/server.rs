@@ -94,7 +94,7 @@ impl Server {
         })
     }
 
-    /// Starts a new process with the same data folder. Its port may differ.
+    /// Starts a new process with the same data folder. The new process may use another port.
     pub(crate) fn restart(&mut self) -> Result<()> {
         self.process.end();
         (self.process, self.address, self.admin) = spawn(&self.words, self.folder.path())?;

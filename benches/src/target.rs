@@ -19,7 +19,7 @@ use crate::upstream::Upstream;
 /// A measured program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kind {
-    /// This project.
+    /// The program `pierhead`.
     Pierhead,
     /// nginx that serves the files by sendfile, as the upper limit.
     Nginx,

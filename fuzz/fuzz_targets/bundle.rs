@@ -1,5 +1,5 @@
-//! Fuzz target: bundles: responses of a bundle server with the files of an image that a worker
-//! lacks.
+//! Fuzz target: delta bundles, the responses of a bundle server with the file contents of an image
+//! that a client (worker) lacks.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Fuzz target: `Location` headers and token realms of registries, and the check that blocks their
-//! internal addresses (SSRF).
+//! Fuzz target: `Location` headers and token realms of registries, and the check that blocks
+//! internal addresses in these URLs (SSRF).
 
 #![no_main]
 

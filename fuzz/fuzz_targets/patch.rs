@@ -1,5 +1,5 @@
-//! Fuzz target: patches in a bundle: zstd-compressed differences to a file content that the worker
-//! already has.
+//! Fuzz target: patches in a bundle: zstd-compressed differences to a file content that the client
+//! (worker) already has.
 
 #![no_main]
 

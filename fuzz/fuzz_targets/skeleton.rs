@@ -1,5 +1,6 @@
 //! Fuzz target: layer skeletons in a bundle. A skeleton is a layer's tar without the contents of
-//! its files; the worker rebuilds the tar from it.
+//! its files; the client of the bundle (worker) rebuilds the tar from the skeleton and the file
+//! contents.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
 //! Fuzz target: tables of contents (TOCs): lists of the files in an image, which a bundle server
-//! sends to workers.
+//! sends to its clients (workers).
 
 #![no_main]
 

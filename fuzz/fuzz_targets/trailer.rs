@@ -1,4 +1,4 @@
-//! Fuzz target: blob files of the disk cache. Each ends with a trailer that has the digest and the
+//! Fuzz target: blob files of the disk cache. Each blob file ends with a trailer, which has the
 //! checksums of the contents.
 
 #![no_main]

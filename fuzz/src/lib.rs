@@ -1,6 +1,7 @@
-//! Functions that the fuzz targets of the crate `pierhead-oci` call: each checks a property of a
-//! parser for any input. They do not depend on libFuzzer. The tests of `pierhead-oci` also call them,
-//! with the stable compiler, for random inputs and for the files in `corpus/`.
+//! Functions that the fuzz targets of the crate `pierhead-oci` call. Each function checks a
+//! property of a parser for any input. The functions do not depend on libFuzzer. The tests of
+//! `pierhead-oci` also call these functions, with the stable compiler, for random inputs and for
+//! the files in `corpus/`.
 
 use bytes::Bytes;
 use pierhead_oci::{Endpoint, Manifest, Reference};

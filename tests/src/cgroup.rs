@@ -1,5 +1,5 @@
-//! A cgroup for one test, with limits of memory and CPU. Uses cgroup v1 or v2, whichever has the
-//! controllers.
+//! A cgroup for one test, with limits of memory and CPU. The test library uses the cgroup version,
+//! v1 or v2, that has the controllers.
 
 use std::{
     fs,
@@ -178,8 +178,8 @@ pub struct Throttled {
 }
 
 impl Cgroup {
-    /// A command prefix that hides the pressure of the machine, which other tests cause. So the
-    /// program sees only the pressure of its cgroup. Put this prefix before that of
+    /// A command prefix that hides the pressure of the machine, which other tests cause. With this
+    /// prefix, the program sees only the pressure of its cgroup. Put this prefix before that of
     /// [`Cgroup::enter`].
     ///
     /// # Errors

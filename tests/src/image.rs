@@ -1,6 +1,6 @@
-//! Builds small runnable images for the end-to-end tests, without downloads. Each contains a
-//! program of a few machine instructions, for x86-64 and aarch64. `docker run` of it shows that the
-//! pulled image is complete.
+//! Builds small runnable images for the end-to-end tests, without downloads. Each image contains a
+//! program of a few machine instructions, for x86-64 and aarch64. The output of `docker run` shows
+//! that the pulled image is complete.
 
 use std::{
     fs,
@@ -37,8 +37,8 @@ const DOCKER: Kind = [
     "application/vnd.docker.image.rootfs.diff.tar.gzip",
 ];
 
-/// The images that every test may use. Their names do not exist on Docker Hub, so that a client
-/// that bypasses pierhead fails.
+/// The images that every test may use. The names of the images do not exist on Docker Hub, so that
+/// a client that bypasses pierhead fails.
 #[derive(Debug)]
 pub struct Images {
     /// An index of two platforms with a few hundred kilobytes each.

@@ -24,7 +24,7 @@ pub struct Layout {
 pub struct Image {
     /// Repository without a registry, such as `library/redis`.
     pub repository: String,
-    /// Its tag.
+    /// The tag of the image.
     pub tag: String,
     /// Digest of the index or manifest that the tag refers to.
     pub root: String,
@@ -103,7 +103,7 @@ impl Layout {
         Ok(json!({ "mediaType": media_type, "digest": digest, "size": sink.size }))
     }
 
-    /// Adds a document. Its media type is the one in the document.
+    /// Adds a document. The media type is the value of the field `mediaType` of the document.
     pub fn add_json(&self, document: &Value) -> Result<Value> {
         let media_type = document["mediaType"]
             .as_str()

@@ -1,7 +1,7 @@
 //! The library of the end-to-end tests: pierhead, registries and container clients as processes,
-//! and images to pull. No module here uses the code of pierhead. All processes listen on loopback,
-//! write to their own folders, and end with the test that started them. Failures are `anyhow`
-//! errors with the command and its output.
+//! and images to pull. No module of this library uses the code of pierhead. All processes listen on
+//! loopback, write to their own folders, and end with the test that started them. Failures are
+//! `anyhow` errors with the command and its output.
 
 #![forbid(unsafe_code)]
 

@@ -89,8 +89,8 @@ impl Network {
         let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
         let pid = network.holder.id().to_string();
         wait::until("a network namespace", || {
-            // The process creates the user namespace first. No other process can enter the user
-            // namespace before its ID map exists.
+            // The process creates the user namespace first. Other processes can enter the user
+            // namespace only after its ID map exists.
             let apart = matches!((of(&pid), of("self")), (Ok(its), Ok(ours)) if its != ours);
             Ok((apart && network.ip("link show lo").is_ok()).then_some(()))
         })?;
@@ -120,8 +120,8 @@ impl Network {
         command
     }
 
-    /// Runs a closure in a thread of the namespace. Its sockets and processes stay in the
-    /// namespace. Needs root.
+    /// Runs a closure in a thread of the namespace. Sockets and processes that the closure creates
+    /// stay in the namespace. Needs root.
     pub fn inside<T: Send>(&self, what: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let file = File::open(format!("/proc/{}/ns/net", self.holder.id()))?;
         thread::scope(|scope| {

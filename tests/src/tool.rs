@@ -59,8 +59,8 @@ pub fn find(names: &[&str]) -> Result<PathBuf, Missing> {
     )))
 }
 
-/// Folders with programs, the preferred first. Also the `PATH` of daemons that start other
-/// programs.
+/// Folders with programs, the preferred folder first. The test library also sets these folders as
+/// the `PATH` of daemons that start other programs.
 pub fn search_path() -> Vec<PathBuf> {
     let gopath = env::var_os("GOPATH").map(|it| PathBuf::from(it).join("bin"));
     let home = env::var_os("HOME").map(|it| PathBuf::from(it).join("go/bin"));

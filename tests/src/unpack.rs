@@ -57,8 +57,8 @@ impl Umoci {
     pub fn unpack(&self, image: &Image, folder: &Path) -> Result<PathBuf> {
         const NAME: &str = "it";
         let digest = &image.here()?.digest;
-        // umoci accepts no name with a colon and no index of several platforms. So it gets a
-        // separate layout with one manifest and the same blobs.
+        // umoci accepts no name with a colon and no index of several platforms. Therefore umoci
+        // gets a separate layout with one manifest and the same blobs.
         let layout = Layout::create(&folder.join("layout"))?;
         let blobs = layout.folder().join("blobs");
         fs::remove_dir_all(&blobs)?;
@@ -86,11 +86,11 @@ impl Umoci {
 /// The snapshotter of containerd.
 #[derive(Clone, Copy, Debug)]
 pub enum Snapshotter {
-    /// overlayfs, the default: one folder per layer. It cannot make a hard link to a file of a
-    /// lower layer. Only handmade layers contain such links.
+    /// The snapshotter overlayfs, the default: one folder per layer. overlayfs cannot make a hard
+    /// link to a file of a lower layer. Only handmade layers contain such links.
     Overlay,
-    /// A full copy of the lower layers for each layer. It is slow, and supports hard links to files
-    /// of lower layers.
+    /// The snapshotter native: a full copy of the lower layers for each layer. native is slow, and
+    /// supports hard links to files of lower layers.
     Native,
 }
 

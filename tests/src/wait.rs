@@ -7,7 +7,8 @@ use std::{
 
 use anyhow::{Result, bail};
 
-/// Time limit of a wait. It is far longer than any operation takes, so that only a hang reaches it.
+/// Time limit of a wait. This limit is far longer than any operation takes, so that only a hang
+/// reaches it.
 pub const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Maximum time between two polls.

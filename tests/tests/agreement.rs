@@ -1,9 +1,10 @@
 //! Compares the miss ratios of pierhead's eviction policies with those of libCacheSim on the same
-//! request traces. libcachesim (PyPI, GPL) runs in a separate Python process, so that pierhead does
-//! not link it. It gets the traces that `pierhead-replay --export` writes, and cache sizes in
-//! bytes. Policies with one definition must agree within [`EXACT`]. Policies whose papers leave
-//! details open must agree within [`CLOSE`] under `--rules libcachesim`. With your own traces:
-//! `PIERHEAD_TRACES=FOLDER cargo test -p pierhead-tests --test agreement -- --nocapture`.
+//! request traces. The package libcachesim (PyPI, GPL) runs in a separate Python process, so that
+//! pierhead does not link it. libcachesim gets the traces that `pierhead-replay --export` writes,
+//! and cache sizes in bytes. Policies with one definition must agree within [`EXACT`]. Policies
+//! whose papers leave details open must agree within [`CLOSE`] under `--rules libcachesim`. To
+//! compare your own traces, run `PIERHEAD_TRACES=FOLDER cargo test -p pierhead-tests --test
+//! agreement -- --nocapture`.
 
 use std::{
     collections::BTreeMap,
@@ -93,7 +94,7 @@ fn degenerate_traces() {
 #[test]
 fn traces_in_the_folder_of_the_user() {
     let Some(folder) = env::var_os("PIERHEAD_TRACES") else {
-        // These traces are optional, so the test passes without the variable.
+        // The traces of `PIERHEAD_TRACES` are optional, so the test passes without this variable.
         return;
     };
     let mut files: Vec<PathBuf> = fs::read_dir(&folder)

@@ -1,5 +1,5 @@
-//! Checks the inside of each crate: import cycles, type names, retired words in names and comments,
-//! module style. `architecture.rs` checks the dependencies between crates.
+//! Checks the inside of each crate: import cycles, type names, words that names and comments must
+//! not use, module style. `architecture.rs` checks the dependencies between crates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -413,7 +413,7 @@ fn lex(text: &str) -> (Vec<Token>, Vec<String>) {
                 strings.push(chars[begin..end].iter().collect());
                 at = next;
             }
-            // This is a character literal, not a lifetime.
+            // A quote followed by a backslash begins a character literal, not a lifetime.
             ('\'', '\\') => {
                 at += 3;
                 while at < chars.len() && get(at) != '\'' {

@@ -1,7 +1,7 @@
 //! Resolves and downloads Debian packages with apt, without installing them.
 //!
-//! apt keeps all its state in separate folders. So it needs no root, and can download packages of
-//! an architecture that this machine does not have.
+//! apt keeps all its state in separate folders. With these folders, apt needs no root, and can
+//! download packages of an architecture that this machine does not have.
 
 use std::{
     cell::RefCell,

@@ -67,7 +67,8 @@ impl Console {
     }
 }
 
-/// Runs `what`, and also returns its output. Meanwhile and afterwards, the file at `log` has the output.
+/// Runs `what`, and also returns its output. During and after the run, the file at `log` has the
+/// output.
 ///
 /// # Errors
 /// The file cannot be created or read. If it cannot be created, `what` did not run.

@@ -12,7 +12,7 @@ use crate::place;
 /// # Errors
 /// A page is not current, or a test cannot run.
 pub(crate) fn run(write: bool) -> Result<()> {
-    // This test compares a page with the routes of the daemon. It writes no page.
+    // The test `routes::` compares a page with the routes of the daemon, and writes no page.
     let routes = (!write).then_some(("pierhead", "--test=daemon", "routes::"));
     let pages = [
         ("pierhead", "--bin=pierhead", "reference::"),

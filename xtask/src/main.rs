@@ -63,7 +63,7 @@ enum Task {
     /// materials
     ///
     /// For x86-64 and aarch64, with glibc 2.31 and later; zig is the linker. No container daemon is
-    /// needed. The same programs and Debian packages give the same bytes.
+    /// needed. Two builds from the same programs and Debian packages have the same bytes.
     Dist(dist::Options),
     /// Replay every eviction policy and print the tables of docs/explanation/eviction.md (needs a
     /// release build)

@@ -24,7 +24,8 @@ pub(crate) struct Options {
     /// "bindelta"}]}`.
     #[arg(long, value_delimiter = ',')]
     ideal: Vec<PathBuf>,
-    /// Also measure the first request for a pair of versions, which the server has not prepared.
+    /// Also measure the first request for an update from one version to another, before the server
+    /// has prepared patches between the versions.
     #[arg(long)]
     unprepared: bool,
     /// Do not measure fresh pulls.

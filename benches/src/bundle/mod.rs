@@ -1,5 +1,5 @@
-//! Benchmarks of bundles: transfer size, latency, memory, CPU, and provisioning time, compared with
-//! target values.
+//! Benchmarks of delta bundles (downloads of only the file contents that a machine lacks): transfer
+//! size, latency, memory, CPU, and provisioning time, compared with target values.
 
 mod bytes;
 mod load;
@@ -20,8 +20,8 @@ use crate::server::{self, Server};
 pub(crate) struct Options {
     #[command(subcommand)]
     task: Task,
-    /// An OCI image layout with several versions of its images. Without it, images of `--files`
-    /// files are generated.
+    /// An OCI image layout with several versions of its images. Without a layout, images of
+    /// `--files` files are generated.
     #[arg(id = "images", long = "layout", global = true)]
     layout: Option<PathBuf>,
     /// Number of files in each generated image.

@@ -1,5 +1,5 @@
-//! The client of one emulated machine of the scale benchmark: it requests an image as docker and
-//! containerd do, with minimum overhead.
+//! The client of one emulated machine of the scale benchmark: the client requests an image as
+//! docker and containerd do, with minimum overhead.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -64,8 +64,8 @@ impl ImageRequests {
     }
 
     /// Pulls the image. Returns the seconds until the image is complete. With `verifies`, hashes
-    /// all blobs. Otherwise only counts the bytes, because the machines of a real host hash on
-    /// their own cores.
+    /// all blobs. Without `verifies`, only counts the bytes, because the machines of a real host
+    /// hash on their own cores.
     pub(super) fn pull(&self, from: SocketAddr, verifies: bool) -> Result<f64> {
         let start = Instant::now();
         let dial = Dial {

@@ -1,7 +1,7 @@
 //! Benchmark of many machines (after AlphaBoot): all machines of a host pull the same images
-//! through one pierhead. Reports uplink bytes, time and CPU, compared with direct pulls. Up to 64
-//! machines are measured, and larger numbers are simulated. Also measures the cold start of a
-//! serverless function.
+//! through one pierhead. Reports uplink bytes, time and CPU, compared with direct pulls. The
+//! benchmark measures up to 64 machines, and simulates larger numbers. The benchmark also measures
+//! the cold start of a serverless function.
 
 mod fit;
 mod lab;

@@ -24,8 +24,8 @@ impl Ord for Time {
 
 /// A resource that does one second of work per second. Each active job has received `served`
 /// seconds of work since the begin. A job that arrives at `served` with `work` seconds ends when
-/// the clock reaches `served + work`. So one clock serves all jobs, and an event costs the
-/// logarithm of their number.
+/// the clock reaches `served + work`. With this rule, one clock serves all jobs, and an event costs
+/// the logarithm of the number of jobs.
 #[derive(Debug)]
 pub(super) struct Shared<T> {
     now: f64,

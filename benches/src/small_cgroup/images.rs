@@ -1,5 +1,5 @@
-//! Generates versions of one image: a common layer, and a layer per version for which patches can
-//! be made.
+//! Generates versions of one image: a layer that all versions share, and one layer per version,
+//! which is similar to that of the previous version so that pierhead can make patches.
 
 use std::collections::HashMap;
 use std::io::Write as _;

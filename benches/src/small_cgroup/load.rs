@@ -1,5 +1,5 @@
-//! The load of the cgroup benchmark: clients that pull at full speed, and one client that measures
-//! manifest latency.
+//! The load of the benchmark `small-cgroup`: clients that pull at full speed, and one client that
+//! measures the latency of manifest requests.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

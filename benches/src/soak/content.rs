@@ -1,5 +1,5 @@
-//! The generated images of the soak test. They need no memory or disk, because every byte of a blob
-//! is computed from the blob's number.
+//! The generated images of the soak test. The images need no memory or disk, because the test
+//! computes every byte of a blob from the blob's number.
 
 use pierhead_oci::{Algorithm, Digest, Hasher, MediaType};
 use serde_json::json;

@@ -1,5 +1,6 @@
 //! The soak test: minutes of load by many clients, with a cache for a third of the images and
-//! aborted downloads. It fails when memory or open files grow, or when a request fails.
+//! aborted downloads. The test fails when the memory or the number of open files of pierhead grows,
+//! or when a request fails.
 
 mod client;
 mod content;

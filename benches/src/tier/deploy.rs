@@ -1,5 +1,5 @@
 //! Benchmark of deployments with a fast cache tier (after N-Docker): the time to store an image
-//! after its download, and the used bytes of the fast medium.
+//! after its download, and the number of bytes on the fast medium.
 
 use std::collections::HashSet;
 use std::path::Path;

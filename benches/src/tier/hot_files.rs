@@ -1,5 +1,5 @@
-//! Guesses from the build history and the config of an image which layers a start reads, as
-//! N-Docker's static "hot image files" do.
+//! Guesses from the build history and the config of an image which layers a container start reads,
+//! by the static rule "hot image files" of the paper N-Docker.
 
 use std::collections::HashSet;
 use std::io;

@@ -1,5 +1,5 @@
-//! The hot ranges of an image: the parts of its layers that a container start reads. They come from
-//! a recorded trace or from a random sample.
+//! The hot ranges of an image: the parts of its layers that a container start reads. The hot ranges
+//! come from a recorded trace or from a random sample.
 
 use std::collections::HashMap;
 use std::io;

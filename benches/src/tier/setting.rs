@@ -207,7 +207,7 @@ async fn pull(cache: Cache, link: Arc<Pacer>, blob: Blob) -> Result<()> {
         Claim::Follower(content) => content,
         Claim::Hit(object) => BlobReader::Stored(object),
     };
-    // The reader ends when the blob is verified. It does not wait until the blob is stored.
+    // The reader ends when the blob is verified. The reader does not wait until the blob is stored.
     let last = (bytes.len() as u64).saturating_sub(1);
     content.read_at(last, 1).await?;
     Ok(())

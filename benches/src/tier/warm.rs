@@ -1,5 +1,5 @@
-//! Benchmark of a blob on the fast cache tier: the CPU time of serving it, compared with nginx and
-//! sendfile, and the rate of writing it.
+//! Benchmark of a blob on the fast cache tier: the CPU time of serving the blob, compared with
+//! nginx and sendfile, and the rate of writing the blob.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! Runs containerd as a client: a separate daemon, which `ctr` controls. Its `hosts.toml` names
-//! pierhead as a mirror. containerd names the registry in each request to the mirror by the
-//! parameter `?ns=`.
+//! Runs containerd as a client: a separate daemon, which `ctr` controls. The file `hosts.toml` of
+//! containerd names pierhead as a mirror. containerd names the registry in each request to the
+//! mirror by the parameter `?ns=`.
 
 use std::{env, fs, net::SocketAddr, path::PathBuf, process::Command};
 
@@ -210,8 +210,8 @@ impl Client for Containerd {
             .data
             .path()
             .join("root/io.containerd.content.v1.content");
-        // containerd deletes files of removed contents later, in a garbage collection. Until then,
-        // a pull would use these files without a request.
+        // containerd deletes files of removed contents later, in a garbage collection. Before the
+        // garbage collection, a pull would use these files without a request.
         let lease = self.ctr(&["leases", "create"])?;
         self.ctr(&["leases", "delete", "--sync", lease.trim()])?;
         let left = fs::read_dir(content.join("blobs/sha256")).map_or(0, Iterator::count);

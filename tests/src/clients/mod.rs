@@ -1,5 +1,5 @@
-//! The clients that the end-to-end tests run: containerd, crane, Docker, podman, skopeo. Each has
-//! its own image store.
+//! The clients that the end-to-end tests run: containerd, crane, Docker, podman, skopeo. Each
+//! client has its own image store.
 
 mod containerd;
 mod crane;

@@ -649,8 +649,8 @@ fn start_recording_relay(target: SocketAddr) -> Result<(SocketAddr, Arc<Mutex<Ve
     Ok((address, heard))
 }
 
-/// A runc container with its own mount namespace. It waits for a line in `volume/go`, opens files
-/// and exits.
+/// A runc container with its own mount namespace. The program in the container waits for a line in
+/// `volume/go`, opens files and exits.
 struct Container {
     runc: Child,
     pid: String,

@@ -48,7 +48,8 @@ fn invalid_toml_is_refused() -> Result<()> {
 }
 
 /// With upstream credentials and a non-loopback address, every client that reaches the address
-/// could use the credentials. So pierhead refuses this configuration.
+/// could use the credentials. Therefore pierhead refuses a configuration with upstream credentials
+/// and a non-loopback address without client authentication.
 #[test]
 fn upstream_credentials_on_a_public_address_need_authentication() -> Result<()> {
     let folder = paths::scratch("config")?;

@@ -1,5 +1,5 @@
-//! End-to-end tests of invalid and hostile requests: each gets an error of the specification, and
-//! none reaches the upstream.
+//! End-to-end tests of invalid and hostile requests: each request gets an error of the OCI
+//! Distribution specification, and none reaches the upstream.
 
 use std::{io::ErrorKind, net::TcpListener};
 
@@ -101,8 +101,8 @@ fn ranges_get_the_status_of_rfc_9110() -> Result<()> {
     Ok(())
 }
 
-/// Clients choose the parameter `?ns=` and the first path segment. Neither may make pierhead
-/// connect to internal hosts.
+/// Clients choose the parameter `?ns=` and the first path segment. Neither the parameter nor the
+/// path segment may make pierhead connect to internal hosts.
 #[test]
 fn no_connection_to_internal_hosts() -> Result<()> {
     let internal = TcpListener::bind("127.0.0.1:0")?;

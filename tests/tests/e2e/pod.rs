@@ -125,7 +125,7 @@ fn the_daemonset_serves_a_pull() -> Result<()> {
         let hub = FakeRegistry::builder().start_in_background();
         hub.push_layout(image.layout().folder())?;
         let upstreams = json!({"docker.io": {"addresses": hub.url()}});
-        // This setting allows the test to run on a machine with little free disk space.
+        // `min_free` of 0 allows the test to run on a machine with little free disk space.
         let config = json!({"cache": {"min_free": "0"}});
         let values = json!({"upstreams": upstreams, "config": config});
         let chart = Chart::render("chart", &values)?;

@@ -1,5 +1,5 @@
-//! End-to-end tests of `pierhead setup`: afterwards, plain pulls of real clients go through
-//! pierhead. `--undo` restores every byte.
+//! End-to-end tests of `pierhead setup`: after `setup`, pulls of real clients by the usual image
+//! names go through pierhead, and `--undo` restores every byte of the configuration files.
 
 use std::{
     fs,
@@ -209,7 +209,8 @@ fn containerd_2_reads_a_configuration_of_version_2() -> Result<()> {
     containerd(Containerd::find(), &format!("version = 2\r\n{SECTION_2}"))
 }
 
-/// An empty containerd configuration. It does not include the drop-in files of the machine.
+/// An empty containerd configuration. The configuration does not include the drop-in files of the
+/// machine.
 #[test]
 fn containerd_2_reads_an_empty_configuration() -> Result<()> {
     containerd(Containerd::find(), "version = 2")
@@ -239,7 +240,8 @@ fn containerd_1_reads_a_configuration_of_version_2() -> Result<()> {
     )
 }
 
-/// podman finds the drop-in file by itself. It uses the same library as CRI-O.
+/// podman finds the drop-in file by itself. podman reads registries.conf by the same library as
+/// CRI-O.
 #[test]
 fn podman_pulls_through_pierhead_until_undo() -> Result<()> {
     if or_skip(Podman::find()).is_none() || or_skip(registry::find()).is_none() {

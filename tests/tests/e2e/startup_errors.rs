@@ -273,7 +273,7 @@ fn an_invalid_certificate_of_the_default_upstream_does_not_stop_the_daemon() -> 
         );
         let mut pierhead = Pierhead::start(Options::new().config(&config))?;
         let words = ["the clock is wrong", "by this machine's clock it is", date];
-        // Both the client and the log get the reason.
+        // The response to the client and the log of pierhead state the reason.
         let response = get(pierhead.address(), "/v2/library/app/manifests/1")?;
         let body = String::from_utf8_lossy(&response.body);
         assert_eq!(response.status, 503, "{body}");

@@ -149,8 +149,8 @@ fn skopeo_pulls_over_tls() -> Result<()> {
     Ok(())
 }
 
-/// pierhead uses a new certificate without a restart. It ignores an invalid one, and continues to
-/// use the old certificate.
+/// pierhead uses a new certificate without a restart. If the new certificate is invalid, pierhead
+/// continues to use the old certificate.
 #[test]
 fn a_renewed_certificate_is_used_without_a_restart() -> Result<()> {
     let (files, others) = (Files::new()?, Files::new()?);

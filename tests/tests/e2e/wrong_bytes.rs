@@ -130,7 +130,7 @@ fn a_manifest_with_another_digest_is_refused() -> Result<()> {
 }
 
 /// pierhead refuses huge, deep and cyclic manifests with an error code of the specification, or
-/// serves them unchanged. It survives each of them.
+/// serves them unchanged. pierhead survives each of these manifests.
 #[test]
 fn hostile_manifests_do_no_harm() -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;

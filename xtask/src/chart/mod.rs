@@ -1,5 +1,6 @@
-//! Checks the Helm charts in `bluefield/` without a cluster: lints them, renders them with many
-//! values, validates the manifests against schemas, and checks the rendered configurations.
+//! Checks the Helm charts in `bluefield/` without a cluster: lints the charts, renders the charts
+//! with many values, validates the rendered manifests against schemas, and checks the rendered
+//! configurations of pierhead.
 
 mod alerts;
 mod compose;
@@ -93,8 +94,8 @@ fn made() -> Result<Vec<(PathBuf, String)>> {
     Ok(made)
 }
 
-/// Version of Kubernetes for which helm renders. Without it, helm would use the version that helm
-/// was built with, which is very old after `go install`.
+/// Version of Kubernetes for which helm renders. Without this version, helm would use the version
+/// that helm was built with, which is very old after `go install`.
 const VERSION: &str = "1.34";
 /// Folders of the charts below `bluefield/`.
 const CHARTS: &[&str] = &["chart", "chart-host"];

@@ -22,7 +22,7 @@ pub(crate) struct Count {
     pub(crate) skipped: Vec<String>,
     /// Names of failed tests.
     pub(crate) failures: Vec<String>,
-    /// The test program printed its last line. Otherwise it has crashed.
+    /// Whether the test program printed its last line. A program without a last line has crashed.
     pub(crate) ended: bool,
 }
 

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: runs all checks of the repository, the same on every machine and in CI.
 //!
-//! The other steps run even if one fails, so that one run reports all failures.
+//! If one step fails, the other steps still run, so that one run reports all failures.
 
 pub(crate) mod aarch64;
 pub(crate) mod count;
@@ -175,7 +175,7 @@ const STEPS: &[Step] = &[
         about: "the binary for the DPU: built, and pulled through under emulation",
         seconds: 210,
         compiles: true,
-        // This step also builds packages, and only one process at a time may use apt's folder.
+        // The step also builds packages, and only one process at a time may use apt's folder.
         after: &["install", "build", "corpus", "dist"],
         run: steps::aarch64,
     },
@@ -353,8 +353,8 @@ impl Report {
         self.failed == 0
     }
 
-    /// The last line of the output. It names skipped tests, because some readers look only at this
-    /// line.
+    /// The last line of the output. The line names skipped tests, because some readers look only at
+    /// the last line.
     fn sum(&self) -> String {
         let mut sum = format!("{} passed, {} failed", self.passed, self.failed);
         if !self.skipped.is_empty() {

@@ -192,7 +192,7 @@ impl Program {
     }
 
     /// Runs only the tests whose names contain one of `filters`, or all tests if `filters` is
-    /// empty. Otherwise as [`Program::run`].
+    /// empty. In all other respects, this function does the same as [`Program::run`].
     ///
     /// # Errors
     /// As [`Program::run`].

@@ -5,7 +5,8 @@
 //! 2. A step may begin when each step in its `after` has ended, whether it passed or failed. Steps
 //!    that the user did not choose count as ended.
 //! 3. At most one step that compiles runs at a time, because cargo locks its build folder.
-//! 4. The list has each step after the steps in its `after`. So at any time some step may begin.
+//! 4. The list has each step after the steps in its `after`. Because of this order, at any time
+//!    some step may begin.
 
 use std::{collections::BTreeSet, thread};
 

@@ -1,4 +1,4 @@
-//! The steps of `cargo xtask test`; each calls a few other programs.
+//! The steps of `cargo xtask test`. Each step calls a few other programs.
 
 use std::{
     fs,

@@ -149,7 +149,7 @@ impl<'a> Builder<'a> {
         self.unusual()
     }
 
-    /// A tiny image for two platforms. Its versions share the layer with the program.
+    /// A tiny image for two platforms. The versions of the image share the layer with the program.
     fn busybox(&mut self) -> Result<()> {
         for (tag, _) in VERSIONS {
             let mut manifests = Vec::new();
@@ -167,7 +167,8 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// A server from Debian. Its versions share few files after a security update of Debian.
+    /// A server from Debian. The versions of the image share few files after a security update of
+    /// Debian.
     fn redis(&mut self) -> Result<()> {
         for (tag, suite) in VERSIONS {
             let app = self.debian(suite, &["redis-server"])?;
@@ -232,7 +233,8 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// An image with more than 300 MB of incompressible data. Its versions share half of the data.
+    /// An image with more than 300 MB of incompressible data. The versions of the image share half
+    /// of the data.
     fn big(&mut self) -> Result<()> {
         let noise = |seed: u64| {
             let mut tree = Tree::default();

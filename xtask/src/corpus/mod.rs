@@ -1,8 +1,8 @@
 //! `cargo xtask corpus`: builds realistic test images from Debian and Python packages, without a
 //! container daemon or root.
 //!
-//! The result is an OCI image layout. The same packages give the same digests: entries are sorted,
-//! times are fixed, and compressed streams contain no data of this machine.
+//! The result is an OCI image layout. Two builds from the same packages have the same digests:
+//! entries are sorted, times are fixed, and compressed streams contain no data of this machine.
 
 mod images;
 mod pypi;
@@ -58,8 +58,8 @@ pub(crate) fn build(out: &Path, anew: bool) -> Result<()> {
     let downloads = place::downloads();
     let apt = apt::Apt::prepare(&downloads.join("apt"), &images::ARCHS)
         .context("ask Debian for its packages")?;
-    // The build uses a separate folder, which is renamed when it is complete. So an interrupted
-    // build is never used.
+    // The build uses a separate folder, which is renamed when it is complete. Therefore an
+    // interrupted build is never used.
     let partial = out.with_extension("partial");
     if partial.exists() {
         fs::remove_dir_all(&partial)?;

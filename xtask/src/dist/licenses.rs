@@ -25,8 +25,8 @@ pub(crate) struct Licenses {
     pub(crate) std: Vec<u8>,
 }
 
-/// File and name of pierhead's own licence. Its text also serves for crates that offer this licence
-/// and contain no text.
+/// File and name of pierhead's own licence. The text of this licence also serves for crates that
+/// offer the licence and contain no text.
 const OWN: (&str, &str) = ("LICENSE", "Apache-2.0");
 /// Beginnings of the names of licence files.
 const NAMES: [&str; 6] = [

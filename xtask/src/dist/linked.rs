@@ -1,6 +1,7 @@
 //! Lists the crates that are linked into a program, as `cargo tree` resolves them for this program alone.
 //!
-//! `cargo metadata` alone does not do: it unifies the features that all workspace members request.
+//! `cargo metadata` is not sufficient, because it unifies the features that all workspace members
+//! request.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -115,7 +116,8 @@ fn id(line: &str) -> Option<Id> {
 pub(super) mod tests {
     use super::*;
 
-    /// The same crates, read from another format of `cargo tree` with one line for each dependency.
+    /// The linked crates, read from another format of `cargo tree` with one line for each
+    /// dependency.
     pub(in crate::dist) fn set(arch: Arch) -> BTreeSet<Id> {
         let tree = tree(arch, "pierhead", &["--prefix=none", "--no-dedupe"]).unwrap();
         tree.lines().filter_map(id).collect()

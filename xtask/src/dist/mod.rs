@@ -34,8 +34,9 @@ pub(crate) struct Options {
     /// Write the release into this folder instead of `target/dist`.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Package this daemon, and the file `pierhead-replay` beside it if there is one, instead of building both for
-    /// each platform. Give the flag once per platform. Neither the glibc version nor the size of the image is checked.
+    /// Package this daemon, and the file `pierhead-replay` beside it if there is one, instead of
+    /// building both for each platform. Give the flag once per platform. With this flag, `dist`
+    /// checks neither the glibc version nor the size of the image.
     #[arg(long = "program", value_name = "FILE")]
     programs: Vec<PathBuf>,
 }
@@ -68,7 +69,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     assemble(programs, &out, bounded, oci::MAX_RELEASE)
 }
 
-/// Packages test builds, as `cargo xtask dist --program` does. One daemon must be for this machine.
+/// Packages test builds, as `cargo xtask dist --program` does. One of the daemons must be for the
+/// architecture of this machine.
 ///
 /// # Errors
 /// As [`run`].

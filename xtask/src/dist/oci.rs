@@ -26,8 +26,8 @@ use crate::{
 /// this much space.
 pub(crate) const MAX_RELEASE: u64 = 20_000_000;
 
-/// The same limit for an unoptimized program without symbols. With gzip, such a program had 13.8 MB
-/// when the release had 10.0 MB (`cargo build --release`, x86-64).
+/// The maximum size of the image of one platform, for an unoptimized program without symbols. With
+/// gzip, such a program had 13.8 MB when the release had 10.0 MB (`cargo build --release`, x86-64).
 pub(crate) const MAX_UNOPTIMISED: u64 = 16_500_000;
 
 /// Port on which pierhead listens for clients.

@@ -66,8 +66,8 @@ pub(crate) enum Said {
 }
 
 impl Boot {
-    /// Starts `qemu`, and kills it after `limit`. Its standard input and output are those of the
-    /// guest's command.
+    /// Starts `qemu`, and kills it after `limit`. The standard input and output of this process
+    /// become those of the guest's command.
     ///
     /// # Errors
     /// QEMU cannot be started.

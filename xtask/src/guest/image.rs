@@ -20,8 +20,8 @@ use crate::{
 pub(crate) struct Recipe {
     /// Debian's name of the architecture.
     pub(crate) arch: &'static str,
-    /// Required modules. Their dependencies are added. Modules that the kernel has built in are
-    /// ignored.
+    /// Required modules. The code adds the modules on which these depend, and ignores modules that
+    /// the kernel has built in.
     pub(crate) modules: &'static [&'static str],
     /// One of `modules` that Debian's kernel certainly has as a module. If it is missing, the
     /// modules could not be read.
@@ -51,8 +51,8 @@ impl Image {
     /// The image is not cached, and no Debian mirror is reachable.
     pub(crate) fn prepare(folder: &Path, recipe: &Recipe) -> Result<Self> {
         fs::create_dir_all(folder)?;
-        // The lock prevents two calls from unpacking into the same folder. It is released when the
-        // file is closed.
+        // The lock prevents two calls from unpacking into the same folder. The lock is released
+        // when the file is closed.
         let lock = fs::File::create(folder.join("lock"))?;
         lock.lock()?;
         let kernel = folder.join("vmlinuz");

@@ -1,7 +1,7 @@
 #!/bin/busybox sh
 # The init process of the virtual machines in which xtask tests pierhead: mounts file systems, loads
-# kernel modules, and runs /job/script, the script of one machine. Its output is the console that
-# xtask shows on a failure.
+# kernel modules, and runs /job/script, the script of one machine. The output of this script is the
+# console that xtask shows on a failure.
 /bin/busybox mkdir -p /bin /dev /proc /sys
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -17,7 +17,8 @@ TOP=
 tell() { echo "$@" >"$TOP/dev/hvc1"; }
 ready() { tell "ready $(cut -d' ' -f1 "$TOP/proc/uptime")"; }
 die() { echo "init: $*"; sync; poweroff -f; }
-# The host ends the machine after its time limit. This timer ends it if the host process is killed.
+# The host ends the machine after its time limit. The timer ends the machine if the host process is
+# killed.
 (sleep "$LIMIT"; die "still running after $LIMIT s") &
 
 while read -r module; do

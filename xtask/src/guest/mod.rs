@@ -1,5 +1,5 @@
-//! Virtual machines under QEMU for tests. They have no disk image: they boot Debian's kernel,
-//! busybox, and a script.
+//! Virtual machines under QEMU for tests. The machines have no disk image: they boot Debian's
+//! kernel, busybox, and a script.
 
 mod boot;
 mod image;

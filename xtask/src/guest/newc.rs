@@ -11,7 +11,7 @@ const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 
 impl Archive {
-    /// Adds a folder. Its parent folders must be in the archive.
+    /// Adds a folder. The parent folders of the folder must already be in the archive.
     pub(crate) fn folder(&mut self, path: &str) {
         self.entry(path, FOLDER, &[]);
     }

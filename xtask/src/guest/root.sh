@@ -1,6 +1,6 @@
 # Shell function `host_root` for virtual machines without a system of their own: mounts the host's
 # root read-only below a memory overlay at /root, and moves /dev, /proc and /sys there. The guest
-# can run every program of the host and changes no file of it.
+# can run every program of the host and changes no file of the host.
 plan9=trans=virtio,version=9p2000.L,msize=524288
 host_root() {
   mkdir -p /host /over /root

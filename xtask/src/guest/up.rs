@@ -1,7 +1,7 @@
 //! A running virtual machine with forwarded ports and a shell that the host controls.
 //!
-//! The guest's script prints [`READY`] when pierhead serves. Then it runs each line that it reads,
-//! and prints [`END`] with the exit status.
+//! The guest's script prints [`READY`] when pierhead serves. After that, the script runs each line
+//! that it reads, and prints [`END`] with the exit status.
 
 use std::{
     io::{Read as _, Write as _},

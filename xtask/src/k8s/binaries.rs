@@ -11,7 +11,8 @@ use serde_json::Value;
 
 use crate::{exec, place};
 
-/// Version of Kubernetes. Its minor version is that of the schemas in `cargo xtask test`.
+/// Version of Kubernetes. The minor version is that of the Kubernetes schemas in `cargo xtask
+/// test`.
 pub(super) const VERSION: &str = "1.34.4";
 /// Version of kwok, which simulates nodes: it renews the lease and the conditions of each node, and
 /// reports each pod as running.
@@ -86,8 +87,8 @@ impl Binaries {
 fn kept(name: &str, build: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
     let folder = place::tools().join(name);
     fs::create_dir_all(place::tools())?;
-    // The lock prevents two calls from building into the same folder. It is released when the file
-    // is closed.
+    // The lock prevents two calls from building into the same folder. The lock is released when the
+    // file is closed.
     let lock = fs::File::create(place::tools().join(format!("{name}.lock")))?;
     lock.lock()?;
     if !folder.exists() {
@@ -103,10 +104,10 @@ fn kept(name: &str, build: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Builds the programs of Kubernetes. Its module requires the modules of its own repository as
-/// version 0.0.0 from a folder that the module's archive lacks. These modules are published as
-/// v0.MINOR.PATCH, so a module of our own requires those versions. Go verifies the downloads
-/// against its checksum database.
+/// Builds the programs of Kubernetes. The Go module of Kubernetes requires the modules of its own
+/// repository as version 0.0.0, from a folder that the module's archive lacks. The modules are
+/// published as v0.MINOR.PATCH, so a generated module requires the published versions. Go verifies
+/// the downloads against its checksum database.
 fn kubernetes(into: &Path) -> Result<()> {
     let module = tempfile::tempdir()?;
     let file = module.path().join("go.mod");

@@ -1,4 +1,5 @@
-//! Checks the host chart: each host uses its own DPU, as the node labels pair them.
+//! Checks the chart `chart-host`: each host uses its own DPU, as the node labels pair hosts and
+//! DPUs.
 
 use std::{fs, path::Path};
 

@@ -72,8 +72,8 @@ pub(super) fn restricted(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()>
     steps.note("uninstall leaves nothing", it.uninstall())
 }
 
-/// Installs a release with all kinds of objects and with the values of DPF. Then a node becomes a
-/// DPU, and stops being one.
+/// Installs a release with all kinds of objects and with the values of DPF. After the installation,
+/// a node becomes a DPU, and later stops being one.
 ///
 /// # Errors
 /// As [`restricted`].

@@ -1,8 +1,8 @@
 //! `cargo xtask k8s`: installs the charts in a real Kubernetes control plane with simulated nodes.
 //!
 //! etcd, kube-apiserver, kube-controller-manager and kube-scheduler are the programs of real
-//! clusters. They admit, schedule and bind pods, and delete unused objects. kwok reports each node
-//! as ready and each pod as running, but no container runs.
+//! clusters. These servers admit, schedule and bind pods, and delete unused objects. kwok reports
+//! each node as ready and each pod as running, but no container runs.
 
 mod binaries;
 mod client;

@@ -24,7 +24,8 @@ pub(super) struct Server {
 
 impl Server {
     /// Starts `program` with its output in `log`. The kernel kills the server when the calling
-    /// thread ends. So call this function from the main thread, which ends with the process.
+    /// thread ends. For this reason, call this function from the main thread, which ends with the
+    /// process.
     ///
     /// # Errors
     /// The server cannot be started.

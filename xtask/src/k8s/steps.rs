@@ -1,4 +1,5 @@
-//! Runs checks that depend on each other, and counts and names each.
+//! Runs the checks of `cargo xtask k8s`, which depend on each other, and counts passed and failed
+//! checks by name.
 
 use anyhow::Result;
 

@@ -45,7 +45,7 @@ pub(super) struct Machine {
     pub(super) nvdimm: PathBuf,
     /// File with the contents of the disk, which is not persistent memory.
     pub(super) disk: PathBuf,
-    /// Whether KVM runs the guest on the host's CPU. Otherwise QEMU emulates the CPU.
+    /// Whether KVM runs the guest on the host's CPU. Without KVM, QEMU emulates the CPU.
     pub(super) kvm: bool,
     /// Time limit of one boot with its command.
     pub(super) limit: Duration,

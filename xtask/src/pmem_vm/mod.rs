@@ -1,10 +1,10 @@
 //! `cargo xtask pmem-vm`: boots a temporary virtual machine with an emulated NVDIMM (persistent
 //! memory), and runs tests in it.
 //!
-//! The guest has no disk image. It mounts the root folder of the host read-only, with a writable
-//! overlay in memory, so that it can run every program of the host. It also mounts the build
-//! folder, which it may write. `/mnt/pmem` is a file system on the NVDIMM with DAX, where
-//! `MAP_SYNC` works. `/mnt/disk` is the same kind of file system without DAX.
+//! The guest has no disk image. The guest mounts the root folder of the host read-only, with a
+//! writable overlay in memory, so that it can run every program of the host. The guest also mounts
+//! the build folder, and may write to it. `/mnt/pmem` is a file system on the NVDIMM with DAX,
+//! where `MAP_SYNC` works. `/mnt/disk` is the same kind of file system without DAX.
 
 mod machine;
 mod suite;

@@ -1,14 +1,14 @@
-# Script that xtask/src/guest/init.sh runs in the virtual machine of `cargo xtask pmem-vm`, which has
-# emulated persistent memory: mounts the root folder of the host, the shared folder and the NVDIMM, runs
-# /job/command, and powers off.
+# Script of the virtual machine of `cargo xtask pmem-vm`, which has emulated persistent memory. The
+# init process of the machine, xtask/src/guest/init.sh, runs this script. The script mounts the root
+# folder of the host, the shared folder and the NVDIMM, runs /job/command, and powers off.
 host_root
 mkdir -p /root/mnt/pmem /root/mnt/disk "/root$SHARE"
 mount -t 9p -o "rw,cache=mmap,$plan9" share "/root$SHARE" || die "mount $SHARE"
 ip link set lo up
 
-# A new NVDIMM has one raw namespace without DAX. These writes do what `ndctl create-namespace -m
-# fsdax` does, without the ten packages that ndctl needs. The kernel stores the result in the first
-# blocks of the namespace and finds it at the next boot.
+# A new NVDIMM has one raw namespace without DAX. The following writes to sysfs do what `ndctl
+# create-namespace -m fsdax` does, without the ten packages that ndctl needs. The kernel stores the
+# result in the first blocks of the namespace and finds it at the next boot.
 nd=/root/sys/bus/nd
 [ -e $nd/devices/namespace0.0 ] || die "the machine has no NVDIMM"
 if [ "$(cat $nd/devices/namespace0.0/mode)" = raw ]; then

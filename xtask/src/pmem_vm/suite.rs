@@ -1,5 +1,5 @@
-//! Tests of persistent memory: three boots with the same NVDIMM. The machine is killed during the
-//! second boot.
+//! Tests of persistent memory: three boots with the same NVDIMM. The suite kills the machine during
+//! the second boot.
 
 use std::{path::Path, time::Instant};
 
@@ -49,8 +49,8 @@ const END: &str = "pmem-vm: end ";
 struct Job {
     name: String,
     command: String,
-    /// Whether the command is a test program, whose tests are counted. Another command counts as
-    /// one test.
+    /// Whether the command is a test program, whose tests are counted. A command that is not a test
+    /// program counts as one test.
     tests: bool,
 }
 
@@ -140,8 +140,8 @@ pub(super) fn run(
     sum += &to_the_end(machine, "first", &first)?;
 
     let mut write = survivor(&format!("write /mnt/pmem {CUT}"));
-    // Both jobs are running when the machine is killed. If the daemon's test ends before its first
-    // pull, the third boot reports it.
+    // The daemon and `survivor` are running when the machine is killed. If the daemon's test ends
+    // before its first pull, the third boot reports this error.
     let pulling = format!("{}/pulling", STAGED_AT[0]);
     write.command = format!(
         "({} || touch {pulling}) & until [ -e {pulling} ]; do sleep 0.1; done; {}",

@@ -43,7 +43,7 @@ const DISK: u64 = 1 << 30;
 pub(super) struct Machine {
     /// Kernel and base of the initramfs.
     pub(super) image: Image,
-    /// Whether KVM runs the guest on the host's CPU. Otherwise QEMU emulates the CPU.
+    /// Whether KVM runs the guest on the host's CPU. Without KVM, QEMU emulates the CPU.
     pub(super) kvm: bool,
     /// Time limit of a boot with all its commands.
     pub(super) limit: Duration,

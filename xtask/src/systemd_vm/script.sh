@@ -1,6 +1,7 @@
-# Script of the virtual machine of `cargo xtask systemd-vm`, which guest/init.sh runs: mounts the root
-# folder of the host and a disk for pierhead's data, and starts systemd. systemd starts only the units
-# that are enabled on every system, and no unit that the administrator of the host enabled.
+# Script of the virtual machine of `cargo xtask systemd-vm`. The init process of the machine,
+# xtask/src/guest/init.sh, runs this script. The script mounts the root folder of the host and a
+# disk for pierhead's data, and starts systemd. systemd starts only the units that are enabled on
+# every system, and no unit that the administrator of the host enabled.
 host_root
 # The addresses of the guest and the router in QEMU's network.
 ip link set lo up

@@ -21,8 +21,8 @@ const SYNC_CHUNK: u64 = 1 << 20;
 /// Each blob has an address range of 2^40 bytes, selected by its digest.
 const ADDRESS_BITS: u32 = 40;
 
-/// The modelled disk. It stores bytes as durably as the tier below, and is never faster than the
-/// tier below.
+/// The modelled disk. The model stores bytes as durably as the tier that it wraps, and is never
+/// faster than this tier.
 pub(in crate::tier) struct ModelledDisk<C = Monotonic> {
     tier: Arc<dyn Tier>,
     device: Arc<Device<C>>,

@@ -1,4 +1,5 @@
-//! Models a slow persistent-memory medium.
+//! Models a slow persistent-memory medium: a medium in memory whose reads, writes and fences take a
+//! configured time.
 
 use pierhead_pmem::{Class, Error, Medium};
 

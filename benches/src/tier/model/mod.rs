@@ -1,6 +1,7 @@
 //! Timing models of slow devices, for experiments without the hardware. Each access adds its
-//! modelled time to a debt. A thread that finds more than a millisecond of debt sleeps for that
-//! time. So a store of 8 bytes can cost a microsecond, although no sleep is that short.
+//! modelled time to a counter, the debt. A thread that finds more than a millisecond of debt sleeps
+//! for the time of the debt. Because of this counter, a store of 8 bytes can cost a microsecond,
+//! although no sleep is that short.
 
 mod disk;
 mod medium;

@@ -113,8 +113,8 @@ fn the_default_cache_times_conform_for_unchanged_contents() -> Result<()> {
     Ok(())
 }
 
-/// For comparison, the checks run against Distribution as a proxy. Some must fail, which shows that
-/// checks can fail.
+/// For comparison, the checks run against Distribution as a proxy. Some of these checks must fail,
+/// which shows that checks can fail.
 #[test]
 fn distribution_as_a_proxy_fails_some_checks() -> Result<()> {
     if or_skip(registry::find()).is_none() {

@@ -1,5 +1,5 @@
-//! End-to-end tests of disk errors: `strace` lets each kind of system call fail for a while.
-//! Meanwhile clients get the right bytes or an error, and afterwards pierhead works as before.
+//! End-to-end tests of disk errors: `strace` lets each kind of system call fail for a while. During
+//! the errors, clients get the right bytes or an error. After the errors, pierhead works as before.
 
 mod injection;
 mod short_writes;
@@ -84,8 +84,8 @@ fn clients_get_right_bytes_or_an_error_while_the_disk_fails() -> Result<()> {
                 );
             }
         }
-        // pierhead serves blobs that it cannot store. It may abort responses with blobs that it
-        // cannot read.
+        // pierhead serves blobs that it cannot store. pierhead may abort responses with blobs that
+        // it cannot read.
         let reads = calls.contains("read") || calls == "sendfile";
         let least = match error {
             _ if error.starts_with("EINTR") => 2 * fresh.len() + known.len(),

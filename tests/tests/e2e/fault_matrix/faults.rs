@@ -20,9 +20,9 @@ pub(super) enum Available {
     WrongBytes,
     /// All blobs, but no manifests.
     Blobs,
-    /// Nothing, because of the fault.
+    /// The upstream serves nothing, because of the fault.
     Nothing,
-    /// Nothing: the upstream denies access.
+    /// The upstream serves nothing, because it denies access.
     Verdict,
 }
 

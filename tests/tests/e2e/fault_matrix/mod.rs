@@ -56,8 +56,8 @@ enum Way {
 /// Maximum time until pierhead responds: pierhead's limit of five seconds, and one more second for
 /// a busy machine.
 const MAX_RESPONSE_TIME: Duration = Duration::from_secs(6);
-/// Maximum time of a pull. It includes the default times for which pierhead waits for a stalled
-/// upstream.
+/// Maximum time of a pull. This time includes the default times for which pierhead waits for a
+/// stalled upstream.
 const MAX_PULL_TIME: Duration = Duration::from_secs(40);
 
 /// A client and its fallback behaviour.
@@ -283,8 +283,8 @@ fn expected(kind: &Kind, fault: &Fault, state: State) -> &'static [Way] {
         (_, Available::Manifests | Available::WrongBytes) if kind.trusts_manifests => {
             &[Way::Nowhere]
         }
-        // The client falls back to the origin if it has received no wrong bytes. Otherwise it
-        // resumes its download after the wrong bytes.
+        // The client falls back to the origin if it has received no wrong bytes. If the client has
+        // received wrong bytes, it resumes its download after these bytes.
         (_, Available::WrongBytes) if !kind.starts_anew => &[Way::Origin, Way::Nowhere],
         (_, Available::Manifests | Available::WrongBytes) => &[Way::Origin],
     }

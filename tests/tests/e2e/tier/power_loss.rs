@@ -1,9 +1,9 @@
 //! Test of a tier on persistent memory over three boots of a machine. The second boot ends in a
-//! power loss. `cargo xtask pmem-vm` runs it in a guest, one call per boot. `PIERHEAD_PMEM_BOOT` is
-//! the number of the boot, `PIERHEAD_PMEM_DIR` a folder on persistent memory, `PIERHEAD_PMEM_DISK`
-//! a folder on disk. The last boot gets the last output of the second one in `PIERHEAD_PMEM_LAST`.
-//! Without these variables, all three boots run on this machine, and the daemon is killed instead
-//! of the machine.
+//! power loss. `cargo xtask pmem-vm` runs the test in a virtual machine, one call per boot.
+//! `PIERHEAD_PMEM_BOOT` is the number of the boot, `PIERHEAD_PMEM_DIR` a folder on persistent
+//! memory, `PIERHEAD_PMEM_DISK` a folder on disk. The third boot gets the last output of the second
+//! boot in `PIERHEAD_PMEM_LAST`. Without these variables, all three boots run on this machine, and
+//! the daemon is killed instead of the machine.
 
 use std::{
     env, fs,
@@ -78,8 +78,8 @@ impl Site {
         start_in_front(FakeRegistry::builder(), options.data(&self.data))
     }
 
-    /// First boot: writes one image back and shuts down. Then stages another image and is killed
-    /// before its write-back.
+    /// First boot: writes one image back and shuts down. After that, the daemon stages another
+    /// image and is killed before the write-back of this image.
     fn first(&self) -> Result<()> {
         let (hub, mut pierhead) = self.start("")?;
         let (one, two) = (image(1), image(2));

@@ -1,5 +1,5 @@
 //! The conformance checks of the pull side of the Distribution specification. Each check has a
-//! name.
+//! name, under which the report counts it.
 
 mod absent;
 mod content;
@@ -47,8 +47,8 @@ pub(crate) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Runs all checks directly after each push. Also requests each document before its push, so
-    /// that a registry that caches the 404 fails the checks.
+    /// Runs all checks directly after each push. This function also requests each document before
+    /// its push, so that a registry that caches the 404 fails the checks.
     pub(crate) fn at_once(&self, families: &[Family]) -> Result<Report> {
         let mut report = Report::default();
         report.note("base".into(), self.base());
