@@ -86,7 +86,7 @@ pub(super) fn everything(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()>
         "profile-bluefield3",
         "storage-hostpath",
         "tier-pmem",
-        "monitoring-servicemonitor",
+        "prometheus-servicemonitor",
     ];
     let files: Vec<_> = files
         .iter()
