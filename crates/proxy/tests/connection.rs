@@ -221,6 +221,52 @@ async fn http2_with_and_without_tls() {
     }
 }
 
+/// Puts a blob into the registry that arrives corrupt, and 100 ms after pierhead has its head.
+fn put_small_corrupt_blob(fixture: &Fixture, seed: u64) -> (String, impl Future<Output = ()>) {
+    let digest = fixture.upstream.put_blob("app", random_bytes(seed, 5000));
+    let gate = Gate::new();
+    for fault in [Fault::Corrupt(9), Fault::GateBody(1000, gate.clone())] {
+        fixture.upstream.inject(fault.on_blob(&digest));
+    }
+    let release = async move {
+        gate.reached(1).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        gate.release();
+    };
+    (blob_path(&digest), release)
+}
+
+#[tokio::test]
+async fn a_small_corrupt_blob_over_tls_and_http2_is_503() {
+    let files = TlsFiles::new();
+    let secure = FixtureOptions::default().tls(files.tls(None)).start().await;
+    let plain = Fixture::start().await;
+    let (path, release) = put_small_corrupt_blob(&secure, 20);
+    let mut connection = Connection::open_tls(secure.addr, "localhost", files.authority.pem())
+        .await
+        .unwrap();
+    let request_over_tls = Request::get(path);
+    let (refused, ()) = tokio::join!(in_time(connection.exchange(&request_over_tls)), release);
+    let refused = refused.unwrap();
+    assert_eq!((refused.status, refused.end), (503, End::Clean));
+    assert_eq!(error_code(&refused), "UNAVAILABLE");
+
+    let over_tls = connect(&secure, client(files.authority.pem(), None, b"h2"))
+        .await
+        .unwrap();
+    let over_plain = http2(TcpStream::connect(plain.addr).await.unwrap()).await;
+    for (fixture, mut sender) in [(&secure, http2(over_tls).await), (&plain, over_plain)] {
+        let (path, release) = put_small_corrupt_blob(fixture, 21);
+        let response = in_time(sender.send_request(request(&path)));
+        let (response, ()) = tokio::join!(response, release);
+        let response = response.unwrap();
+        assert_eq!(response.status(), 503);
+        let body = in_time(response.into_body().collect()).await.unwrap();
+        let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+        assert!(text.contains("UNAVAILABLE"), "{text}");
+    }
+}
+
 #[tokio::test]
 async fn a_corrupt_blob_over_http2_is_reset() {
     let fixture = Fixture::start().await;

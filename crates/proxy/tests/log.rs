@@ -66,7 +66,8 @@ async fn streamed_and_failed_downloads_have_a_line() {
     eventually(async || !lines.with("outcome=\"streamed\"").is_empty()).await;
     let streamed = line(&lines, "outcome=\"streamed\"");
     assert!(streamed.contains("bytes=50000 "), "{streamed}");
-    fixture.get_if_responded(&blob_path(&wrong)).await;
+    assert_eq!(fixture.get(&blob_path(&wrong)).await.status, 503);
+    assert!(lines.with("response aborted").is_empty());
     eventually(async || !lines.with("blob download failed").is_empty()).await;
     let failed = &lines.with("blob download failed")[0];
     assert!(

@@ -46,6 +46,19 @@ impl RecordStream {
         }
     }
 
+    /// Creates a stream that has no bytes.
+    #[cfg(test)]
+    pub(crate) fn ended(name: &str) -> Self {
+        Self {
+            stream: None,
+            range: None,
+            encoded: Bytes::new(),
+            encoding: Arc::new(Semaphore::new(0)),
+            name: name.to_owned(),
+            offset: 0,
+        }
+    }
+
     /// Name of the content (bundle or single file), for the log.
     pub(crate) fn name(&self) -> String {
         self.name.clone()

@@ -22,6 +22,10 @@ use crate::limits::memory::MemoryReservation;
 use crate::metrics::{EndpointKind, Metrics};
 use crate::pull::blob::BlobSource;
 
+/// Maximum bytes of a response body whose head waits for the first piece of the body, within
+/// `limits.response_timeout`.
+const MAX_AWAITED_BODY: u64 = 128 << 10;
+
 /// The next piece of a body, for a connection that can use `sendfile`.
 pub(crate) enum BodyPiece {
     Bytes(Bytes),
@@ -142,7 +146,10 @@ enum BodyContent {
 /// body for a complete one.
 struct BodyStream {
     state: StreamState,
-    /// Remaining bytes of the body. `None`: the size is known only at the end of the body.
+    /// The piece that [`Body::read_first_piece`] read.
+    first: Option<BodyPiece>,
+    /// Remaining bytes of the body, without `first` if it is bytes. `None`: the size is known only
+    /// at the end.
     remaining: Option<u64>,
     progress: Option<BodyProgress>,
     /// The queue for CPU time, which delays each piece of a long body.
@@ -202,6 +209,7 @@ impl Body {
         Self {
             content: BodyContent::Stream(BodyStream {
                 state: StreamState::Idle(Box::new(reader)),
+                first: None,
                 remaining: length,
                 progress: None,
                 pacer: None,
@@ -236,19 +244,17 @@ impl Body {
         self
     }
 
-    /// Makes the body count how the response ends and watch whether the client reads it. A long
-    /// body waits for CPU time in the queue of `pacer`.
-    pub(crate) fn accounted(
+    /// Makes the body watch whether the client reads it, and pass `pacer` if it is long.
+    pub(crate) fn with_progress(
         mut self,
-        account: ResponseAccount,
+        kind: EndpointKind,
         progress: &Arc<ClientProgress>,
         pacer: Option<&Arc<CpuPacer>>,
     ) -> Self {
         let is_long = matches!(
-            account.kind,
+            kind,
             EndpointKind::Blob | EndpointKind::Bundle | EndpointKind::File
         );
-        self.account = Some(account);
         if let BodyContent::Stream(stream) = &mut self.content {
             stream.progress = Some(progress.body());
             stream.pacer = pacer.filter(|_| is_long).cloned();
@@ -256,10 +262,55 @@ impl Body {
         self
     }
 
-    /// The kind of endpoint under which the response is counted.
-    pub(crate) fn kind(&self) -> EndpointKind {
-        let account = self.account.as_ref();
-        account.map_or(EndpointKind::Other, |account| account.kind)
+    /// Makes the body count how the response ends.
+    pub(crate) fn accounted(mut self, account: ResponseAccount) -> Self {
+        self.account = Some(account);
+        self
+    }
+
+    /// Reads the first piece of the body before the head of the response is sent, so that a failure
+    /// can still become an error response. Waits until `until` for the first piece of a body of at
+    /// most [`MAX_AWAITED_BODY`]. The first piece of a larger body is read only if it is ready.
+    /// `sends_files`: `sendfile` sends the body. Cancel safe.
+    ///
+    /// # Errors
+    /// The error of the read, and the name of the content.
+    pub(crate) async fn read_first_piece(
+        &mut self,
+        sends_files: bool,
+        until: tokio::time::Instant,
+    ) -> Result<(), (Error, String)> {
+        let BodyContent::Stream(stream) = &mut self.content else {
+            return Ok(());
+        };
+        if sends_files {
+            stream.first = stream.file();
+        }
+        if stream.first.is_some() {
+            return Ok(());
+        }
+        let waits = stream.remaining.is_some_and(|it| it <= MAX_AWAITED_BODY);
+        let read = poll_fn(|context| match stream.poll_next(context) {
+            Poll::Pending if !waits => Poll::Ready(None),
+            polled => polled,
+        });
+        match tokio::time::timeout_at(until, read).await {
+            Ok(Some(Ok(bytes))) => stream.first = Some(BodyPiece::Bytes(bytes)),
+            Ok(Some(Err(error))) => {
+                return Err((error, stream.failed_content.take().unwrap_or_default()));
+            }
+            // The body is at its end, or its first piece is not ready.
+            Ok(None) | Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Whether [`Body::piece`] returns without waiting.
+    pub(crate) fn is_piece_ready(&self) -> bool {
+        match &self.content {
+            BodyContent::Bytes(_) => true,
+            BodyContent::Stream(stream) => stream.first.is_some() || stream.is_at_end(),
+        }
     }
 
     /// Marks the connection as busy with a response until the last byte of this body is sent.
@@ -283,10 +334,15 @@ impl Body {
     /// Returns the next piece, or `None` at the end. If the piece is a range of a file, the caller
     /// must then call [`Body::file_sent`] or [`Body::copy_only`]. Cancel safe.
     pub(crate) async fn piece(&mut self) -> Option<Result<BodyPiece, Error>> {
-        if let BodyContent::Stream(stream) = &self.content
-            && let Some(file) = stream.file()
-        {
-            return Some(Ok(file));
+        if let BodyContent::Stream(stream) = &mut self.content {
+            let file = match stream.first {
+                Some(BodyPiece::Bytes(_)) => None,
+                Some(BodyPiece::File { .. }) => stream.first.take(),
+                None => stream.file(),
+            };
+            if let Some(file) = file {
+                return Some(Ok(file));
+            }
         }
         let frame = poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await?;
         Some(frame.map(BodyPiece::Bytes))
@@ -351,9 +407,7 @@ impl http_body::Body for Body {
     fn is_end_stream(&self) -> bool {
         match &self.content {
             BodyContent::Bytes(bytes) => bytes.is_empty(),
-            BodyContent::Stream(stream) => {
-                stream.remaining == Some(0) || matches!(stream.state, StreamState::Done)
-            }
+            BodyContent::Stream(stream) => stream.first.is_none() && stream.is_at_end(),
         }
     }
 
@@ -363,13 +417,27 @@ impl http_body::Body for Body {
                 SizeHint::with_exact(u64::try_from(bytes.len()).unwrap_or(u64::MAX))
             }
             BodyContent::Stream(stream) => stream
-                .remaining
+                .unsent()
                 .map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }
 }
 
 impl BodyStream {
+    /// Number of bytes that the connection has not taken yet, if known.
+    fn unsent(&self) -> Option<u64> {
+        let first = match &self.first {
+            Some(BodyPiece::Bytes(bytes)) => u64::try_from(bytes.len()).unwrap_or(u64::MAX),
+            Some(BodyPiece::File { .. }) | None => 0,
+        };
+        self.remaining.map(|remaining| remaining + first)
+    }
+
+    /// Whether there is nothing to read after `first`.
+    fn is_at_end(&self) -> bool {
+        self.remaining == Some(0) || matches!(self.state, StreamState::Done)
+    }
+
     /// Returns the next range that `sendfile` can send.
     fn file(&self) -> Option<BodyPiece> {
         let StreamState::Idle(source) = &self.state else {
@@ -387,6 +455,10 @@ impl BodyStream {
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
+        // A piece of a file is read instead: its bytes still count as remaining.
+        if let Some(BodyPiece::Bytes(bytes)) = self.first.take() {
+            return Poll::Ready(Some(Ok(bytes)));
+        }
         if let Some(progress) = &self.progress {
             progress.frame_taken();
         }
@@ -509,5 +581,23 @@ impl Drop for ResponseAccount {
         }
         let duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::debug!(endpoint = ?self.kind, bytes = self.sent, complete, duration_ms, "response ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_first_piece_that_fails_at_once_fails_before_the_head() {
+        for (length, sends_files) in [(100, true), (200_000, true), (200_000, false)] {
+            let mut body = Body::records(RecordStream::ended("content"), Some(length));
+            let until = tokio::time::Instant::now() + Duration::from_secs(60);
+            let (error, content) = body.read_first_piece(sends_files, until).await.unwrap_err();
+            assert!(matches!(error, Error::Truncated { at: 0 }), "{error}");
+            assert_eq!(content, "content");
+        }
     }
 }

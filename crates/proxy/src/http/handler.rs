@@ -61,25 +61,23 @@ pub(crate) async fn handle(
         kind: EndpointKind::Other,
         outcome: CacheOutcome::None,
     };
-    let response = match tokio::time::timeout_at(deadline.end(), handler.handle()).await {
+    let result = match tokio::time::timeout_at(deadline.end(), handler.handle()).await {
         Ok(Ok(mut response)) => {
             handler.add_namespace(&mut response);
-            match reserve_memory(&context.limits, peer, handler.parts.version, response) {
-                Ok(response) => response,
-                Err(limit) => handler.error_response(&limit.into()),
-            }
+            handler.with_first_piece(response).await
         }
-        Ok(Err(error)) => handler.error_response(&error),
+        Ok(Err(error)) => Err(error),
         // Either disk I/O hangs, or a part of the handler missed its own deadline.
-        Err(_) => handler.error_response(&Error::Timeout),
+        Err(_) => Err(Error::Timeout),
     };
+    let response = result.unwrap_or_else(|error| handler.error_response(&error));
     let RequestHandler { kind, outcome, .. } = handler;
     context.metrics.responded(kind, outcome, response.status());
     let expected = response.body().size_hint().exact();
     let account = ResponseAccount::new(context.metrics.clone(), kind, started, expected);
     response.map(|body| {
-        let body = body.accounted(account, &peer.progress, context.pacer.as_ref());
-        body.with_response_in_progress(in_progress)
+        body.accounted(account)
+            .with_response_in_progress(in_progress)
     })
 }
 
@@ -120,6 +118,36 @@ impl RequestHandler<'_> {
         {
             response.headers_mut().insert(OCI_NAMESPACE, value);
         }
+    }
+
+    /// Reserves the memory that the response needs, and reads the first piece of its body. If the
+    /// upstream sends wrong bytes, a small body fails before its first byte: then the client gets
+    /// an error with its cause instead of an aborted body.
+    async fn with_first_piece(&self, response: Response<Body>) -> Result<Response<Body>, Error> {
+        let (context, peer) = (self.context, self.peer);
+        let response = reserve_memory(&context.limits, peer, self.parts.version, response)?;
+        let pacer = context.pacer.as_ref();
+        let mut response =
+            response.map(|body| body.with_progress(self.kind, &peer.progress, pacer));
+        // The wait ends before the deadline of the response, which leaves time for the head.
+        let until = self.deadline.wait_without_stale();
+        let read = response
+            .body_mut()
+            .read_first_piece(peer.sends_files, until);
+        read.await.map_err(|(error, content)| {
+            let refusal = Refusal {
+                event: "content failed before its first byte",
+                cause: error.cause(),
+                client: Some(peer.address),
+                registry: None,
+            };
+            if context.refusals.is_new(&refusal, &content, &error) {
+                let (endpoint, client) = (self.kind, peer.address);
+                tracing::warn!(?endpoint, content, %client, %error, "content failed before its first byte");
+            }
+            error
+        })?;
+        Ok(response)
     }
 
     fn error_response(&mut self, error: &Error) -> Response<Body> {

@@ -227,12 +227,6 @@ impl Fixture {
         self.send(Request::get(path)).await
     }
 
-    /// Sends a GET. `None`: the proxy closed the connection without a response, because the content
-    /// failed before its first byte.
-    pub(crate) async fn get_if_responded(&self, path: &str) -> Option<Response> {
-        in_time(Request::get(path).send(self.addr)).await.ok()
-    }
-
     pub(crate) async fn head(&self, path: &str) -> Response {
         self.send(Request::head(path)).await
     }

@@ -10,12 +10,10 @@ pub(crate) mod head;
 mod response_head;
 mod socket;
 
-use std::future::{Future as _, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -39,20 +37,12 @@ use crate::http::hyper_server;
 use crate::http::peer::Peer;
 use crate::http::phase::{ListenerState, Phase, SHORT_TIMEOUT, displaced};
 use crate::http::request_body::BodyLimits;
-use crate::http::respond;
 use crate::limits::limit::Limit;
 
 /// Maximum number of bytes that pierhead sends to a fast client before the task yields to other
 /// tasks. Sending these bytes takes about a millisecond. A yield wakes another thread, so a yield
 /// after each MiB would cost too much.
 const MAX_BURST_BYTES: u64 = 4 << 20;
-
-/// Maximum bytes of a response body for which pierhead delays the head until the first piece of the
-/// body is ready.
-const MAX_AWAITED_BODY: u64 = 128 << 10;
-/// Maximum time that a response head waits for the first piece of the body. The limit allows for a
-/// second download after a failed download, which takes 2 s.
-const FIRST_PIECE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The reason why the fast path ends.
 enum FastPathEnd {
@@ -315,29 +305,13 @@ async fn send(
         return Ok(true);
     }
     let mut in_a_row = 0;
-    let mut first = ready_piece(&mut body).await;
-    // If the upstream sends wrong bytes, a small body fails before pierhead sends the head, and the
-    // client gets the error instead of an aborted body.
-    if first.is_none() && matches!(framing, Framing::Length(length) if length <= MAX_AWAITED_BODY) {
-        let piece = tokio::time::timeout(FIRST_PIECE_TIMEOUT, body.piece());
-        first = socket.unless_gone(piece).await?.ok();
-    }
-    if let Some(Some(Err(error))) = &first {
-        let response = respond::error(body.kind(), method, error);
-        Box::pin(send(socket, method, response, true, date)).await?;
-        return Ok(false);
-    }
     // If the first piece of the body is not ready, the head is sent without it.
-    if first.is_none() {
+    if !body.is_piece_ready() {
         socket.send([&head, &[]], false).await?;
         head.clear();
     }
     loop {
-        let piece = match first.take() {
-            Some(piece) => piece,
-            None => socket.unless_gone(body.piece()).await?,
-        };
-        match piece {
+        match socket.unless_gone(body.piece()).await? {
             Some(Ok(BodyPiece::Bytes(bytes))) => {
                 if framing == Framing::Chunked {
                     head.extend_from_slice(format!("{:x}\r\n", bytes.len()).as_bytes());
@@ -376,18 +350,4 @@ async fn send(
             }
         }
     }
-}
-
-type NextPiece = Option<Result<BodyPiece, crate::error::Error>>;
-
-/// Returns the next piece of the body if the piece is ready, without waiting.
-async fn ready_piece(body: &mut Body) -> Option<NextPiece> {
-    let mut piece = pin!(body.piece());
-    poll_fn(|context| {
-        Poll::Ready(match piece.as_mut().poll(context) {
-            Poll::Ready(piece) => Some(piece),
-            Poll::Pending => None,
-        })
-    })
-    .await
 }
