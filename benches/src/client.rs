@@ -33,7 +33,7 @@ pub(crate) struct Requests {
     /// Latencies in ascending order.
     pub(crate) latencies: Vec<Duration>,
     pub(crate) wall: Duration,
-    /// Number of requests without a response, or with a wrong one.
+    /// Number of requests that got no response, or a wrong response.
     pub(crate) errors: usize,
     /// Number of resumed TLS sessions.
     pub(crate) resumed: usize,
@@ -60,8 +60,8 @@ const ACCEPT: &str =
 /// addresses runs out of ports.
 const MACHINES: usize = 200;
 
-/// Sizes of read buffers in bytes: a small one for heads and small bodies, which is cheap per
-/// connection, and a large one.
+/// Sizes of read buffers in bytes: a small buffer for heads and small bodies, which is cheap per
+/// connection, and a large buffer.
 const SMALL_BUFFER: usize = 16 << 10;
 const LARGE_BUFFER: usize = 1 << 20;
 
@@ -110,8 +110,8 @@ pub(crate) fn at_once(
     })
 }
 
-/// Runs `clients` threads that repeat the same small request for `time`, over a keep-alive
-/// connection or over a new one each time.
+/// Runs `clients` threads that repeat the same small request for `time`, over one keep-alive
+/// connection, or over a new connection for each request.
 pub(crate) fn requests(
     dial: &Dial,
     path: &str,

@@ -21,7 +21,7 @@ use crate::upstream::Upstream;
 const SMALL_CLIENTS: usize = 16;
 /// Duration of small requests.
 const SMALL_DURATION: Duration = Duration::from_secs(4);
-/// Number of idle connections, and of downloading ones.
+/// Number of idle connections, and of downloading connections.
 const IDLE: usize = 1000;
 const ACTIVE: usize = 200;
 

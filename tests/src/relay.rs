@@ -165,7 +165,7 @@ impl Shared {
     }
 }
 
-/// Copies bytes until either side closes. An orderly close is passed on.
+/// Copies bytes until either side closes. The relay passes an orderly close on to the other side.
 fn pump(mut from: TcpStream, mut to: TcpStream, mut saw: impl FnMut(&[u8])) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(read @ 1..) = from.read(&mut buffer) {

@@ -14,7 +14,8 @@ use anyhow::{Context, Result};
 
 use crate::layout;
 
-/// Maximum number of listed differences. Of further differences, the list has only the number.
+/// Maximum number of listed differences. If a comparison finds more differences, the list ends with
+/// the number of further differences.
 const MAX_LISTED: usize = 40;
 
 /// All entries of a folder, including the folder itself (the empty path).

@@ -684,7 +684,7 @@ fn user_names(strings: &[String]) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The retired word in a name, and what to write instead.
+/// The forbidden word in a name, and its replacement.
 fn retired_word(
     name: &str,
     retired: &[(&'static str, &'static str)],
@@ -708,7 +708,7 @@ fn retired_word(
         .find(|(retired, _)| words.iter().any(|word| word == retired))
 }
 
-/// The retired phrase in a comment, as whole words, and what to write instead.
+/// The forbidden phrase in a comment, as whole words, and its replacement.
 fn retired_phrase(comment: &str) -> Option<(&'static str, &'static str)> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let words: Vec<_> = comment

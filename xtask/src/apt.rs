@@ -62,7 +62,7 @@ pub(crate) struct Package {
     pub(crate) name: String,
     /// Package version, with epoch and revision.
     pub(crate) version: String,
-    /// Debian's name of the architecture; `all` for packages without one.
+    /// Debian's name of the architecture; `all` for packages that run on every architecture.
     pub(crate) arch: String,
 }
 
@@ -205,7 +205,7 @@ Debug::NoLocking "true";
             .env("APT_CONFIG", self.folder.join("apt.conf"))
             .env("LC_ALL", "C")
             // Container images disable apt's package cache in configuration files that apt reads
-            // after ours.
+            // after the configuration file of xtask.
             .args(["-o", "Dir::Cache::pkgcache=pkgcache.bin"])
             .args(["-o", "Dir::Cache::srcpkgcache=srcpkgcache.bin"])
             .arg("--quiet");

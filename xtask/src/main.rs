@@ -37,8 +37,8 @@ struct Arguments {
 enum Task {
     /// Run all checks of the repository, as CI does
     ///
-    /// As root on Debian it installs missing tools and prints their names. If a step fails, the
-    /// others still run. With CI=true, a step that cannot run fails.
+    /// As root on Debian it installs missing tools and prints their names. If a step fails, all
+    /// other steps still run. With CI=true, a step that cannot run fails.
     Test(check::Options),
     /// Install the tools that the checks need
     Install,
@@ -74,16 +74,17 @@ enum Task {
     /// etcd comes from Debian. kube-apiserver, kube-controller-manager, kube-scheduler and kubectl
     /// 1.34 are built once from their Go modules, in eight minutes on two cores. kwok simulates the
     /// nodes. All servers listen on the loopback interface and end with the command. `cargo xtask
-    /// test` does not run this: CI, with its limit of 40 minutes, validates the charts against the
-    /// offline schemas of kubernetes-validate instead (step `chart`).
+    /// test` does not run this command: CI, with its limit of 40 minutes, validates the charts
+    /// against the offline schemas of kubernetes-validate instead (step `chart`).
     K8s(k8s::Options),
     /// Boot a temporary virtual machine with an emulated NVDIMM, and run the test suite or CMD in
     /// it
     ///
-    /// The suite has three boots: the first tests media and crates/pmem; the second reads what the
-    /// first wrote, writes more and is killed; the third reads every commit of the second. CMD runs
-    /// in the guest with `PIERHEAD_PMEM_DIR`, a folder on persistent memory where `MAP_SYNC` works.
-    /// The exit status of CMD is returned. The kernel is downloaded from Debian once and cached.
+    /// The suite has three boots: the first boot tests media and crates/pmem; the second boot reads
+    /// the data that the first boot wrote, writes more and is killed; the third boot reads every
+    /// commit of the second boot. CMD runs in the guest with `PIERHEAD_PMEM_DIR`, a folder on
+    /// persistent memory where `MAP_SYNC` works. The exit status of CMD is returned. The kernel is
+    /// downloaded from Debian once and cached.
     PmemVm(pmem_vm::Options),
     /// Boot a simulated DPU with pierhead, and run the test suite or CMD in it
     ///

@@ -186,8 +186,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Pulls the old version without measurement, then measures the pull of the new one over the
-    /// link.
+    /// Pulls the old version without measurement, then measures the pull of the new version over
+    /// the link.
     fn timed(
         &self,
         old: Option<&str>,

@@ -13,8 +13,8 @@ pub(super) struct Fitted {
     pub(super) most: usize,
 }
 
-/// Fits the constants to all rows. With three or more rows, leaves the largest one out, as a test
-/// of the prediction.
+/// Fits the constants to all rows. With three or more rows, leaves the row with the most machines
+/// out, as a test of the prediction.
 pub(super) fn fit(rows: &[Row], images: &[ImageRequests], cores: f64) -> Fitted {
     let shown = match rows {
         [shown @ .., _] if shown.len() >= 2 => shown,

@@ -98,8 +98,8 @@ mod tests {
 
     #[test]
     fn jobs_share_the_resource_evenly() {
-        // One job alone for a second, then two jobs: the first has one second left, which takes
-        // two. The second then has one second left.
+        // One job runs alone for a second, then two jobs run. The first job has one second of work
+        // left, which takes two seconds. After that, the second job has one second of work left.
         let got = ends(&[(0.0, 2.0), (1.0, 2.0)]);
         for ((job, end), (wanted, at)) in got.iter().zip([(0, 3.0), (1, 4.0)]) {
             assert!(*job == wanted && (end - at).abs() < 1e-9, "{got:?}");

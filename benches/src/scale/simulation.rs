@@ -57,7 +57,7 @@ pub(super) struct Begin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Direct,
-    /// Through a pierhead with an empty cache, or with a full one.
+    /// Through a pierhead with an empty cache, or with a full cache.
     First,
     Again,
 }

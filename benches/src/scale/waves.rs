@@ -20,7 +20,7 @@ const FILL_END_TIME: Duration = Duration::from_millis(500);
 /// Minimum number of pulls per measurement. Short waves are repeated, since the kernel counts CPU
 /// in hundredths of a second.
 const MIN_PULLS: usize = 32;
-/// Number of requests from which the cost of one is computed.
+/// Number of requests from which the benchmark computes the cost of one request.
 const PROBE_REQUESTS: u32 = 20_000;
 /// Configuration without bundles, whose background work would count as CPU of the pulls.
 const CONFIG: &str = "[bundle]\nsize = \"off\"\n";

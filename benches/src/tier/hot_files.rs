@@ -40,7 +40,7 @@ pub(super) enum Temperature {
     Engine,
     /// The layer contains the application.
     Application,
-    /// No known file of the layer is needed by a start.
+    /// No known file of the layer is read by a container start.
     Cold,
 }
 

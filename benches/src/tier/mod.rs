@@ -34,7 +34,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 160)]
     most_mib: u64,
     /// Folder with an output of `pierhead trace --output` for each image, in files named after the
-    /// images. Without one, a start reads a random eleventh of each layer.
+    /// images. Without such a file, a start reads a random eleventh of each layer.
     #[arg(long)]
     traces: Option<PathBuf>,
     /// Number of pulls in the stream.

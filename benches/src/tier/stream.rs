@@ -37,7 +37,7 @@ const NOISE: (f64, f64) = (1.05, 0.02);
 
 impl Stream {
     /// The image of each pull. The nth most popular image is pulled n times more rarely than the
-    /// first one (Zipf), but at least once.
+    /// most popular image (Zipf), but at least once.
     fn order(&self, images: usize) -> Vec<usize> {
         let mut random = fastrand::Rng::with_seed(self.seed);
         let mut ranked: Vec<_> = (0..images).collect();

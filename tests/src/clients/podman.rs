@@ -69,7 +69,7 @@ impl Podman {
         )?;
         fs::write(data.path().join("no-auth.json"), "{}")?;
         // All podman processes of a machine share one set of locks in shared memory. A podman with
-        // new folders would free all of them, so this podman uses file locks.
+        // new folders would free all locks of this set, so this podman uses file locks.
         fs::write(
             data.path().join("containers.conf"),
             "[engine]\nlock_type = \"file\"\n",

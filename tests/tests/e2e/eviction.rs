@@ -95,7 +95,8 @@ fn a_recorded_request_log_is_replayed() -> Result<()> {
         Some(lines().count() as u64),
         "{output}\n{trace}"
     );
-    // An image has a manifest, a config and two layers. Each has one miss and one hit.
+    // An image has a manifest, a config and two layers. Each of these four blobs has one miss and
+    // one hit.
     let fetched = lines().filter(|line| line.ends_with(" miss")).count();
     assert_eq!(fetched, image.digests().count(), "{trace}");
     let missed = row["object_miss_ratio"].as_f64().context("a ratio")?;

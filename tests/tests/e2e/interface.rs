@@ -120,7 +120,7 @@ fn listening_on_the_management_link_logs_a_warning() -> Result<()> {
     let warning = "includes 192.168.100.2, which is on tmfifo_net0";
     let pierhead = Pierhead::start(all)?;
     assert!(pierhead.log().contains(warning), "{}", pierhead.log());
-    // Ends the daemon, because the next one uses the same port.
+    // Ends the daemon, because the next daemon uses the same port.
     drop(pierhead);
     let chosen = Pierhead::start(on(&network, "p0"))?;
     assert!(!chosen.log().contains("tmfifo_net0"), "{}", chosen.log());

@@ -17,8 +17,8 @@ use pierhead_tests::{
 
 use crate::requests::ask;
 
-/// Secrets of the test, each a unique text. A hostile or careless upstream puts the last ones into
-/// URLs.
+/// Secrets of the test, each a unique text. A hostile or careless upstream puts the last of these
+/// secrets into URLs.
 const CLIENT: &str = "Zq1-client-password";
 const WRONG: &str = "Zq2-mistyped-password";
 const USER: &str = "Zq3-password-typed-as-user";

@@ -98,7 +98,7 @@ async fn fetch(connection: &mut Connection, path: &str) -> Result<Response> {
     Ok(response)
 }
 
-/// Pulls each version several times, beginning with a different one.
+/// Pulls each version several times, beginning with a different version.
 async fn client(address: SocketAddr, images: Arc<Vec<Image>>, first: usize) -> Result<()> {
     let mut connection = Connection::open(address).await?;
     for round in 0..ROUNDS * images.len() {
@@ -162,8 +162,8 @@ fn background_work_pauses_under_cpu_pressure_of_the_cgroup() -> Result<()> {
     let (_hub, pierhead) = start_in_front(FakeRegistry::builder(), options)?;
     let wait_for_pause = |what: &str, expected: &str| {
         wait::until(what, || {
-            // Each request needs CPU time of the cgroup. Fifty requests per second would cause
-            // pressure themselves.
+            // Each request needs CPU time of the cgroup. Without this pause, the test would send
+            // fifty requests per second, which would themselves cause pressure.
             std::thread::sleep(Duration::from_secs(1));
             let name = "pierhead_pressure_background_paused{resource=\"cpu\"}";
             let metric = metric(pierhead.admin(), name)?;

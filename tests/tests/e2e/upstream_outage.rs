@@ -91,7 +91,7 @@ fn a_pushed_image_is_visible_within_seconds_after_a_404() -> Result<()> {
             assert_eq!(get(pierhead.address(), path)?.status, 404);
         }
     }
-    // pierhead sends each request once, and retries it once.
+    // pierhead sends each request to the upstream once, and retries the request once.
     let requested = hub.count(|_| true);
     assert!(requested <= 4, "{requested} requests for a missing image");
     hub.push("library/app", "1", &image);
@@ -125,8 +125,8 @@ fn a_client_at_its_limit_loses_its_longest_idle_connection() -> Result<()> {
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");
         held.push(stream);
     }
-    // The daemon notes the end of a response after it has sent it. More requests on the others
-    // give it the time to see that the first connection is idle.
+    // The daemon notes the end of a response after it has sent it. More requests on the other
+    // connections give the daemon the time to see that the first connection is idle.
     for _ in 0..10 {
         for stream in &mut held[1..] {
             write!(stream, "GET /v2/ HTTP/1.1\r\nhost: a\r\n\r\n")?;

@@ -218,8 +218,8 @@ fn hostile_manifests_do_no_harm() -> Result<()> {
     Ok(())
 }
 
-/// pierhead does not take an HTML page with status 200 for a manifest, and does not cache it as
-/// one.
+/// pierhead does not take an HTML page with status 200 for a manifest, and does not cache the page
+/// as a manifest.
 #[test]
 fn an_html_page_is_not_a_manifest() -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;

@@ -52,7 +52,7 @@ pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Resul
                 let what = format!("config::the profile fills what the chart leaves out::{name}");
                 count.note(&what, fills(daemon, &toml, here));
             }
-            // Remove each file of a Secret once: pierhead must report the missing file.
+            // The check removes each file of a Secret once: pierhead must report the missing file.
             for path in paths(&toml) {
                 let made = here.join(path.trim_start_matches('/'));
                 if made.is_file() && taken_away.insert(path.clone()) {

@@ -61,7 +61,8 @@ fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
                     .filter(|it| unseen.contains(it))
                     .count()
             };
-            // Of equally good values, take the first, so that the cases keep their names.
+            // Of equally good values, take the first value, so that the combinations stay the same
+            // in each run.
             row[axis] = (0..sizes[axis]).rev().max_by_key(gain);
         }
         let row: Vec<usize> = row.into_iter().flatten().collect();

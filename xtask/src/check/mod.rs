@@ -83,7 +83,7 @@ enum Outcome {
     Passed,
     /// Tests ran; some may have failed.
     Tests(Count),
-    /// A part of the check passed. The rest could not run, for this reason.
+    /// A part of the check passed. The rest of the check could not run, for this reason.
     Partly(&'static str, String),
     /// The check cannot run on this machine, for this reason.
     Cannot(String),

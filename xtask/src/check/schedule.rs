@@ -14,8 +14,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Step;
 
-/// Number of steps that run at the same time. Usually one compiles, and the other one waits for
-/// daemons.
+/// Number of steps that run at the same time. Usually one step compiles, and the other step waits
+/// for daemons.
 const WORKERS: usize = 2;
 
 /// Which steps have begun and ended.
@@ -23,7 +23,7 @@ const WORKERS: usize = 2;
 struct Progress {
     begun: BTreeSet<&'static str>,
     ended: BTreeSet<&'static str>,
-    /// A worker panicked: the other one stops after its current step.
+    /// A worker panicked: the other worker stops after its current step.
     is_aborted: bool,
 }
 
@@ -88,7 +88,7 @@ impl Drop for AbortOnPanic<'_> {
 /// Runs the chosen steps.
 ///
 /// # Panics
-/// When `carry_out` panics, once the other worker's current step has ended.
+/// Panics when `carry_out` panics, after the current step of the other worker has ended.
 pub(super) fn run(chosen: &[&Step], carry_out: impl Fn(&Step) + Sync) {
     let shared = Shared::default();
     let work = || {
@@ -170,7 +170,7 @@ mod tests {
         let (answer, answered) = mpsc::channel();
         let (asked, answered) = (Mutex::new(asked), Mutex::new(answered));
         let ended = Mutex::new(Vec::new());
-        // Each of the two steps waits until the other one has begun.
+        // Each of the two steps waits until the other step has begun.
         run(&steps.iter().collect::<Vec<_>>(), |step| {
             match step.name {
                 "asks" => {

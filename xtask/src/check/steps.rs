@@ -39,7 +39,7 @@ pub(super) struct Shared {
     built: OnceLock<Result<Built, String>>,
     /// The daemon, compiled for arm64.
     cross_built: OnceLock<Result<PathBuf, String>>,
-    /// Durations of steps and their parts, for the list of the slowest ones.
+    /// Durations of steps and their parts, for the list of the slowest steps.
     times: Mutex<Vec<(String, Duration)>>,
 }
 

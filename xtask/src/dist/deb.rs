@@ -143,7 +143,7 @@ fn description<'a>(
     files: &Tree,
 ) -> Result<String> {
     let mut arch = None;
-    // The highest version that one of the programs requires.
+    // The highest version of the library that one of the programs requires.
     let mut libraries: Vec<(&str, Option<Glibc>)> = Vec::new();
     for program in programs {
         arch = Some(program.elf.arch.name());

@@ -87,7 +87,8 @@ fn brought(folder: &Path, expression: &str, own: &[u8]) -> Result<Vec<String>> {
     let mut texts = Vec::new();
     for path in &found {
         let text = String::from_utf8_lossy(&fs::read(path)?).into_owned();
-        // zstd offers a choice of two licences; leave out the GPL.
+        // zstd offers a choice of two licences, BSD and GPL. The code leaves out the text of the
+        // GPL.
         if !text.trim_start().starts_with("GNU GENERAL PUBLIC LICENSE") && !text.trim().is_empty() {
             texts.push(text);
         }

@@ -83,7 +83,7 @@ pub(crate) fn trial(daemons: &[&Path], out: &Path) -> Result<()> {
             program.would_run_on_oldest()?;
         }
         // Two thirds of an unoptimised program are names and lines of functions that the release
-        // inlines. Without these the size shows the growth of the code itself.
+        // inlines. Without these names and lines, the size shows the growth of the code itself.
         if Some(programs.arch()) == Arch::here() {
             let stripped = scratch.path().join("stripped");
             if strip(path, &stripped) {

@@ -63,8 +63,8 @@ pub(crate) fn of(apt: &Apt, program: &Program) -> Result<Rootfs> {
     let mut names: Vec<&str> = program.libraries()?.into_iter().map(|it| it.0).collect();
     names.push("ca-certificates");
     let mut packages = apt.closure(Suite::Updates, arch, &names)?;
-    // Packages of architecture `all` depend on packages of this machine's architecture; those are
-    // left out.
+    // Packages of architecture `all` depend on packages of this machine's architecture; the code
+    // leaves out such dependencies.
     let fits = |it: &Package| it.arch == arch || it.arch == "all";
     packages.retain(|it| names.contains(&it.name.as_str()) && fits(it));
     packages.sort_by(|a, b| a.name.cmp(&b.name));

@@ -22,7 +22,7 @@ pub(crate) struct Logs {
     pub(crate) initramfs: PathBuf,
     /// Console: the output of the kernel and of the init process.
     pub(crate) console: PathBuf,
-    /// Messages of the init process to the host; see `init.sh`.
+    /// Messages of the init process (`init.sh`) to the host.
     pub(crate) told: PathBuf,
 }
 

@@ -104,7 +104,7 @@ impl Image {
         let bytes = archive.finish();
         fs::write(&base, &bytes)?;
         fs::remove_dir_all(folder.join("apt"))?;
-        // Written last, so that an interrupted build is repeated.
+        // The file is written last, so that an interrupted build is repeated.
         fs::write(&made_by, recipe.text())?;
         Ok(Self {
             kernel,
@@ -119,7 +119,8 @@ fn unpack(folder: &Path, arch: &str) -> Result<tempfile::TempDir> {
     let latest = format!("linux-image-{arch}");
     let wanted = |package: &Package| {
         let name = package.name.as_str();
-        // The package without a version contains no kernel: it depends on the latest one.
+        // The package without a version in its name contains no kernel: it depends on the package
+        // of the latest kernel.
         name == "busybox-static" || (name.starts_with("linux-image-") && name != latest)
     };
     let packages: Vec<_> = apt

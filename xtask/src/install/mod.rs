@@ -207,7 +207,7 @@ fn debian(wanted: Wanted) -> Result<()> {
             GO.iter()
                 .filter(|(program, ..)| place::find(program).is_none())
                 .filter_map(|(_, _, package)| *package)
-                // Debian has another name for the program than its own project.
+                // Debian's package has another name than the program's own project.
                 .filter(|package| place::find(package).is_none()),
         );
     }
@@ -425,7 +425,8 @@ impl NoDaemons {
 
 impl Drop for NoDaemons {
     fn drop(&mut self) {
-        // If the file remains, nothing is lost: its text explains it to the owner of the machine.
+        // If the file remains, it does no harm: its text explains the file to the owner of the
+        // machine.
         let _ = fs::remove_file(POLICY);
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct Binaries {
 }
 
 impl Binaries {
-    /// Finds the installed programs and builds the missing ones. With two cores, the build of
+    /// Finds the installed programs, and builds the missing programs. With two cores, the build of
     /// Kubernetes takes eight minutes.
     ///
     /// # Errors
@@ -130,7 +130,7 @@ fn kubernetes(into: &Path) -> Result<()> {
         ("gitTreeState", "archive".to_owned()),
     ];
     // Without these flags, the programs report a placeholder version, which helm takes for a very
-    // old one.
+    // old version.
     let said = said.map(|(name, value)| format!("-X k8s.io/component-base/version.{name}={value}"));
     exec::output(
         go(module.path())?
@@ -147,7 +147,7 @@ fn kubernetes(into: &Path) -> Result<()> {
     .map(drop)
 }
 
-/// A module that needs Kubernetes' alone, from the `go.mod` of that.
+/// A Go module that needs only the module of Kubernetes, generated from the `go.mod` of Kubernetes.
 fn module_file(theirs: &str) -> Result<String> {
     let staged = VERSION.strip_prefix("1.").context("Kubernetes 1")?;
     let mut text = format!(

@@ -102,7 +102,7 @@ impl<'a> Release<'a> {
         })
     }
 
-    /// Waits until each of `nodes` has a ready pod, and no other node has one.
+    /// Waits until each of `nodes` has a ready pod, and no other node has a pod of the release.
     ///
     /// # Errors
     /// The time limit is exceeded.

@@ -96,8 +96,8 @@ impl<'a> Settings<'a> {
     }
 
     pub(super) fn api_server(&self) -> Command {
-        // The key of the API server's certificate also signs the tokens of service accounts. Nobody
-        // uses these tokens here.
+        // The key of the API server's certificate also signs the tokens of service accounts. No
+        // part of the suite uses these tokens.
         let key = self.own("apiserver.key");
         let mut command = Command::new(self.binaries.kubernetes("kube-apiserver"));
         command
@@ -122,9 +122,9 @@ impl<'a> Settings<'a> {
             .arg("--authorization-mode=Node,RBAC")
             .arg("--anonymous-auth=false")
             .arg("--allow-privileged=true")
-            // kwok watches from resource version 0. With WatchList, the API server needs a feature
-            // for that, which Debian's etcd (3.4) lacks. Each watch ended at once, and began again
-            // up to a minute later.
+            // kwok watches from resource version 0. With the feature WatchList, such a watch needs
+            // a feature of etcd that Debian's etcd (3.4) lacks. Each watch ended immediately, and
+            // began again up to a minute later.
             .arg("--feature-gates=WatchList=false")
             .arg("--service-cluster-ip-range=10.96.0.0/16")
             .arg("--service-account-issuer=https://kubernetes.default.svc")
@@ -144,8 +144,8 @@ impl<'a> Settings<'a> {
                 self.own("apiserver.key").display(),
             ))
             .args(["--use-service-account-credentials", "--leader-elect=false"])
-            // On a busy machine, kwok renews the leases of its nodes late. No test here needs the
-            // detection of dead nodes.
+            // On a busy machine, kwok renews the leases of its nodes late. No test of the suite
+            // needs the detection of dead nodes.
             .arg("--node-monitor-grace-period=1h")
             // The server needs no port.
             .arg("--secure-port=0");

@@ -12,7 +12,7 @@ pub(super) struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    /// Runs checks that depend on earlier ones. The first failure ends the sequence.
+    /// Runs checks that depend on earlier checks. The first failure ends the sequence.
     pub(super) fn run(
         name: &'static str,
         count: &'a mut Count,

@@ -37,8 +37,8 @@ pub(super) const STAGED: (&str, &str, &str) = (
     "tier::power_loss::over_three_boots",
 );
 
-/// Folders of the daemon's test: the first has the region file of the tier, the second the daemon's
-/// data.
+/// Folders of the daemon's test: the first folder has the region file of the tier, the second
+/// folder the daemon's data.
 const STAGED_AT: [&str; 2] = ["/mnt/pmem/staged", "/mnt/disk/staged"];
 
 /// Lines that mark the beginning and end of a job in the output of the guest.

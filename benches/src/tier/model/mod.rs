@@ -155,7 +155,8 @@ impl<C: Clock> DevicePacer<C> {
 }
 
 impl State {
-    /// The seek time to `offset`. Records the end of the access for later sequential ones.
+    /// The seek time to `offset`. Records the end of the access, to detect later sequential
+    /// accesses.
     fn moved(&mut self, offset: u64, len: u64, model: &DeviceModel) -> Duration {
         let known = self.ends.iter().position(|end| *end == Some(offset));
         let last = known.unwrap_or(STREAMS - 1);

@@ -108,7 +108,7 @@ fn only_a_non_sequential_access_is_a_seek() {
     assert_eq!(seeks(&[0, 100, 0]), 3);
     // Two alternating streams.
     assert_eq!(seeks(&[0, 1000, 10, 1010, 20, 1020]), 2);
-    // There are more streams than the model tracks, so that the model forgets the first one.
+    // There are more streams than the model tracks, so that the model forgets the first stream.
     let many: Vec<u64> = (0..9).map(|n| n * 1000).chain([10]).collect();
     assert_eq!(seeks(&many), 10);
 }

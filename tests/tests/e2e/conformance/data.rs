@@ -145,7 +145,7 @@ pub(crate) fn families() -> Vec<Family> {
     all
 }
 
-/// The family whose tags pointed to documents of other families before.
+/// The family whose tags pointed to documents of other families before this push.
 pub(crate) const MOVED: &str = "moved tags";
 
 /// A tag of the maximum length, 128 characters.

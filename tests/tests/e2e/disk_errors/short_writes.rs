@@ -36,7 +36,7 @@ fn limit(pierhead: &mut Pierhead, bytes: Option<u64>) -> Result<()> {
 }
 
 /// A limit of the file size (`LimitFSIZE=` of a systemd unit) acts like a full disk for large
-/// blobs. One write is short and the next one fails. By default, the kernel would also kill the
+/// blobs. One write is short, and the next write fails. By default, the kernel would also kill the
 /// process.
 #[test]
 fn a_blob_beyond_the_file_size_limit_is_served_uncached() -> Result<()> {

@@ -53,8 +53,8 @@ enum Way {
     Nowhere,
 }
 
-/// Maximum time until pierhead responds: pierhead's limit of five seconds, and one more second for
-/// a busy machine.
+/// Maximum time until pierhead responds: pierhead's limit of five seconds, and another second for a
+/// busy machine.
 const MAX_RESPONSE_TIME: Duration = Duration::from_secs(6);
 /// Maximum time of a pull. This time includes the default times for which pierhead waits for a
 /// stalled upstream.

@@ -29,7 +29,8 @@ pub(super) struct Stage {
     second: Background,
     /// A stopped upstream.
     pub(super) gone: Background,
-    /// Upstreams with an expired certificate, one for another name, and a valid one.
+    /// Upstreams with an expired certificate, a certificate for another name, and a valid
+    /// certificate.
     pub(super) expired: Background,
     pub(super) misnamed: Background,
     pub(super) secure: Background,
