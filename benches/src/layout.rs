@@ -11,18 +11,15 @@ use anyhow::{Context, Result};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use pierhead_oci::{Algorithm, Digest, MediaType};
-use pierhead_tests::layout::architecture;
+use pierhead_tests::layout::{OciLayout, architecture};
 use serde_json::{Value, json};
 
 use crate::registry::{self, Content, Document};
 
-/// The annotation with the name of an index entry.
-const REF_NAME: &str = "org.opencontainers.image.ref.name";
-
 /// A folder with `index.json` and blobs.
 #[derive(Clone)]
 pub(crate) struct Layout {
-    folder: PathBuf,
+    files: OciLayout,
     /// The digest of each `name:tag`.
     tags: BTreeMap<String, Digest>,
 }
@@ -65,21 +62,18 @@ impl Blob {
 
 impl Layout {
     pub(crate) fn open(folder: &Path) -> Result<Self> {
-        let index = fs::read(folder.join("index.json"));
-        let index = index.with_context(|| format!("{} is not a layout", folder.display()))?;
-        let index: Value = serde_json::from_slice(&index)?;
+        let files = OciLayout::new(folder);
+        let entries = files.entries();
+        let entries = entries.with_context(|| format!("{} is not a layout", folder.display()))?;
         let mut tags = BTreeMap::new();
-        for entry in index["manifests"].as_array().context("an empty layout")? {
-            let name = entry["annotations"][REF_NAME].as_str().context("no name")?;
+        for entry in &entries {
+            let name = OciLayout::name_of(entry).context("no name")?;
             let digest = entry["digest"].as_str().context("no digest")?;
             // The registry of the name is ignored.
             let name = name.rsplit('/').next().unwrap_or(name);
             tags.insert(name.to_owned(), digest.parse()?);
         }
-        Ok(Self {
-            folder: folder.to_owned(),
-            tags,
-        })
+        Ok(Self { files, tags })
     }
 
     /// The names of all images.
@@ -110,7 +104,7 @@ impl Layout {
 
     /// The path of a blob or manifest.
     pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
-        self.folder.join("blobs/sha256").join(digest.hex())
+        self.files.path(digest)
     }
 
     fn json(&self, digest: &Digest) -> Result<Value> {
@@ -199,56 +193,45 @@ impl Content for Layout {
 
 /// Writes a new layout.
 struct Writer {
-    folder: PathBuf,
-    manifests: Vec<Value>,
+    files: OciLayout,
+    images: Vec<(String, Value)>,
 }
 
 impl Writer {
     fn new(folder: &Path) -> Result<Self> {
-        fs::create_dir_all(folder.join("blobs/sha256"))?;
         Ok(Self {
-            folder: folder.to_owned(),
-            manifests: Vec::new(),
+            files: OciLayout::create(folder)?,
+            images: Vec::new(),
         })
-    }
-
-    fn put(&self, media_type: &str, bytes: &[u8]) -> Result<Value> {
-        let digest = Digest::of(Algorithm::Sha256, bytes);
-        fs::write(self.folder.join("blobs/sha256").join(digest.hex()), bytes)?;
-        Ok(json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() }))
     }
 
     /// Adds an image of these tars.
     fn image(&mut self, name: &str, tars: &[Vec<u8>], level: Compression) -> Result<()> {
         let (mut layers, mut diff_ids) = (Vec::new(), Vec::new());
         for tar in tars {
-            let mut gzip = GzEncoder::new(Vec::new(), level);
-            gzip.write_all(tar)?;
-            layers.push(self.put(
-                "application/vnd.oci.image.layer.v1.tar+gzip",
-                &gzip.finish()?,
-            )?);
+            let media_type = "application/vnd.oci.image.layer.v1.tar+gzip";
+            let layer = self.files.add(media_type, |blob| {
+                let mut gzip = GzEncoder::new(blob, level);
+                gzip.write_all(tar)?;
+                gzip.finish().map(drop)
+            });
+            layers.push(layer?);
             diff_ids.push(Digest::of(Algorithm::Sha256, tar));
         }
         let config = json!({ "architecture": architecture(), "os": "linux",
             "config": { "Entrypoint": ["/folder-0/file-0"] },
             "rootfs": { "type": "layers", "diff_ids": diff_ids } });
-        let config = self.put(
-            "application/vnd.oci.image.config.v1+json",
-            config.to_string().as_bytes(),
-        )?;
+        let config = self.files.add_json(&config)?;
         let manifest = json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_MANIFEST,
             "config": config, "layers": layers });
-        let mut entry = self.put(MediaType::OCI_MANIFEST, manifest.to_string().as_bytes())?;
-        entry["annotations"] = json!({ REF_NAME: name });
-        self.manifests.push(entry);
+        let entry = self.files.add_json(&manifest)?;
+        self.images.push((name.to_owned(), entry));
         Ok(())
     }
 
     fn finish(self) -> Result<Layout> {
-        let index = json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": self.manifests });
-        fs::write(self.folder.join("index.json"), index.to_string())?;
-        Layout::open(&self.folder)
+        self.files.write_index(&self.images)?;
+        Layout::open(self.files.folder())
     }
 }
 

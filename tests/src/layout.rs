@@ -1,4 +1,4 @@
-//! Reads and writes OCI image layouts on disk.
+//! The images of an OCI image layout, by their names, platforms and blobs.
 
 use std::{
     fs::{self, File},
@@ -7,16 +7,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+pub use pierhead_testkit::layout::OciLayout;
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-/// The annotation of an index entry with the name of its image.
-const REF_NAME: &str = "org.opencontainers.image.ref.name";
-
-/// A folder with `oci-layout`, `index.json` and `blobs/`.
+/// The images of an OCI image layout.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    folder: PathBuf,
+    files: OciLayout,
 }
 
 /// A named image of a layout, with its manifests, configs and layers.
@@ -51,13 +49,8 @@ pub struct Manifest {
 impl Layout {
     /// Creates an empty layout.
     pub fn create(folder: &Path) -> Result<Self> {
-        fs::create_dir_all(folder.join("blobs/sha256"))?;
-        fs::write(
-            folder.join("oci-layout"),
-            json!({ "imageLayoutVersion": "1.0.0" }).to_string(),
-        )?;
         Ok(Self {
-            folder: folder.to_owned(),
+            files: OciLayout::create(folder)?,
         })
     }
 
@@ -69,78 +62,47 @@ impl Layout {
             folder.display()
         );
         Ok(Self {
-            folder: folder.to_owned(),
+            files: OciLayout::new(folder),
         })
     }
 
     /// The folder of the layout.
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.files.folder()
     }
 
     /// The path of a blob or document.
     pub fn path(&self, digest: &str) -> PathBuf {
-        self.folder.join("blobs").join(digest.replacen(':', "/", 1))
+        self.files.path(digest)
     }
 
     /// Adds a blob with the bytes that `write` writes. Returns its descriptor.
-    #[expect(clippy::disallowed_methods, reason = "moves a file of the test")]
     pub fn add(
         &self,
         media_type: &str,
         write: impl FnOnce(&mut dyn Write) -> Result<()>,
     ) -> Result<Value> {
-        let staged = self.folder.join("blobs/sha256/staged");
-        let mut sink = Hashing {
-            file: io::BufWriter::with_capacity(1 << 20, File::create(&staged)?),
-            hash: Hash::default(),
-            size: 0,
-        };
-        write(&mut sink)?;
-        sink.flush()?;
-        let digest = sink.hash.digest();
-        fs::rename(&staged, self.path(&digest))?;
-        Ok(json!({ "mediaType": media_type, "digest": digest, "size": sink.size }))
+        self.files.add(media_type, write)
     }
 
     /// Adds a document. The media type is the value of the field `mediaType` of the document.
     pub fn add_json(&self, document: &Value) -> Result<Value> {
-        let media_type = document["mediaType"]
-            .as_str()
-            .unwrap_or("application/vnd.oci.image.config.v1+json");
-        self.add(media_type, |sink| {
-            Ok(sink.write_all(document.to_string().as_bytes())?)
-        })
+        Ok(self.files.add_json(document)?)
     }
 
     /// Writes `index.json` with these names (`repository:tag`) and descriptors.
     pub fn name(&self, images: &[(String, Value)]) -> Result<()> {
-        let manifests: Vec<Value> = images
-            .iter()
-            .map(|(name, descriptor)| {
-                let mut descriptor = descriptor.clone();
-                descriptor["annotations"] = json!({ REF_NAME: name });
-                descriptor
-            })
-            .collect();
-        let index = json!({ "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": manifests });
-        Ok(fs::write(
-            self.folder.join("index.json"),
-            index.to_string(),
-        )?)
+        Ok(self.files.write_index(images)?)
     }
 
     /// All named images of the layout.
     pub fn images(&self) -> Result<Vec<Image>> {
-        let index: Value = serde_json::from_slice(&fs::read(self.folder.join("index.json"))?)?;
-        let entries = index["manifests"]
-            .as_array()
-            .context("an index without manifests")?;
+        let entries = self.files.entries()?;
         entries.iter().map(|entry| self.image(entry)).collect()
     }
 
     fn image(&self, entry: &Value) -> Result<Image> {
-        let name = text(&entry["annotations"][REF_NAME])?;
+        let name = OciLayout::name_of(entry).context("an entry without a name")?;
         let (repository, tag) = name
             .rsplit_once(':')
             .with_context(|| format!("{name:?} has no tag"))?;
@@ -313,23 +275,4 @@ fn text(value: &Value) -> Result<String> {
         .as_str()
         .with_context(|| format!("not a string: {value}"))?
         .to_owned())
-}
-
-struct Hashing<W> {
-    file: W,
-    hash: Hash,
-    size: u64,
-}
-
-impl<W: Write> Write for Hashing<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(bytes)?;
-        self.hash.update(&bytes[..written]);
-        self.size += written as u64;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
 }

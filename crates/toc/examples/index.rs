@@ -13,8 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pierhead_oci::Digest;
+use pierhead_testkit::layout::{OciLayout, descriptor_digest};
 use pierhead_toc::layer::{self, Limits, Request, Unpaced};
 use pierhead_toc::{Blob, FileBlob, Source};
+use serde_json::Value;
 
 struct Layer {
     media_type: String,
@@ -28,17 +30,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [root, rest @ ..] = &arguments[..] else {
         return Err("usage: index LAYOUT [LEAST_BYTES] [--rebuild]".into());
     };
-    let root = Path::new(root);
+    let layout = OciLayout::new(Path::new(root));
     let least: u64 = rest.first().map_or(Ok(0), |text| text.parse())?;
     let mut layers = BTreeMap::new();
-    let index = json(&root.join("index.json"))?;
-    collect(root, &index, &mut layers)?;
+    for entry in &layout.entries()? {
+        collect(&layout, entry, &mut layers)?;
+    }
     let folder = tempfile::tempdir()?;
     let out = folder.path().join("index");
     let (mut bytes, mut blobs, mut indexes) = (0u64, 0u64, 0u64);
     let mut spent = Duration::ZERO;
     for (digest, layer) in &layers {
-        let opened = Arc::new(FileBlob::new(File::open(blob(root, digest))?)?);
+        let opened = Arc::new(FileBlob::new(File::open(layout.path(digest))?)?);
         let size = opened.size();
         if size < least {
             continue;
@@ -119,47 +122,37 @@ fn rate(bytes: u64, took: Duration) -> f64 {
     bytes as f64 / 1e6 / took.as_secs_f64()
 }
 
-fn blob(root: &Path, digest: &str) -> std::path::PathBuf {
-    root.join("blobs").join(digest.replace(':', "/"))
-}
-
-fn json(path: &Path) -> Result<serde_json::Value, Box<dyn Error>> {
-    Ok(serde_json::from_slice(&fs::read(path)?)?)
-}
-
-/// All layers of an index or manifest, by digest.
+/// All layers of the index or manifest of a descriptor, by digest. Skips blobs that the layout lacks.
 fn collect(
-    root: &Path,
-    document: &serde_json::Value,
-    layers: &mut BTreeMap<String, Layer>,
+    layout: &OciLayout,
+    descriptor: &Value,
+    layers: &mut BTreeMap<Digest, Layer>,
 ) -> Result<(), Box<dyn Error>> {
-    for child in document["manifests"].as_array().into_iter().flatten() {
-        let path = blob(root, child["digest"].as_str().unwrap_or_default());
-        if path.exists() {
-            collect(root, &json(&path)?, layers)?;
-        }
+    let has = |descriptor: &Value| {
+        descriptor_digest(descriptor).is_ok_and(|digest| layout.path(digest).exists())
+    };
+    if !has(descriptor) {
+        return Ok(());
     }
-    let config = blob(
-        root,
-        document["config"]["digest"].as_str().unwrap_or_default(),
-    );
-    let Some(list) = document["layers"].as_array().filter(|_| config.is_file()) else {
+    let document = layout.document(descriptor)?;
+    for child in document["manifests"].as_array().into_iter().flatten() {
+        collect(layout, child, layers)?;
+    }
+    let list = document["layers"].as_array();
+    let Some(list) = list.filter(|_| has(&document["config"])) else {
         return Ok(());
     };
-    let config = json(&config)?;
+    let config = layout.document(&document["config"])?;
     let ids = config["rootfs"]["diff_ids"].as_array();
     for (layer, diff_id) in list.iter().zip(ids.into_iter().flatten()) {
-        let digest = layer["digest"].as_str().unwrap_or_default().to_owned();
-        if blob(root, &digest).exists() {
+        if has(layer) {
             let media_type = layer["mediaType"].as_str().unwrap_or_default().to_owned();
             let diff_id = diff_id.as_str().unwrap_or_default().parse()?;
-            layers.insert(
-                digest,
-                Layer {
-                    media_type,
-                    diff_id,
-                },
-            );
+            let layer_of_digest = Layer {
+                media_type,
+                diff_id,
+            };
+            layers.insert(descriptor_digest(layer)?, layer_of_digest);
         }
     }
     Ok(())

@@ -9,12 +9,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{Client, Pulled};
 use crate::{
-    layout::{self, architecture},
+    layout::{self, OciLayout, architecture},
     paths, process,
     tool::{self, Missing},
 };
@@ -71,16 +70,13 @@ fn verify(folder: &Path) -> Result<(String, Option<String>)> {
             "the blob {name} is {digest}"
         );
     }
-    let index: Value = serde_json::from_slice(&fs::read(folder.join("index.json"))?)?;
-    let root = index["manifests"][0]["digest"]
-        .as_str()
-        .context("an empty index")?
-        .to_owned();
-    let document: Value = serde_json::from_slice(&fs::read(
-        folder.join("blobs").join(root.replacen(':', "/", 1)),
-    )?)?;
+    let files = OciLayout::new(folder);
+    let entries = files.entries()?;
+    let root = entries.first().context("an empty index")?;
+    let document = files.document(root)?;
     let config = document["config"]["digest"].as_str().map(str::to_owned);
-    Ok((root, config))
+    let root = root["digest"].as_str().context("no digest")?;
+    Ok((root.to_owned(), config))
 }
 
 impl Client for Crane {

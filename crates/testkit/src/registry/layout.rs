@@ -2,16 +2,14 @@
 //! large for memory.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{fs, io};
 
 use pierhead_oci::{Digest, MediaType};
 use serde_json::Value;
 
 use super::FakeRegistry;
-
-/// The annotation in `index.json` with the name of an image.
-const REF_NAME: &str = "org.opencontainers.image.ref.name";
+use crate::layout::{OciLayout, descriptor_digest};
 
 impl FakeRegistry {
     /// Adds every image of a layout whose name is `repository:tag`. Returns these names. Blobs stay
@@ -20,10 +18,10 @@ impl FakeRegistry {
     /// # Errors
     /// A file cannot be read, or the layout violates the image specification.
     pub fn push_layout(&self, folder: &Path) -> io::Result<Vec<String>> {
-        let index = parse(&fs::read(folder.join("index.json"))?)?;
+        let layout = OciLayout::new(folder);
         let mut names = Vec::new();
-        for entry in index["manifests"].as_array().into_iter().flatten() {
-            let Some(name) = entry["annotations"][REF_NAME].as_str() else {
+        for entry in &layout.entries()? {
+            let Some(name) = OciLayout::name_of(entry) else {
                 continue;
             };
             let (repository, tag) = name
@@ -32,7 +30,7 @@ impl FakeRegistry {
             let root = descriptor_digest(entry)?;
             Walk {
                 registry: self,
-                folder,
+                layout: &layout,
                 repository,
                 seen: BTreeSet::new(),
             }
@@ -46,7 +44,7 @@ impl FakeRegistry {
 
 struct Walk<'a> {
     registry: &'a FakeRegistry,
-    folder: &'a Path,
+    layout: &'a OciLayout,
     repository: &'a str,
     seen: BTreeSet<Digest>,
 }
@@ -57,8 +55,8 @@ impl Walk<'_> {
         if !self.seen.insert(digest) {
             return Ok(());
         }
-        let bytes = fs::read(self.path(&digest))?;
-        let document = parse(&bytes)?;
+        let bytes = fs::read(self.layout.path(digest))?;
+        let document: Value = serde_json::from_slice(&bytes)?;
         let media_type = document["mediaType"]
             .as_str()
             .or(descriptor["mediaType"].as_str());
@@ -75,28 +73,10 @@ impl Walk<'_> {
         for blob in layers.chain(document.get("config")) {
             let digest = descriptor_digest(blob)?;
             self.registry
-                .put_blob_file(self.repository, digest, &self.path(&digest));
+                .put_blob_file(self.repository, digest, &self.layout.path(digest));
         }
         Ok(())
     }
-
-    fn path(&self, digest: &Digest) -> PathBuf {
-        self.folder
-            .join("blobs")
-            .join(digest.algorithm().as_str())
-            .join(digest.hex())
-    }
-}
-
-fn parse(bytes: &[u8]) -> io::Result<Value> {
-    Ok(serde_json::from_slice(bytes)?)
-}
-
-fn descriptor_digest(descriptor: &Value) -> io::Result<Digest> {
-    let digest = descriptor["digest"]
-        .as_str()
-        .ok_or_else(|| invalid("a descriptor without a digest"))?;
-    digest.parse().map_err(io::Error::other)
 }
 
 fn invalid(what: &str) -> io::Error {
