@@ -50,26 +50,26 @@ pub(crate) struct State {
     pub(crate) memory: SmallBlobs,
     pub(crate) fills: HashMap<Digest, Arc<SharedFill>>,
     pub(crate) partials: Partials,
-    /// Open handles by digest. The number distinguishes a handle from later handles of the same
-    /// digest.
+    /// Open handles by digest. Each handle has a number, which distinguishes it from later handles
+    /// of the same digest.
     pub(crate) open: HashMap<Digest, (u64, Weak<OpenBlob>)>,
     /// Bytes of deleted files that readers still have open, by the number of the handle.
     deleted_open: HashMap<u64, u64>,
-    /// Bytes of blobs that left the index, but whose files still exist.
+    /// Bytes of blobs that were removed from the index and whose files still exist.
     deleting: HashMap<Digest, u64>,
-    /// Number of labels that pin a digest.
+    /// For each digest, the number of pins that contain it.
     pub(crate) pinned: HashMap<Digest, u32>,
-    /// Committed blobs that were unreadable at start, with their bytes on disk. The index does not
-    /// contain them, so a claim fetches such a blob again.
+    /// Committed blobs that were unreadable at the start of pierhead, with their bytes on disk.
+    /// These blobs are not in the index, so a claim fetches such a blob again.
     unreadable: BTreeMap<Digest, u64>,
     /// The blob after which [`State::next_unreadable`] continues.
     last_retried: Option<Digest>,
-    /// Number of records of tags that were unreadable at startup.
+    /// Number of tag records that were unreadable at the start of pierhead.
     pub(crate) unreadable_tags: usize,
     /// Bytes on disk of committed blobs.
     pub(crate) used: u64,
-    /// Reserved bytes: running fills, partial fills, deleted files that are still open, unreadable
-    /// blobs, and files that are being deleted.
+    /// Reserved bytes of running fills, partial fills, deleted files that are still open,
+    /// unreadable blobs, and files that are being deleted.
     pub(crate) reserved: u64,
     /// Bytes on disk of tags, in whole blocks.
     pub(crate) tag_bytes: u64,
@@ -80,7 +80,7 @@ pub(crate) struct State {
     /// Whether the cache is closing and refuses new fills.
     pub(crate) is_closed: bool,
     tick: u64,
-    /// The last tick that the restored policy state includes.
+    /// The last tick that the policy state contained when it was restored.
     restored_tick: u64,
     last_handle: u64,
     /// Digests whose index entry changed or was removed since the last flush of the catalog.
@@ -88,12 +88,12 @@ pub(crate) struct State {
 }
 
 impl Slot {
-    /// Bytes on disk of the blob.
+    /// Returns the bytes on disk of the blob.
     pub(crate) fn footprint(&self) -> u64 {
         footprint(self.size, self.media_type.as_ref())
     }
 
-    /// A request for the blob, as the policy sees it.
+    /// Returns a request for the blob in the form that the policy receives.
     pub(crate) fn access(&self, digest: &Digest, tick: u64) -> Access<Digest> {
         Access {
             key: *digest,
@@ -134,19 +134,19 @@ impl State {
         }
     }
 
-    /// The next tick of the access counter, greater than all earlier ticks.
+    /// Returns the next tick of the access counter, which is greater than all earlier ticks.
     fn next_tick(&mut self) -> u64 {
         self.tick += 1;
         self.tick
     }
 
-    /// A number for a new handle, which no earlier handle has.
+    /// Returns a number for a new handle. No earlier handle has this number.
     pub(crate) fn next_handle(&mut self) -> u64 {
         self.last_handle += 1;
         self.last_handle
     }
 
-    /// Counts an access to a committed blob; `false` when it is absent.
+    /// Counts an access to a committed blob. Returns `false` when the blob is absent.
     pub(crate) fn touch(&mut self, digest: &Digest, now: u64) -> bool {
         let tick = self.next_tick();
         let Some(slot) = self.index.get_mut(digest) else {
@@ -162,12 +162,12 @@ impl State {
         true
     }
 
-    /// The content of a blob in the index, if it is in memory.
+    /// Returns the content of a blob in the index, if the content is in memory.
     pub(crate) fn in_memory(&mut self, digest: &Digest) -> Option<Arc<SmallBlob>> {
         self.memory.get(digest, self.tick).cloned()
     }
 
-    /// Puts the content of a blob into memory, if its handle is still the current one.
+    /// Puts the content of a blob into memory, if `handle` is still the current handle of the blob.
     pub(crate) fn put_in_memory(&mut self, small: Arc<SmallBlob>, handle: u64) {
         let current = self.open.get(&small.digest);
         if current.is_some_and(|(open, _)| *open == handle)
@@ -177,8 +177,8 @@ impl State {
         }
     }
 
-    /// Inserts a blob that is now on disk, and replaces an older one of its digest. The `joined`
-    /// readers of its fill count as hits.
+    /// Inserts a blob that is now on disk. Replaces an older blob of the same digest. The `joined`
+    /// readers of the blob's fill count as hits.
     pub(crate) fn insert(
         &mut self,
         digest: Digest,
@@ -187,10 +187,10 @@ impl State {
         now: u64,
     ) {
         self.remove(&digest);
-        // The rename has replaced the older file, even a file that an eviction was about to delete.
-        // An open handle still refers to the older file.
+        // The rename of the commit has replaced the older file, even if an eviction was about to
+        // delete that file. An open handle still refers to the older file.
         self.file_deleted(&digest);
-        // The rename has replaced an unreadable file of the blob, too.
+        // If the blob had an unreadable file, the rename has replaced that file, too.
         self.clear_unreadable(&digest);
         let tick = self.next_tick();
         let slot = Slot {
@@ -212,13 +212,13 @@ impl State {
         }
     }
 
-    /// Sets the last tick that the restored policy state includes.
+    /// Sets the last tick that the policy state contained when it was restored.
     pub(crate) fn set_restored_tick(&mut self, tick: u64) {
         self.restored_tick = tick;
         self.tick = self.tick.max(tick);
     }
 
-    /// Whether this is the running fill of its digest.
+    /// Whether this fill is the running fill of its digest.
     pub(crate) fn is_running_fill(&self, shared_fill: &SharedFill) -> bool {
         let registration = self.fills.get(&shared_fill.digest);
         registration.is_some_and(|registration| std::ptr::eq(&**registration, shared_fill))
@@ -230,12 +230,12 @@ impl State {
         self.ranking.admission.release(bytes);
     }
 
-    /// The tick that follows all restored ticks.
+    /// Returns the tick that follows all restored ticks.
     pub(crate) fn tick_after(&self) -> u64 {
         self.tick + 1
     }
 
-    /// Restores a blob after a restart. Callers restore blobs in the order of their ticks.
+    /// Restores a blob after a restart. The caller restores blobs in the order of their ticks.
     pub(crate) fn restore(&mut self, digest: Digest, slot: Slot) {
         self.tick = self.tick.max(slot.tick);
         let access = slot.access(&digest, self.ranking.clock.past(slot.accessed.into()));
@@ -245,13 +245,14 @@ impl State {
         self.ranking.restore(&access, later);
     }
 
-    /// Adds a blob to the unreadable ones and counts its bytes.
+    /// Adds a blob to the unreadable blobs and counts its bytes.
     pub(crate) fn set_unreadable(&mut self, digest: Digest, bytes: u64) {
         self.unreadable.insert(digest, bytes);
         self.reserved += bytes;
     }
 
-    /// Removes a blob from the unreadable ones: it became readable, or was replaced or deleted.
+    /// Removes a blob from the unreadable blobs, because it became readable, or was replaced or
+    /// deleted.
     pub(crate) fn clear_unreadable(&mut self, digest: &Digest) {
         if let Some(bytes) = self.unreadable.remove(digest) {
             self.reserved -= bytes;
@@ -262,12 +263,13 @@ impl State {
         self.unreadable.contains_key(digest)
     }
 
-    /// Number of unreadable blobs and tag records.
+    /// Returns the number of unreadable blobs and tag records.
     pub(crate) fn unreadable(&self) -> usize {
         self.unreadable.len() + self.unreadable_tags
     }
 
-    /// Up to `count` unreadable blobs to retry, round robin.
+    /// Returns up to `count` unreadable blobs to retry. Successive calls go through all unreadable
+    /// blobs in turn.
     pub(crate) fn next_unreadable(&mut self, count: usize) -> Vec<Digest> {
         use std::ops::Bound::{Excluded, Unbounded};
         let from = self.last_retried.map_or(Unbounded, Excluded);
@@ -278,13 +280,13 @@ impl State {
         next
     }
 
-    /// Inserts an entry for a digest that has none.
+    /// Inserts an entry for a digest that has no entry.
     fn insert_slot(&mut self, digest: Digest, slot: Slot) {
         self.used += slot.footprint();
         self.change(&digest, |state| state.index.insert(digest, slot));
     }
 
-    /// Changes the entry, the pins or the handle of a blob, and updates the byte sums.
+    /// Changes the entry, the pins or the handle of a blob, and updates the sums of bytes.
     fn change<R>(&mut self, digest: &Digest, change: impl FnOnce(&mut Self) -> R) -> R {
         let (pinned, protected) = self.protected(digest);
         let result = change(self);
@@ -294,7 +296,7 @@ impl State {
         result
     }
 
-    /// The bytes that a blob adds to `pinned_bytes` and to `protected_bytes`.
+    /// Returns the bytes that a blob adds to `pinned_bytes` and to `protected_bytes`.
     fn protected(&self, digest: &Digest) -> (u64, u64) {
         let bytes = self.index.get(digest).map_or(0, Slot::footprint);
         let is_pinned = self.pinned.contains_key(digest);
@@ -311,12 +313,13 @@ impl State {
         self.change(&digest, |state| state.open.insert(digest, entry));
     }
 
-    /// Forgets the open handle: the next reader opens the file again.
+    /// Removes the open handle from the state. The next reader opens the file again.
     pub(crate) fn forget_open(&mut self, digest: &Digest) -> Option<(u64, Weak<OpenBlob>)> {
         self.change(digest, |state| state.open.remove(digest))
     }
 
-    /// Makes the [`Access`] for a request for a blob that is not stored. `need`: its bytes on disk.
+    /// Creates the [`Access`] for a request for a blob that is not stored. `need` is the number of
+    /// bytes that the blob would take on disk.
     pub(crate) fn miss_access(
         &mut self,
         digest: &Digest,
@@ -332,8 +335,8 @@ impl State {
         }
     }
 
-    /// The last access of each blob that was accessed after tick `since`, with its tick, in no
-    /// particular order.
+    /// Returns the last access of each blob that was accessed after tick `since`, with its tick.
+    /// The order is arbitrary.
     pub(crate) fn accesses(&self, since: u64) -> Vec<(u64, Access<Digest>)> {
         let later = self.index.iter().filter(|(_, slot)| slot.tick > since);
         let access = |(digest, slot): (&Digest, &Slot)| {
@@ -343,7 +346,7 @@ impl State {
         later.map(access).collect()
     }
 
-    /// Counts an image and its parts: the image count of each part rises by one.
+    /// Counts an image: increments the image count of each part of the image by one.
     pub(crate) fn count_image(&mut self, manifest: &Digest, parts: impl Iterator<Item = Digest>) {
         if !self.ranking.image_counts.add_image(manifest) {
             return;
@@ -359,7 +362,7 @@ impl State {
         }
     }
 
-    /// After recovery: makes the blobs and sizes that the policy knows equal to the index.
+    /// Called after recovery: gives the policy the same blobs and sizes as the index has.
     pub(crate) fn reconcile(&mut self) {
         let mut wrong = Vec::new();
         let index = &self.index;
@@ -381,15 +384,16 @@ impl State {
         }
     }
 
-    /// Removes a blob from the index and from the policy. Its bytes count as reserved until
-    /// [`State::file_deleted`]. Returns the number of these bytes.
+    /// Removes a blob from the index and from the policy. The bytes of the blob count as reserved
+    /// until [`State::file_deleted`] is called. Returns the number of these bytes.
     pub(crate) fn remove(&mut self, digest: &Digest) -> Option<u64> {
         let bytes = self.remove_slot(digest)?;
         self.ranking.remove(digest);
         Some(bytes)
     }
 
-    /// As [`State::remove`], for a blob that the policy has already evicted.
+    /// Removes a blob from the index like [`State::remove`]. The policy has already evicted the
+    /// blob.
     fn remove_slot(&mut self, digest: &Digest) -> Option<u64> {
         let slot = self.change(digest, |state| state.index.remove(digest))?;
         self.memory.remove(digest);
@@ -401,14 +405,15 @@ impl State {
         Some(bytes)
     }
 
-    /// Whether the file of a removed blob still has to be deleted. `false` when the blob was
-    /// committed again.
+    /// Whether the file of a removed blob still has to be deleted. Returns `false` when the blob
+    /// was committed again.
     pub(crate) fn is_deleting(&self, digest: &Digest) -> bool {
         self.deleting.contains_key(digest)
     }
 
     /// Frees the bytes of a removed blob whose file is deleted. If a reader has the file open, the
-    /// bytes stay counted until the handle is dropped. Does nothing on a second call.
+    /// bytes count as used until the handle is dropped. A second call for the same blob does
+    /// nothing.
     pub(crate) fn file_deleted(&mut self, digest: &Digest) {
         let Some(bytes) = self.deleting.remove(digest) else {
             return;
@@ -421,7 +426,7 @@ impl State {
         }
     }
 
-    /// Called when the last reader of a handle is dropped.
+    /// Must be called when the last reader of a handle is dropped.
     pub(crate) fn handle_closed(&mut self, digest: &Digest, handle: u64) {
         if let Some(bytes) = self.deleted_open.remove(&handle) {
             self.reserved -= bytes;
@@ -435,9 +440,9 @@ impl State {
         }
     }
 
-    /// The next file to delete: the oldest partial fill, or else the blob that the policy evicts.
-    /// Never a pinned blob. With `spare_open`, the result is no open blob either, since its
-    /// deletion would free nothing yet.
+    /// Returns the next file to delete: the oldest partial fill, or, if there is none, the blob
+    /// that the policy evicts. Never returns a pinned blob. With `spare_open`, also returns no open
+    /// blob, because deleting it would not free its space yet.
     pub(crate) fn victim(&mut self, spare_open: bool) -> Option<Victim> {
         if let Some((digest, partial)) = self.partials.pop_oldest() {
             return Some(Victim::Partial(digest, partial));
@@ -459,12 +464,13 @@ impl State {
         }
     }
 
-    /// Bytes that count against the capacity.
+    /// Returns the bytes that count towards the capacity.
     pub(crate) fn total(&self) -> u64 {
         self.used + self.reserved + self.tag_bytes
     }
 
-    /// Bytes that eviction can free: partial fills, and blobs that are neither pinned nor open.
+    /// Returns the bytes that evictions can free: partial fills, and blobs that are neither pinned
+    /// nor open.
     pub(crate) fn evictable(&self) -> u64 {
         debug_assert_eq!(
             self.protected_bytes,
@@ -478,7 +484,7 @@ impl State {
         self.used - self.protected_bytes + self.partials.bytes()
     }
 
-    /// Bytes that fills have reserved but not yet written.
+    /// Returns the bytes that fills have reserved but not yet written.
     pub(crate) fn pending(&self) -> u64 {
         self.fills
             .values()
@@ -486,7 +492,7 @@ impl State {
             .sum()
     }
 
-    /// Changes since the last call, for the catalog; `None` stands for a removed blob.
+    /// Returns the changes since the last call, for the catalog. `None` stands for a removed blob.
     pub(crate) fn take_changed(&mut self) -> Vec<(Digest, Option<Slot>)> {
         let changed = std::mem::take(&mut self.changed);
         let entry = |digest| {
@@ -499,7 +505,7 @@ impl State {
         changed.into_iter().map(entry).collect()
     }
 
-    /// All blobs, to write them into a new catalog.
+    /// Returns all blobs, to write them into a new catalog.
     pub(crate) fn take_all(&mut self) -> Vec<(Digest, Option<Slot>)> {
         self.changed = Vec::new();
         self.index
@@ -511,14 +517,14 @@ impl State {
             .collect()
     }
 
-    /// Adds a pin of `digest`.
+    /// Adds one pin to `digest`.
     pub(crate) fn pin(&mut self, digest: Digest) {
         self.change(&digest, |state| {
             *state.pinned.entry(digest).or_insert(0) += 1;
         });
     }
 
-    /// Removes a pin of `digest`.
+    /// Removes one pin from `digest`.
     pub(crate) fn unpin(&mut self, digest: Digest) {
         let Some(count) = self.pinned.get_mut(&digest) else {
             return;

@@ -1,4 +1,5 @@
-//! Test of the store: while the store removes a damaged blob, the blob is committed again.
+//! Tests the store in one race: while the store removes a damaged blob, the same blob is committed
+//! again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -12,11 +13,11 @@ use crate::cache::Cache;
 use crate::config::Config;
 use crate::tier::{Blob, DiskTier, Staged, Tier, TierEntry};
 
-/// A disk tier whose first call of `open` reports damage.
+/// A disk tier that reports damage at the first call of `open`.
 struct Damaged {
     disk: DiskTier,
     damaged: AtomicBool,
-    /// Synchronizes the reader of the damaged blob with the test.
+    /// Synchronizes the thread that reads the damaged blob with the test.
     opened: Barrier,
 }
 
@@ -80,7 +81,7 @@ async fn removing_a_damaged_blob_keeps_a_blob_that_was_committed_meanwhile() {
     let store = cache.store.clone();
     let reader = thread::spawn(move || store.open_for(&digest, false).unwrap().is_none());
     tier.opened.wait();
-    // Commits the blob again as soon as the lock of its digest is free.
+    // This thread commits the blob again as soon as the lock of its digest is free.
     drop(
         cache
             .put(&digest, &types[1], content.clone())

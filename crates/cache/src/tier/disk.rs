@@ -17,22 +17,23 @@ use crate::regular_file;
 
 use super::{Blob, CHUNK, Extent, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 
-/// Maximum number of pieces in one write; Linux accepts 1024 (`IOV_MAX`).
+/// Maximum number of pieces in one write. Linux accepts up to 1024 pieces (`IOV_MAX`).
 const MAX_SLICES: usize = 512;
 
-/// A change to the medium that is about to happen, as [`DiskTier::watched`] reports it.
+/// A change on the disk that is about to happen. [`DiskTier::watched`] reports each change before
+/// it happens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Step<'a> {
-    /// Appends bytes to this file.
+    /// Bytes are appended to this file.
     Write(&'a Path),
-    /// Makes the file's content durable.
+    /// The content of this file is made durable.
     Sync(&'a Path),
-    /// Renames the first path to the second.
+    /// The first path is renamed to the second path.
     Rename(&'a Path, &'a Path),
-    /// Makes the names in this folder durable.
+    /// The names of files in this folder are made durable.
     SyncFolder(&'a Path),
-    /// Deletes the file.
+    /// This file is deleted.
     Remove(&'a Path),
 }
 
@@ -47,20 +48,21 @@ impl<'a> From<atomic_file::Step<'a>> for Step<'a> {
     }
 }
 
-/// Called before each [`Step`]. If it returns an error, the step fails with this error.
+/// The function that is called before each [`Step`]. If it returns an error, the step fails with
+/// this error.
 type Watch = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 
-/// The disk tier: `blobs/` and `staging/` below one folder.
+/// The disk tier, with the folders `blobs/` and `staging/` below one root folder.
 #[derive(Clone)]
 pub struct DiskTier {
     root: PathBuf,
-    /// Flags of a read that must not wait for the disk; the function `at_once` chooses them.
+    /// Flags for a read that must not wait for the disk. The function `at_once` chooses the flags.
     at_once: ReadWriteFlags,
     watch: Option<Watch>,
 }
 
 impl DiskTier {
-    /// Opens the tier in the folder `root`; creates missing folders.
+    /// Opens the disk tier in the folder `root`. Creates missing folders.
     ///
     /// # Errors
     /// The error of the system.
@@ -75,8 +77,8 @@ impl DiskTier {
         })
     }
 
-    /// The same tier, but it calls `watch` before every change to the disk. Tests inject faults and
-    /// crashes this way.
+    /// Opens the same tier, which then calls `watch` before every change on the disk. Tests use
+    /// `watch` to inject faults and crashes.
     #[must_use]
     pub fn watched(
         mut self,
@@ -105,7 +107,7 @@ impl DiskTier {
             .join(hex)
     }
 
-    /// Creates the folder of a blob, and makes its name durable.
+    /// Creates the folder of a blob, and makes the name of the folder durable.
     fn make_folder(&self, folder: &Path) -> io::Result<()> {
         if folder.is_dir() {
             return Ok(());
@@ -130,8 +132,8 @@ impl DiskTier {
         self.step(Step::Remove(path))?;
         match fs::remove_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            // A folder with the name of a blob was not made by pierhead. It is removed only if it
-            // is empty.
+            // A folder with the name of a blob was not made by pierhead. Such a folder is removed
+            // only if it is empty.
             Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir(path),
             other => other,
         }
@@ -148,8 +150,8 @@ impl Tier for DiskTier {
             .truncate(false)
             .open(&path)?;
         let found = file.metadata()?.len();
-        // A crash during the commit leaves a staging file with content and trailer. A new fill
-        // reuses only the content.
+        // A crash during the commit leaves a staging file with content and trailer. A new fill of
+        // this blob reuses only the content.
         let content =
             match Trailer::decode(digest, found, |offset, buf| file.read_exact_at(buf, offset)) {
                 Ok(trailer) => trailer.size(),
@@ -196,7 +198,7 @@ impl Tier for DiskTier {
             let folder = self.root.join("blobs").join(algorithm.as_str());
             for shard in entries(&folder)? {
                 let shard = shard?;
-                // Skips a file in the place of a folder of blobs.
+                // A file in the place of a folder of blobs is skipped.
                 if !shard.file_type()?.is_dir() {
                     continue;
                 }
@@ -240,10 +242,10 @@ impl Tier for DiskTier {
 
 impl FastMedium for DiskTier {}
 
-/// Flags of a read that must not wait for the disk. tmpfs does not support `RWF_NOWAIT`, but its
-/// reads never wait, so no flag is needed there. With the flag, each read on tmpfs would move to a
-/// blocking thread, at three times the cost (`cargo run --release -p pierhead-cache --example
-/// throughput /dev/shm`, figures for warm reads).
+/// Returns the flags for a read that must not wait for the disk. tmpfs does not support
+/// `RWF_NOWAIT`, but its reads never wait, so no flag is needed there. With the flag, each read on
+/// tmpfs would move to a blocking thread, at three times the cost (`cargo run --release -p
+/// pierhead-cache --example throughput /dev/shm`, figures for warm reads).
 fn at_once(root: &Path) -> io::Result<ReadWriteFlags> {
     Ok(if is_in_memory(&statfs(root)?) {
         ReadWriteFlags::empty()
@@ -252,7 +254,7 @@ fn at_once(root: &Path) -> io::Result<ReadWriteFlags> {
     })
 }
 
-/// The entries of a folder; none when the folder is missing.
+/// Returns the entries of a folder, or no entries when the folder is missing.
 fn entries(folder: &Path) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>>> {
     match fs::read_dir(folder) {
         Ok(entries) => Ok(Some(entries).into_iter().flatten()),
@@ -272,8 +274,8 @@ fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(all)
 }
 
-/// Makes the scan entry of a file from its metadata, without opening the file. Unreadable metadata
-/// counts as zero; a later open of the file returns the error.
+/// Creates the scan entry of a file from the file's metadata, without opening the file. If the
+/// metadata is unreadable, its values are zero; a later open of the file returns the error.
 fn found(digest: Digest, path: &Path) -> TierEntry {
     let about = fs::metadata(path).or_else(|_| fs::symlink_metadata(path));
     let modified = about.as_ref().ok().and_then(|it| it.modified().ok());
@@ -296,8 +298,8 @@ impl ReadAt for PlainFile {
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         let read = rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(buf)], offset, self.1);
         match read {
-            // The bytes are not in the page cache, or the file system cannot tell: the caller then
-            // reads on a blocking thread.
+            // The bytes are not in the page cache, or the file system cannot tell: the caller must
+            // read on a blocking thread.
             Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INTR | Errno::NOSYS | Errno::INVAL) => {
                 Ok(0)
             }
@@ -340,8 +342,8 @@ impl Staged for StagedFile {
     }
 
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
-        // Opens the file once more, because Linux reports a failed write of dirty pages once per
-        // open file description. Without a second description, the early sync could consume the
+        // The file is opened once more, because Linux reports a failed write of dirty pages once
+        // per open file description. Without a second description, the early sync could consume the
         // error that the commit needs.
         let file = File::open(&self.path).ok()?;
         Some(Box::new(move || {

@@ -1,5 +1,5 @@
-//! Tiers: the media that store blobs. There is a disk tier, a persistent-memory tier, and a
-//! combination of a fast tier with the disk by write-back.
+//! Tiers: the media that store blobs. The module contains the disk tier, the persistent-memory
+//! tier, and the write-back tier, which combines a fast tier with the disk.
 
 mod disk;
 pub mod placement;

@@ -1,5 +1,6 @@
-//! The persistent-memory tier: stores each blob as one value of a log. A value is the content,
-//! followed by a trailer (checksums and media type), as in the files of the disk tier.
+//! The persistent-memory tier: stores each blob as one value of a log. A value is the content of
+//! the blob, followed by a trailer (checksums and media type). The files of the disk tier have the
+//! same form.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -18,19 +19,20 @@ use crate::page_cache::resident;
 /// Number of bytes per copy step when a partial fill is resumed.
 const COPY_STEP: usize = 1 << 20;
 
-/// The persistent-memory tier. Staged bytes are known only to the process that staged them: after a
-/// restart, the tier has committed blobs only.
+/// The persistent-memory tier. Staged bytes are lost at a restart of pierhead: after a restart, the
+/// tier has committed blobs only.
 pub struct PmemTier<M: Medium + 'static>(Arc<Inner<M>>);
 
 struct Inner<M: Medium> {
     log: Log<M>,
-    /// A file that has the bytes of the medium at the same offsets, for `sendfile`.
+    /// A file that contains the bytes of the medium at the same offsets. `sendfile` sends blobs
+    /// from this file.
     file: Option<File>,
     partials: Mutex<HashMap<Digest, PartialFill<M>>>,
     numbers: Mutex<Numbers>,
 }
 
-/// An interrupted fill.
+/// A fill that was interrupted and can be resumed.
 struct PartialFill<M: Medium> {
     writer: Writer<M>,
     len: u64,
@@ -42,13 +44,13 @@ struct PartialFill<M: Medium> {
 #[derive(Default)]
 struct Numbers {
     last: u64,
-    /// Offset of the content and number of the value, by digest.
+    /// For each digest, the offset of the content and the number of the value.
     known: HashMap<Digest, (u64, u64)>,
 }
 
 impl<M: Medium + 'static> PmemTier<M> {
-    /// `file`: a file with the bytes of the medium at the same offsets; blobs are sent from it by
-    /// `sendfile`.
+    /// Creates the tier. `file` contains the bytes of the medium at the same offsets; `sendfile`
+    /// sends blobs from this file.
     pub fn new(log: Log<M>, file: Option<File>) -> Self {
         Self(Arc::new(Inner {
             log,
@@ -58,12 +60,12 @@ impl<M: Medium + 'static> PmemTier<M> {
         }))
     }
 
-    /// Durability class of the medium.
+    /// Returns the durability class of the medium.
     pub fn class(&self) -> Class {
         self.0.log.medium().class()
     }
 
-    /// Maximum bytes that all records and their bookkeeping may take.
+    /// Returns the maximum number of bytes that all records and their bookkeeping may take.
     pub fn capacity(&self) -> u64 {
         self.0.log.capacity()
     }
@@ -74,7 +76,7 @@ impl<M: Medium + 'static> PmemTier<M> {
 const MAX_KEY_LEN: usize = 65;
 const META_LEN: usize = 8;
 
-/// The key of a value: one byte for the algorithm, then the hash.
+/// Returns the key of a value in the log: one byte for the algorithm, then the hash.
 fn key(digest: &Digest) -> Vec<u8> {
     let tag = match digest.algorithm() {
         Algorithm::Sha256 => 1,
@@ -109,8 +111,8 @@ fn io_error(error: Error) -> io::Error {
 }
 
 impl<M: Medium + 'static> Inner<M> {
-    /// The number of the value under `digest`. A value that is new, or at another offset than
-    /// before, gets a new number.
+    /// Returns the number of the value that is stored under `digest`. If the value is new, or at
+    /// another offset than before, it gets a new number.
     fn number(&self, digest: &Digest, entry: &Entry, is_new: bool) -> u64 {
         let at = entry.extents().first().map_or(0, |extent| extent.offset);
         let numbers = &mut *self.numbers.lock();
@@ -204,7 +206,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
 
     fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         self.0.log.entries(&mut |found| {
-            // Skips keys of other lengths, which pierhead never writes.
+            // Keys of other lengths are skipped. pierhead never writes such keys.
             let Some(digest) = digest(found.key) else {
                 return;
             };
@@ -232,7 +234,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
 
     fn free(&self) -> io::Result<u64> {
         let log = &self.0.log;
-        // A read of 0 bytes tells whether the medium has failed.
+        // A read of 0 bytes fails if the medium has failed.
         log.medium().inspect(0, &mut []).map_err(io_error)?;
         Ok(log.limit().saturating_sub(log.used()))
     }
@@ -253,7 +255,8 @@ struct PmemStaged<M: Medium + 'static> {
     digest: Digest,
     len: u64,
     reader: Arc<SwitchReader>,
-    /// The value that is being written; `None` after the commit, or when starting it again failed.
+    /// The value that is being written. `None` after the commit, or when `clear` could not start a
+    /// new value.
     writer: Option<Writer<M>>,
 }
 
@@ -314,7 +317,7 @@ impl<M: Medium + 'static> Drop for PmemStaged<M> {
     }
 }
 
-/// Reads a value that is being written.
+/// Reads a value of the log that is still being written.
 struct PartialReader<M>(UncommittedReader<M>);
 
 impl<M: Medium> ReadAt for PartialReader<M> {
@@ -323,7 +326,7 @@ impl<M: Medium> ReadAt for PartialReader<M> {
     }
 
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        // Bytes that were just written are in memory, whichever class the medium has.
+        // Bytes that were just written are in memory, for every class of the medium.
         let there = self.0.len().saturating_sub(offset);
         let len = usize::try_from(there).unwrap_or(usize::MAX).min(buf.len());
         self.read_at(offset, &mut buf[..len])?;
@@ -333,14 +336,15 @@ impl<M: Medium> ReadAt for PartialReader<M> {
 
 struct PmemBlob<M: Medium + 'static> {
     inner: Arc<Inner<M>>,
-    /// The value in the log. Its space stays allocated while this handle exists.
+    /// The committed value in the log. Its space stays allocated while this handle exists.
     entry: Entry,
     trailer: Trailer,
     number: u64,
 }
 
 impl<M: Medium + 'static> PmemBlob<M> {
-    /// Number of bytes from `offset`, at most `len`, that can be read without waiting.
+    /// Returns the number of bytes from `offset` on, at most `len`, that can be read without
+    /// waiting.
     fn at_once(&self, offset: u64, len: u64) -> u64 {
         let file = match self.inner.log.medium().class() {
             // Reads from media of these classes are memory accesses and never wait.
@@ -384,8 +388,8 @@ impl<M: Medium + 'static> Blob for PmemBlob<M> {
     fn extent(&self, offset: u64) -> Option<Extent<'_>> {
         let file = self.inner.file.as_ref()?;
         let left = self.trailer.size().checked_sub(offset)?;
-        // Checks the medium first: after a failure of the medium, the file may return bytes that
-        // differ from the written ones.
+        // The medium is checked first: after a failure of the medium, the file may return other
+        // bytes than those that were written.
         self.inner.log.medium().inspect(0, &mut []).ok()?;
         let (at, run) = self.inner.log.sendable_run(&self.entry, offset)?;
         Some(Extent {

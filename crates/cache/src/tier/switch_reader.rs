@@ -1,5 +1,4 @@
-//! Reader of a fill whose bytes may move to another medium while it reads: from the fast tier to
-//! the disk.
+//! Reads the bytes of a fill that may move from the fast tier to the disk during the read.
 
 use parking_lot::RwLock;
 use std::io;
@@ -7,7 +6,7 @@ use std::sync::Arc;
 
 use super::ReadAt;
 
-/// Reads a fill from its current medium.
+/// Reads a fill from the medium on which the fill is at the moment.
 pub(super) struct SwitchReader(RwLock<Arc<dyn ReadAt>>);
 
 impl SwitchReader {

@@ -5,19 +5,21 @@ use std::io;
 
 use pierhead_oci::{Digest, MediaType};
 
-/// Bytes of content per checksum. It is small enough that a random read verifies few bytes that it
-/// does not need. It is large enough that the checksums take only 1/16384 of the content.
+/// Bytes of content per checksum. The number is small, so that a random read verifies few bytes
+/// that it does not need. The number is large enough that the checksums take only 1/16384 of the
+/// size of the content.
 pub const CHUNK: usize = 64 * 1024;
 
-/// Version of the encoding.
+/// Version of the encoding of a trailer.
 const VERSION: u16 = 1;
 const MAGIC: [u8; 8] = *b"PIERBLOB";
-/// Length of the footer in bytes.
+/// Length of the trailer's footer in bytes.
 const FOOTER_LEN: usize = 32;
-/// Bytes of the footer before its checksum.
+/// Number of bytes of the footer before the footer's checksum.
 const CHECKED_LEN: usize = 20;
 
-/// CRC-32C of every [`CHUNK`] of a content; the last chunk may be shorter.
+/// The checksums (CRC-32C) of all chunks of a content. Each chunk has [`CHUNK`] bytes, but the last
+/// chunk may be shorter.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Sums(Vec<u32>);
 
@@ -57,7 +59,7 @@ impl Sums {
 }
 
 impl Trailer {
-    /// The trailer of a content in memory.
+    /// Creates the trailer of a content that is in memory.
     pub fn of(content: &[u8], media_type: Option<MediaType>) -> Self {
         let mut sums = Sums::default();
         sums.update(0, content);
@@ -68,7 +70,7 @@ impl Trailer {
         }
     }
 
-    /// Makes a trailer. `sums` must cover exactly `size` bytes.
+    /// Creates a trailer. `sums` must cover exactly `size` bytes.
     pub(crate) fn new(size: u64, media_type: Option<MediaType>, sums: Sums) -> Self {
         debug_assert_eq!(sums.0.len() as u64, size.div_ceil(CHUNK as u64));
         Self {
@@ -78,29 +80,29 @@ impl Trailer {
         }
     }
 
-    /// Size of the content in bytes.
+    /// Returns the size of the content in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// The media type; only documents have one.
+    /// Returns the media type. Only documents have one.
     pub fn media_type(&self) -> Option<&MediaType> {
         self.media_type.as_ref()
     }
 
-    /// The checksums.
+    /// Returns the checksums of the content.
     pub(crate) fn sums(&self) -> &Sums {
         &self.sums
     }
 
-    /// Length in bytes of the encoded trailer for a content of `size` bytes.
+    /// Returns the length in bytes of the encoded trailer for a content of `size` bytes.
     pub(crate) fn encoded_len(size: u64, media_type: Option<&MediaType>) -> u64 {
         let media = media_type.map_or(0, |media| media.as_str().len() as u64);
         4 * size.div_ceil(CHUNK as u64) + media + FOOTER_LEN as u64
     }
 
-    /// Encodes the trailer as the bytes that follow the content. The checksum also covers `digest`,
-    /// so that a file with the name of another blob is detected.
+    /// Encodes the trailer as the bytes that follow the content. The checksum of the footer also
+    /// covers `digest`. Thus a file that has the name of another blob is detected.
     pub fn encode(&self, digest: &Digest) -> Vec<u8> {
         let media = self.media_type.as_ref().map_or("", |media| media.as_str());
         let mut out = Vec::with_capacity(4 * self.sums.0.len() + media.len() + FOOTER_LEN);
@@ -123,12 +125,12 @@ impl Trailer {
         out
     }
 
-    /// Reads the trailer of a file of `len` bytes through `read_at`. Lengths in the trailer are
-    /// used only after it is checked that they add up to `len`, so a damaged trailer cannot cause a
-    /// large allocation.
+    /// Reads the trailer of a file of `len` bytes through `read_at`. First checks that the lengths
+    /// in the trailer add up to `len`, so that a damaged trailer cannot cause a large allocation.
     ///
     /// # Errors
-    /// `InvalidData` when the bytes are no trailer of `digest`; otherwise the error of `read_at`.
+    /// `InvalidData` when the bytes are no trailer of `digest`. Any other error is an error of
+    /// `read_at`.
     pub fn decode(
         digest: &Digest,
         len: u64,

@@ -1,5 +1,5 @@
-//! The tag store: digests of tags, tag lists and referrers lists, as the upstream last reported
-//! them.
+//! The tag store: which digest the upstream last reported for each tag, tag list and referrers
+//! list.
 
 mod tag_index;
 #[cfg(test)]
@@ -28,18 +28,19 @@ use crate::store::record::LoadedRecord;
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum TagKey {
-    /// The manifest of a tag or digest in a repository.
+    /// The record is for the manifest of a tag or digest in a repository.
     Manifest(Reference),
-    /// The complete list of tags of a repository.
+    /// The record is for the complete list of tags of a repository.
     Tags(Registry, Repository),
-    /// The complete referrers index of a digest.
+    /// The record is for the complete list of referrers of a digest.
     Referrers(Registry, Repository, Digest),
 }
 
 /// The last response of the upstream for a tag or list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TagRecord {
-    /// Digest of the document. Its bytes are a blob of the cache, which may have been evicted.
+    /// Digest of the document. The bytes of the document are a blob of the cache, which may have
+    /// been evicted.
     pub digest: Digest,
     /// Media type of the document.
     pub media_type: MediaType,
@@ -47,16 +48,17 @@ pub struct TagRecord {
     pub etag: Option<String>,
     /// Values of the `Warning` headers of the upstream's response, for the users of the clients.
     pub warnings: Vec<String>,
-    /// When the upstream last confirmed the record, in seconds since 1970. 0: unknown, so the
-    /// record counts as stale.
+    /// Time at which the upstream last confirmed the record, in seconds since 1970. The value 0
+    /// means that the time is unknown, so the record counts as stale.
     pub validated: u64,
 }
 
 /// All tag records. Each record is a file, because tags cannot be rebuilt from blobs. The
-/// validation times are in memory and in the catalog, so that a revalidation writes no file.
+/// validation times are not in these files but in memory and in the catalog, so that a revalidation
+/// writes no file.
 pub struct TagStore {
     inner: Arc<Inner>,
-    /// Queue of the writer thread. The thread ends when this sender is dropped.
+    /// The queue of the writer thread. The thread ends when this sender is dropped.
     queue: mpsc::Sender<Job>,
 }
 
@@ -64,32 +66,35 @@ struct Inner {
     folder: PathBuf,
     store: Arc<Store>,
     index: Mutex<TagIndex>,
-    /// Keys of the batch that the writer thread is writing, and for each key whether the change
-    /// removes it. After a panic of the writer, the files of these keys may differ from the index.
+    /// The keys whose changes the writer thread is writing. For each key, tells whether the change
+    /// removes the record. After a panic of the writer, the files of these keys may differ from the
+    /// index.
     in_doubt: Mutex<Vec<(Key, bool)>>,
     #[cfg(test)]
     hook: Mutex<Option<tests::Hook>>,
 }
 
-/// Length of the writer's queue in changes. When the queue is full, callers wait asynchronously.
+/// Maximum number of changes in the queue of the writer. When the queue is full, callers wait
+/// without blocking their thread.
 const QUEUE_LEN: usize = 256;
 
-/// Maximum number of unreadable records in one round of retries. A failing disk may take seconds
-/// for each record.
+/// Maximum number of unreadable records in one round of retries. The number is small, because a
+/// failing disk may take seconds for each record.
 const RETRIES_PER_ROUND: usize = 16;
 
-/// SHA-256 of the text of a [`TagKey`], and name of the record's file. The index uses the hash in
-/// place of the text, because the text is long and the index only tests keys for equality.
+/// The SHA-256 hash of the text of a [`TagKey`], which is also the name of the record's file. The
+/// index uses the hash in place of the text, because the text is long and the index only compares
+/// keys.
 pub(crate) type Key = [u8; 32];
 
 struct Slot {
-    /// The registry whose share of the tags includes this record.
+    /// The registry of the record. The record counts towards the tags of this registry.
     registry: Arc<str>,
     digest: Digest,
     media_type: MediaType,
     etag: Option<Box<str>>,
     warnings: Box<[String]>,
-    /// Bytes of the record on disk.
+    /// Bytes on disk of the record's file.
     bytes: u64,
     validated: u64,
     /// Whether the catalog lacks the last change of `validated`.
@@ -97,7 +102,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Whether both records are equal, apart from the validation time.
+    /// Whether both records are equal apart from their validation times.
     fn is_same_tag(&self, other: &Self) -> bool {
         self.digest == other.digest
             && self.media_type == other.media_type
@@ -132,7 +137,8 @@ impl fmt::Display for TagKey {
     }
 }
 
-/// A writer that hashes the text written to it, so that a lookup allocates no string.
+/// A writer that computes the hash of the text that is written to it. Thus a lookup allocates no
+/// string.
 struct Hashing(Hasher);
 
 impl fmt::Write for Hashing {
@@ -144,20 +150,20 @@ impl fmt::Write for Hashing {
 
 fn key(text: impl fmt::Display) -> Key {
     let mut hashing = Hashing(Hasher::new(Algorithm::Sha256));
-    // Writing to a hash never fails.
+    // The result is ignored, because writing to a hash never fails.
     let _ = write!(hashing, "{text}");
     let mut key = Key::default();
     key.copy_from_slice(hashing.0.finish().as_bytes());
     key
 }
 
-/// The registry in the text of a key: the part between the kind and the repository.
+/// Returns the registry in the text of a key: the part between the kind and the repository.
 fn registry_of(text: &str) -> &str {
     let (_, rest) = text.split_once(' ').unwrap_or_default();
     rest.split_once('/').unwrap_or_default().0
 }
 
-/// The key of a record, from the name of its file.
+/// Returns the key of a record, which is the name of its file.
 fn key_of_file(path: &std::path::Path) -> Option<Key> {
     let hex = path.file_name()?.to_str()?;
     let digest: Digest = format!("sha256:{hex}").parse().ok()?;
@@ -165,7 +171,7 @@ fn key_of_file(path: &std::path::Path) -> Option<Key> {
 }
 
 impl TagFile {
-    /// Makes the index entry of the record; `None` when the media type is invalid.
+    /// Creates the index entry of the record. `None` when the media type is invalid.
     fn slot(self, len: u64) -> Option<(Key, String, Slot)> {
         let slot = Slot {
             registry: Arc::default(),
@@ -182,8 +188,8 @@ impl TagFile {
 }
 
 impl TagStore {
-    /// Reads and counts all records. Leaves unreadable files in place; [`Self::retry_unreadable`]
-    /// retries them.
+    /// Reads and counts all records. Unreadable files stay in place, and [`Self::retry_unreadable`]
+    /// retries them later.
     pub(crate) fn open(store: Arc<Store>) -> Result<Self, Error> {
         let folder = store.config.data.join("names");
         let mut index = TagIndex::default();
@@ -224,16 +230,16 @@ impl TagStore {
         Ok(Self { inner, queue })
     }
 
-    /// Sets the configured registries. Each configured registry may have an equal share of the
-    /// maximum number of tags; all other registries together have one share. Until the first call,
-    /// no registry counts as configured.
+    /// Sets the configured registries. The maximum number of tags is divided into equal shares: one
+    /// share for each configured registry, and one share for all other registries together. Until
+    /// the first call, no registry counts as configured.
     pub fn set_configured<'a>(&self, registries: impl IntoIterator<Item = &'a Registry>) {
         let configured = registries.into_iter().map(|it| it.as_str().to_owned());
         self.inner.index.lock().configured = configured.collect();
     }
 
-    /// Returns the record, whatever its age: the caller decides whether it is fresh. Makes no I/O;
-    /// takes about 1 µs.
+    /// Returns the record of any age: the caller decides whether the record is fresh. Makes no I/O
+    /// and takes about 1 µs.
     pub fn get(&self, name: &TagKey) -> Option<TagRecord> {
         let key = key(name);
         let index = self.inner.index.lock();
@@ -247,11 +253,12 @@ impl TagStore {
         })
     }
 
-    /// Stores the upstream's response. If the digest, media type, `ETag` or warnings changed, the record is
-    /// durable on return; otherwise the call makes no I/O.
+    /// Stores the upstream's response. If the digest, media type, `ETag` or warnings changed, the
+    /// record is durable when the call returns. If nothing but the validation time changed, the
+    /// call makes no I/O.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::NoRoom`]; the previous record then stays.
+    /// [`Error::Io`] or [`Error::NoRoom`]. After an error, the previous record stays.
     pub async fn put(&self, name: &TagKey, record: TagRecord) -> Result<(), Error> {
         let key = key(name);
         if let Some(slot) = self.inner.index.lock().records.get_mut(&key)
@@ -271,7 +278,7 @@ impl TagStore {
     /// Removes a record, because the upstream reports that the tag or list does not exist.
     ///
     /// # Errors
-    /// [`Error::Io`]; the record then exists again after a restart.
+    /// [`Error::Io`]. After this error, the record exists again after a restart.
     pub async fn remove(&self, name: &TagKey) -> Result<(), Error> {
         let key = key(name);
         if !self.inner.index.lock().contains(&key) {
@@ -280,8 +287,8 @@ impl TagStore {
         self.change(key, Change::Remove).await
     }
 
-    /// Sends a change to the writer and waits until it is durable. Cancelling the future does not
-    /// stop the change.
+    /// Sends a change to the writer thread and waits until the change is durable. If the future is
+    /// dropped, the change is still made.
     async fn change(&self, key: Key, change: Change) -> Result<(), Error> {
         let (reply, reply_receiver) = oneshot::channel();
         let job = Job { key, change, reply };
@@ -296,11 +303,11 @@ impl TagStore {
         }
     }
 
-    /// Up to `limit` images with a tag, in no particular order. The blobs of an image may have been
-    /// evicted. Reads the file of each record.
+    /// Returns up to `limit` images that have a tag, in arbitrary order. The blobs of an image may
+    /// have been evicted. Reads the file of each record.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if the folder of the records cannot be read.
     pub async fn images(&self, limit: usize) -> Result<Vec<Reference>, Error> {
         let inner = self.inner.clone();
         blocking(move || {
@@ -318,7 +325,7 @@ impl TagStore {
         .await
     }
 
-    /// Number of records.
+    /// Returns the number of records.
     pub fn len(&self) -> usize {
         self.inner.index.lock().records.len()
     }
@@ -335,7 +342,7 @@ impl TagStore {
         }
     }
 
-    /// All validation times, for a new catalog.
+    /// Returns all validation times, to write them into a new catalog.
     pub(crate) fn take_all(&self) -> Vec<(Key, u64)> {
         let mut index = self.inner.index.lock();
         let all = index.records.iter_mut().map(|(key, slot)| {
@@ -345,7 +352,7 @@ impl TagStore {
         all.collect()
     }
 
-    /// Validation times that changed since the last call, for the catalog.
+    /// Returns the validation times that changed since the last call, for the catalog.
     pub(crate) fn take_dirty(&self) -> Vec<(Key, u64)> {
         let mut index = self.inner.index.lock();
         let dirty = index.records.iter_mut().filter_map(|(key, slot)| {
@@ -354,7 +361,7 @@ impl TagStore {
         dirty.collect()
     }
 
-    /// Retries records that were unreadable at start. Blocks.
+    /// Retries records that were unreadable at the start of pierhead. Blocks.
     pub(crate) fn retry_unreadable(&self) {
         let retried: Vec<Key> = {
             let index = self.inner.index.lock();
@@ -367,8 +374,8 @@ impl TagStore {
         };
         for key in retried {
             let file = self.inner.file(&key);
-            // A damaged file is left alone here, because the writer thread may be replacing it. The
-            // next start deletes a damaged file.
+            // A damaged file is not deleted here, because the writer thread may be replacing it.
+            // The next start deletes the file.
             let Ok((len, stored)) = record::read::<TagFile>(&file) else {
                 continue;
             };
@@ -376,7 +383,7 @@ impl TagStore {
                 continue;
             };
             let mut index = self.inner.index.lock();
-            // The writer thread has replaced or removed the record meanwhile.
+            // The writer thread has replaced or removed the record in the meantime.
             let Some(bytes) = index.unreadable.remove(&key).filter(|_| stored_key == key) else {
                 continue;
             };

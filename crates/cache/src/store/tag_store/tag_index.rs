@@ -1,22 +1,22 @@
-//! The index of the tag records in memory. It counts the records of each registry, to choose which
-//! records to remove.
+//! The index of the tag records in memory. The index counts the records of each registry, and
+//! chooses which records to remove when there are too many.
 
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{Key, Slot, registry_of};
 
-/// The index itself: plain data without a lock. The caller locks it.
+/// The index of the tag records: plain data without a lock. The caller locks the index.
 #[derive(Default)]
 pub(super) struct TagIndex {
     pub(super) records: HashMap<Key, Slot>,
-    /// Record files that were unreadable at start, with their bytes on disk.
+    /// Record files that were unreadable at the start of pierhead, with their bytes on disk.
     pub(super) unreadable: HashMap<Key, u64>,
     /// Number of records by registry. Registries without records have no entry.
     registry_counts: HashMap<Arc<str>, usize>,
-    /// Names of the configured registries. Each has a share of its own of the maximum number of
-    /// tags. All other registries together have one share, because clients can invent any number of
-    /// registry names.
+    /// Names of the configured registries. The maximum number of tags is divided into equal shares.
+    /// Each configured registry has its own share. All other registries together have one share,
+    /// because clients can invent any number of registry names.
     pub(super) configured: HashSet<String>,
 }
 
@@ -61,9 +61,10 @@ impl TagIndex {
         self.records.shrink_to_fit();
     }
 
-    /// Removes `surplus` records and returns the bytes of each. Each removed record is the one with
-    /// the oldest validation time of the registry with the most records, in the share that has the
-    /// most records. Keys in `newest` count as the most recently validated.
+    /// Removes `surplus` records and returns the bytes of each. Each step takes the share with the
+    /// most records, in this share the registry with the most records, and removes the record of
+    /// this registry that has the oldest validation time. Keys in `newest` count as the most
+    /// recently validated.
     pub(super) fn evict(&mut self, surplus: usize, newest: &HashSet<Key>) -> Vec<(Key, u64)> {
         let registry_counts = self
             .registry_counts

@@ -20,10 +20,10 @@ use crate::config::Config;
 use crate::store::record::{self, LoadedRecord};
 use crate::tier::Step;
 
-/// A function that the tests install; the writer calls it before each change to the disk.
+/// A function that a test installs. The writer calls it before each change on the disk.
 pub(super) type Hook = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 
-/// A timeout much longer than a working writer takes.
+/// A timeout that is much longer than a writer takes that works.
 const HANG: Duration = Duration::from_secs(60);
 
 fn open(folder: &Path) -> Cache {
@@ -48,7 +48,7 @@ fn set_hook(cache: &Cache, hook: impl Fn(Step<'_>) -> io::Result<()> + Send + Sy
     *cache.tags().inner.hook.lock() = Some(Arc::new(hook));
 }
 
-/// Blocks each sync of the folder until the test opens it, and counts the syncs.
+/// Blocks each sync of the folder until the test opens the gate, and counts the syncs.
 #[derive(Default)]
 struct Gate {
     is_open: Mutex<bool>,
@@ -100,7 +100,7 @@ fn waiting_tags_block_no_thread_and_share_one_sync() {
         puts.extend((1..=64).map(put));
         let waiting = || QUEUE_LEN - cache.tags().queue.capacity();
         wait::until_async("64 names that wait", || waiting() == 64).await;
-        // While the disk does not respond, other work of the runtime continues.
+        // The disk does not respond at this point, and other work of the runtime must continue.
         let other = tokio::time::timeout(HANG, tokio::task::spawn_blocking(|| 7)).await;
         assert_eq!(other.expect("the pool is free").unwrap(), 7);
         assert!(
@@ -142,7 +142,7 @@ async fn the_index_matches_the_files_after_a_failure_behind_the_rename() {
         for name in ["replaced", "removed"] {
             cache.tags().put(&tag(name), record(1)).await.unwrap();
         }
-        // At the sync of the folder, the files are already renamed or deleted.
+        // At this step, the sync of the folder, the files are already renamed or deleted.
         set_hook(&cache, move |step| match step {
             Step::SyncFolder(_) if panics => panic!("by intent"),
             Step::SyncFolder(_) => Err(io::Error::other("by intent")),
@@ -153,7 +153,7 @@ async fn the_index_matches_the_files_after_a_failure_behind_the_rename() {
         }
         assert!(cache.tags().remove(&tag("removed")).await.is_err());
         set_hook(&cache, |_| Ok(()));
-        // The restarted writer replies to this change.
+        // The writer has restarted, and replies to this change.
         cache.tags().put(&tag("other"), record(3)).await.unwrap();
         let known = |cache: &Cache| {
             let digest = |name| cache.tags().get(&tag(name)).map(|record| record.digest);
@@ -167,27 +167,27 @@ async fn the_index_matches_the_files_after_a_failure_behind_the_rename() {
     }
 }
 
-/// Tracks which changes to a folder a power cut could lose.
+/// Tracks the changes of a folder that a power cut could lose.
 #[derive(Default)]
 struct Disk {
     names: PathBuf,
     images: PathBuf,
-    /// Files whose bytes are not synced.
+    /// Files whose contents are not synced.
     unsynced: Vec<PathBuf>,
-    /// Files whose rename is not synced, with their earlier contents.
+    /// Files whose rename is not synced, with their contents before the rename.
     unnamed: Vec<(PathBuf, Option<Vec<u8>>)>,
     /// The change that the writer made last.
     last: Option<Made>,
-    /// The digests that each tag may have after a power cut: the last acknowledged one, or one
-    /// whose change is in progress.
+    /// The digests that each tag may have after a power cut: the last digest that was acknowledged,
+    /// or a digest whose change is in progress.
     promised: Promises,
     taken: Vec<(PathBuf, Promises)>,
 }
 
-/// The allowed digests of each tag; `None`: the tag may be absent.
+/// For each tag, the digests that it may have. `None` means that the tag may be absent.
 type Promises = HashMap<String, Vec<Option<Digest>>>;
 
-/// Which unsynced parts a power cut loses.
+/// The unsynced changes that a power cut loses.
 #[derive(Clone, Copy, PartialEq)]
 enum Lost {
     Nothing,
@@ -224,7 +224,7 @@ impl Disk {
         }
     }
 
-    /// Copies the folder without its unsynced changes.
+    /// Makes a copy of the folder without its unsynced changes, in the state after a power cut.
     fn image(&mut self, lost: Lost) {
         let image = self.images.join(self.taken.len().to_string());
         fs::create_dir_all(&image).unwrap();
@@ -272,7 +272,8 @@ async fn a_power_cut_between_any_two_steps_leaves_old_or_new_data() {
         cache.tags().put(&tag(name), record(1)).await.unwrap();
         promise(name, &[digest(1)]);
     }
-    // Several changes at once: a record is replaced, replaced twice, removed, or new.
+    // Several changes at once: one record is replaced, one is replaced twice, one is removed, and
+    // one is new.
     promise("a", &[digest(1), digest(2)]);
     promise("b", &[digest(1), digest(2), digest(3)]);
     promise("c", &[digest(1), None]);

@@ -1,4 +1,4 @@
-//! Writer thread of the tag store. It writes all waiting changes together, then syncs the folder
+//! The writer thread of the tag store: writes all waiting changes together, then syncs the folder
 //! once (group commit).
 
 use std::collections::{HashMap, HashSet};
@@ -17,18 +17,18 @@ use crate::store::blocks::blocks;
 use crate::store::record;
 use crate::tier::Step;
 
-/// Tag records take at most this fraction (1/n) of the capacity. 100 000 records take 400 MB on
-/// disk.
+/// Tag records take at most this part (1/n) of the capacity of the cache. For comparison: 100 000
+/// records take 400 MB on disk.
 const CAPACITY_SHARE: u64 = 16;
 
-/// Maximum number of changes in one group commit. Each change has one open file until the commit
+/// Maximum number of changes in one group commit. Each change holds one open file until the commit
 /// ends.
 const MAX_BATCH: usize = 64;
 
-/// Name of the writer thread, and its label in the panic counter.
+/// Name of the writer thread, which is also its label in the panic counter.
 const TASK: BackgroundTask = BackgroundTask::TagWriter;
 
-/// A queued change; its caller waits for the result.
+/// A change in the queue, with a channel through which the caller gets the result.
 pub(super) struct Job {
     pub(super) key: Key,
     pub(super) change: Change,
@@ -36,12 +36,12 @@ pub(super) struct Job {
 }
 
 pub(super) enum Change {
-    /// The text of the key, and the record.
+    /// Stores the record under the key with this text.
     Put(String, TagRecord),
     Remove,
 }
 
-/// The last of several changes to one key, with all callers that wait for a change to this key.
+/// The last of several changes of one key, with all callers that wait for a change of this key.
 struct MergedChange {
     key: Key,
     change: Change,
@@ -51,13 +51,13 @@ struct MergedChange {
 impl MergedChange {
     fn reply(self, result: &Result<(), Error>) {
         for reply in self.replies {
-            // Sending fails when the waiting caller was cancelled; this is no error.
+            // The result is ignored: sending fails only if the waiting caller was cancelled.
             let _ = reply.send(result.clone());
         }
     }
 }
 
-/// A record to write, with the bytes reserved for it.
+/// A record to write, with the bytes that are reserved for it.
 struct NewRecord<'a> {
     name: String,
     record: TagRecord,
@@ -71,7 +71,7 @@ struct ReservedBytes<'a> {
 }
 
 impl ReservedBytes<'_> {
-    /// Passes the reservation to the caller.
+    /// Ends the automatic release: the caller now owns the reservation.
     fn into_bytes(mut self) -> u64 {
         std::mem::take(&mut self.bytes)
     }
@@ -85,17 +85,17 @@ impl Drop for ReservedBytes<'_> {
     }
 }
 
-/// Starts the writer thread. It ends when the returned sender is dropped.
+/// Starts the writer thread. The thread ends when the returned sender is dropped.
 pub(super) fn start(inner: &Arc<Inner>, panics: Panics) -> io::Result<mpsc::Sender<Job>> {
     let (queue, mut jobs) = mpsc::channel(QUEUE_LEN);
-    // While it has no work, the writer thread has no strong reference to the cache. Otherwise a
-    // dropped cache would keep its folder locked.
+    // While the writer thread has no work, it holds no strong reference to the cache, because such
+    // a reference would keep the folder of a dropped cache locked.
     let inner = Arc::downgrade(inner);
     std::thread::Builder::new()
         .name(TASK.name().into())
         .spawn(move || {
             let pause = |wait| {
-                // Limits the pause after a panic to one second, because a caller waits for this
+                // The pause after a panic is at most one second, because a caller waits for this
                 // change.
                 std::thread::sleep(Duration::from_secs(1).min(wait));
                 true
@@ -124,7 +124,7 @@ fn run(inner: &Weak<Inner>, jobs: &mut mpsc::Receiver<Job>) {
     }
 }
 
-/// Merges several changes to one key: the last one wins.
+/// Merges several changes of one key. The last change wins.
 fn merge(batch: Vec<Job>) -> Vec<MergedChange> {
     let mut merged: Vec<MergedChange> = Vec::with_capacity(batch.len());
     let mut tiers = HashMap::new();
@@ -150,7 +150,7 @@ impl Inner {
         use std::fmt::Write as _;
         let mut name = String::with_capacity(2 * key.len());
         for byte in key {
-            // Writing to a `String` never fails.
+            // The result is ignored, because writing to a `String` never fails.
             let _ = write!(name, "{byte:02x}");
         }
         self.folder.join(name)
@@ -173,8 +173,8 @@ impl Inner {
                 Ok((written, text)) => {
                     let path = self.file(&merged.key);
                     changes.push(record::RecordChange { path, text });
-                    // With this order of the fields, a panic releases the bytes before the callers
-                    // get a reply.
+                    // The fields have this order so that, after a panic, the bytes are released
+                    // before the callers get a reply.
                     waiting.push((written, merged));
                 }
                 Err(error) => merged.reply(&Err(error)),
@@ -199,7 +199,7 @@ impl Inner {
                     self.reload(&key, false);
                 }
                 None => {
-                    // Even if the folder could not be synced, the file may be deleted.
+                    // The sync of the folder may have failed although the file was deleted.
                     let is_deleted = done.is_ok() || !self.file(&key).exists();
                     self.leave(&key, is_deleted);
                 }
@@ -239,7 +239,7 @@ impl Inner {
         Ok((written, text))
     }
 
-    /// Inserts a durable record into the index and the byte count.
+    /// Inserts a durable record into the index, and counts its bytes.
     fn enter(&self, key: Key, written: NewRecord<'_>) {
         let NewRecord {
             name,
@@ -266,7 +266,7 @@ impl Inner {
     }
 
     /// After a failed change, updates the index from the record's file, because the file may
-    /// already have the new contents. Deletes the file if its key is new.
+    /// already have the new contents. If the key of the record is new, deletes the file.
     fn reload(&self, key: &Key, is_removal: bool) {
         let file = self.file(key);
         if !self.index.lock().contains(key) {
@@ -292,12 +292,13 @@ impl Inner {
             Err(error) if is_removal && error.kind() == io::ErrorKind::NotFound => {
                 self.leave(key, true);
             }
-            // The next start of the cache reads the file again.
+            // The file is unreadable, so the next start of the cache reads it again.
             _ => {}
         }
     }
 
-    /// Removes a key from the index. The bytes of a file that could not be deleted stay counted.
+    /// Removes a key from the index. If the file could not be deleted, its bytes still count as
+    /// used.
     fn leave(&self, key: &Key, is_deleted: bool) {
         let mut index = self.index.lock();
         let bytes = index.remove(key);
@@ -323,8 +324,8 @@ impl Inner {
             if len == 0 || (len <= max && over == 0) {
                 return;
             }
-            // Nearly all records take one block on disk. Deletes 1 % more records than needed, so
-            // that this search runs rarely.
+            // Nearly all records take one block on disk. 1 % more records are deleted than needed,
+            // so that this search runs rarely.
             let surplus = usize::try_from(over.div_ceil(blocks(1))).unwrap_or(len);
             let surplus = surplus.max(len.saturating_sub(max)) + max.min(len) / 100;
             index.evict(surplus.min(len - 1), newest)
@@ -339,7 +340,7 @@ impl Inner {
         }
     }
 
-    /// Called before each change to the disk.
+    /// Tests replace this function to inject faults. It is called before each change on the disk.
     #[cfg(not(test))]
     #[expect(
         clippy::unused_self,

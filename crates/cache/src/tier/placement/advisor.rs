@@ -10,45 +10,47 @@ use super::{
     TierSpeeds,
 };
 
-/// Maximum number of images that the placement remembers.
+/// Maximum number of images that the placement rules remember.
 const MAX_IMAGES: usize = 256;
-/// Maximum number of layers per image that the placement remembers. 256 images with 256 layers each
-/// take a few megabytes of memory.
+/// Maximum number of layers per image that the placement rules remember. 256 images with 256 layers
+/// each take a few megabytes of memory.
 const MAX_LAYERS: usize = 256;
-/// Maximum number of blobs whose requests are counted. At the limit, blobs with one request are
-/// dropped; if there are none, all are dropped.
+/// Maximum number of blobs whose requests are counted. At the limit, the counts of blobs with one
+/// request are dropped. If no blob has only one request, all counts are dropped.
 const MAX_COUNTED: usize = 64 << 10;
-/// Average number of requests per counted blob at which all counts are halved, so that blobs that
-/// clients no longer request lose their rank.
+/// Average number of requests per counted blob at which all counts are halved, so that blobs lose
+/// their rank when clients no longer request them.
 const REQUESTS_PER_BLOB: usize = 8;
 /// Minimum number of counted requests after which all counts are halved.
 const MIN_REQUESTS: usize = 1024;
 
-/// The facts for the placement rules; see the documentation of this module. Makes no I/O.
+/// The facts for the placement rules, which the documentation of this module lists. The methods
+/// make no I/O.
 #[derive(Default)]
 pub(crate) struct Advisor {
     placement: Placement,
     speeds: TierSpeeds,
     layer_aware: LayerAware,
-    /// Images by manifest digest.
+    /// The known images by the digests of their manifests.
     images: HashMap<Digest, Image>,
-    /// Keys of `images`, the oldest first.
+    /// Keys of `images`, with the oldest image first.
     order: VecDeque<Digest>,
-    /// The latest image that contains a blob.
+    /// For each blob, the latest image that contains the blob.
     image_of: HashMap<Digest, Digest>,
     requests: HashMap<Digest, u32>,
-    /// Number of requests since all counts were halved the last time.
+    /// Number of requests since all counts were last halved.
     requests_since_halving: usize,
 }
 
 struct Image {
-    /// Digests and sizes of the layers, the lowest first, as the manifest states them.
+    /// Digests and sizes of the layers, as the manifest states them. The lowest layer is first.
     layers: Vec<(Digest, u64)>,
     config: (Digest, u64),
 }
 
 impl Image {
-    /// The index of a blob among the layers (`None` for the config), and its size.
+    /// Returns the index of a blob among the layers (`None` for the config), and the size of the
+    /// blob.
     fn blob(&self, digest: &Digest) -> (Option<usize>, u64) {
         let index = self.layers.iter().position(|(layer, _)| layer == digest);
         (
@@ -93,7 +95,8 @@ impl Advisor {
         }
     }
 
-    /// Adds a measurement of the link: the bytes per second of all fills together during one fill.
+    /// Adds a measurement of the link. `rate` is the bytes per second of all fills together while
+    /// one fill was running.
     pub(crate) fn arrived(&mut self, rate: f64) {
         if rate.is_finite() && rate > 0.0 {
             let link = self
@@ -113,7 +116,7 @@ impl Advisor {
         }
     }
 
-    /// Counts a request for a blob; returns its number of requests.
+    /// Counts a request for a blob. Returns the number of requests for this blob.
     pub(crate) fn request(&mut self, digest: &Digest) -> u32 {
         self.requests_since_halving += 1;
         let full = self.requests.len() >= MAX_COUNTED && !self.requests.contains_key(digest);
@@ -135,15 +138,15 @@ impl Advisor {
         *count
     }
 
-    /// The size of a blob, as the manifest of its image states it.
+    /// Returns the size of a blob, as the manifest of its image states it.
     pub(crate) fn expected(&self, digest: &Digest) -> Option<u64> {
         let image = self.images.get(self.image_of.get(digest)?)?;
         Some(image.blob(digest).1)
     }
 
-    /// Decides the placement of a fill. `progress` returns the progress of a layer. `floor`: the
+    /// Decides the placement of a fill. `progress` returns the progress of a layer. `floor` is the
     /// highest priority of the blobs that would be evicted for the [expected](Self::expected)
-    /// bytes. `None` for a blob of an unknown image.
+    /// bytes. Returns `None` for a blob of an unknown image.
     pub(crate) fn decide(
         &self,
         digest: &Digest,
@@ -177,8 +180,8 @@ impl Advisor {
         Some(self.placement.decide(&self.speeds, &facts))
     }
 
-    /// The rank of the hot ranges of a blob. `runs`: number of contiguous ranges; a disk needs one
-    /// seek for each range.
+    /// Returns the rank of the hot ranges of a blob. `runs` is the number of contiguous ranges. A
+    /// disk needs one seek for each contiguous range.
     pub(crate) fn hot_priority(
         &self,
         digest: &Digest,
@@ -198,13 +201,13 @@ impl Advisor {
         self.placement.priority(&scattered, &facts)
     }
 
-    /// The rank of a stored blob of `bytes`.
+    /// Returns the rank of a stored blob of `bytes` bytes.
     pub(crate) fn priority(&self, digest: &Digest, bytes: u64, sharing: u32) -> f64 {
         let facts = self.facts(digest, bytes, sharing);
         self.placement.priority(&self.speeds, &facts)
     }
 
-    /// The facts of a stored blob.
+    /// Returns the facts about a stored blob.
     fn facts(&self, digest: &Digest, bytes: u64, sharing: u32) -> BlobFacts {
         BlobFacts {
             bytes,

@@ -3,9 +3,9 @@
 /// The tier to which the bytes of a fill are written first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Destination {
-    /// The fast tier; the write-back thread copies them to the disk later.
+    /// The bytes are written to the fast tier. The write-back thread copies them to the disk later.
     Fast,
-    /// The disk.
+    /// The bytes are written to the disk.
     #[default]
     Disk,
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::{Placement, TierSpeeds};
 use crate::tier::{FastMedium, FastStat, Options};
 
-/// A tier in front of the disk.
+/// A fast tier in front of the disk, with its settings.
 #[derive(Clone)]
 pub struct FastTier {
     /// The medium of the fast tier.
     pub tier: Arc<dyn FastMedium>,
-    /// Limits and write-back of the tier.
+    /// Limits and write-back settings of the fast tier.
     pub options: Options,
     /// The rule that decides which blobs the fast tier stores.
     pub placement: Placement,
@@ -27,7 +27,7 @@ pub struct TierStat {
     pub class: &'static str,
     /// Size of the medium in bytes.
     pub capacity: u64,
-    /// Contents and counters.
+    /// Contents of the fast tier, and its counters.
     pub fast: FastStat,
     /// Measured speeds of disk and fast tier.
     pub speeds: TierSpeeds,

@@ -1,32 +1,33 @@
-//! The placement rule `layer-aware` (LASS, from the paper N-Docker): the layers that arrive last go
-//! to the fast tier, so that the disk does not delay the end of a pull.
+//! The placement rule `layer-aware` (LASS, from the paper N-Docker): stores the layers that arrive
+//! last on the fast tier, so that the disk does not delay the end of a pull.
 
 use super::{Destination, Speed};
 
 /// The placement rule LASS (N-Docker 2019, "Layer-Aware Storing Scheme").
 ///
-/// A client fetches several layers at a time, but stores them one after another, from the lowest.
-/// When the last layer arrives (N-Docker: "Last Downloading Layer"), the client still has to store
-/// this layer and all layers above it. The client has stored the layers below during the fetch. So
-/// N-Docker puts the last layer and the layers above it on the fast tier.
+/// A client downloads several layers at a time, but unpacks and stores them one after another,
+/// starting with the lowest layer. When the last layer arrives (N-Docker: "Last Downloading
+/// Layer"), the client still has to store this layer and all layers above it. The client has stored
+/// the lower layers during the download. So N-Docker puts the last layer and the layers above it on
+/// the fast tier.
 ///
-/// This cache stores layers in the order of their arrival, so the position in the image only
-/// approximates the order of storing. If the speeds of link and disk are known
-/// ([`LayerAware::pace`]), these speeds decide: the disk gets the layers that it can finish storing
-/// before the last layer arrives. All other layers go to the fast tier. Layers for which the disk
-/// would mainly seek, because they are small, go to the fast tier as well.
+/// This cache stores layers in the order of their arrival, so the position of a layer in the image
+/// is only an approximation of the order of storing. If the speeds of link and disk are known
+/// ([`LayerAware::pace`]), they decide instead of the position: the disk gets the layers that it
+/// can store before the last layer arrives. All other layers go to the fast tier. Small layers, for
+/// which the disk would need most of the time for seeks, also go to the fast tier.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LayerAware {
-    /// Number of layers that a client fetches at once: three in docker and containerd.
+    /// Number of layers that a client downloads at the same time: three in docker and containerd.
     pub parallel: usize,
-    /// Speeds of link and disk, if known.
+    /// Speeds of the link and the disk, if known.
     pub pace: Option<FetchRate>,
 }
 
 /// The speeds that limit a pull.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct FetchRate {
-    /// Bytes per second of all fetches together.
+    /// Bytes per second of all downloads together.
     pub link: f64,
     /// Write speed of the disk.
     pub disk: Speed,
@@ -35,24 +36,24 @@ pub struct FetchRate {
 /// Safety factor for the write time of the disk: assumes that the disk is 10 % slower than
 /// measured.
 const WRITE_TIME_FACTOR: f64 = 1.1;
-/// Number of bytes of a fill after which the disk starts to write them. When the last byte of a
-/// layer arrives, at most this many bytes are unwritten.
+/// Number of bytes of a fill after which the disk starts to write these bytes. When the last byte
+/// of a layer arrives, at most this number of bytes is unwritten.
 pub(crate) const SYNC_INTERVAL: u64 = 4 << 20;
-/// Factor by which the end of a pull may be later than the arrival of its last byte. An extra 3 %
-/// of time often lets the disk store one more layer.
+/// Factor by which the end of a pull may be later than the arrival of its last byte. With 3 % more
+/// time, the disk can often store one more layer.
 const END_TIME_FACTOR: f64 = 1.03;
 /// Number of seeks that the disk needs to make a layer durable: for the end of its content, for the
 /// file's length, and for the file's name.
 const SEEKS_PER_LAYER: f64 = 3.0;
 
-/// Progress of the fetch of a layer.
+/// Progress of the download of a layer.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct LayerProgress {
     /// Size of the layer in bytes.
     pub size: u64,
-    /// Number of bytes that have arrived; equals `size` when the layer is complete.
+    /// Number of bytes that have arrived. When the layer is complete, this number equals `size`.
     pub landed: u64,
-    /// Bytes per second of the layer's fetch, if known.
+    /// Bytes per second of the layer's download, if known.
     pub rate: Option<f64>,
     /// Whether a fill of the layer is running.
     pub running: bool,
@@ -74,11 +75,12 @@ impl Default for LayerAware {
 }
 
 impl LayerAware {
-    /// Index of the layer that is expected to arrive last; if several arrive last, the lowest of
-    /// them. `layers` are in the order of the manifest, the lowest first. `None` when all layers
-    /// have arrived. O(layers × parallel).
+    /// Returns the index of the layer that is expected to arrive last. If several layers arrive
+    /// last, returns the lowest of them. `layers` are in the order of the manifest, with the lowest
+    /// layer first. `None` when all layers have arrived. Takes O(layers × parallel) time.
     pub fn last_downloading(&self, layers: &[LayerProgress]) -> Option<usize> {
-        // Assumed bytes per second of a layer without a measurement: the mean of the measured ones.
+        // Assumed bytes per second of a layer without a measurement: the mean of the measured
+        // rates.
         let known = layers
             .iter()
             .filter_map(|layer| layer.rate)
@@ -90,8 +92,8 @@ impl LayerAware {
             let left = layer.left() as f64;
             left / layer.rate.filter(is_positive).unwrap_or(usual)
         };
-        // Time at which each of the client's parallel fetches ends: first the running fetches, then
-        // the waiting layers in order.
+        // Time at which each of the client's parallel downloads ends. The running downloads are
+        // assigned first, then the waiting layers in order.
         let mut fetches = vec![0.0_f64; self.parallel.max(1)];
         let mut last: Option<(f64, usize)> = None;
         for running in [true, false] {
@@ -113,7 +115,7 @@ impl LayerAware {
         last.map(|(_, index)| index)
     }
 
-    /// The tier for layer `index`. O(layers × parallel), plus a sort.
+    /// Returns the tier for layer `index`. Takes O(layers × parallel) time, plus a sort.
     pub fn place(&self, layers: &[LayerProgress], index: usize) -> Destination {
         if let Some(pace) = &self.pace
             && pace.link.is_finite()
@@ -133,8 +135,8 @@ impl LayerAware {
 }
 
 impl LayerAware {
-    /// Arrival of each layer, in seconds from now: running fetches share the link equally. `None`
-    /// for a stored layer.
+    /// Returns the arrival time of each layer, in seconds from now. Running downloads share the
+    /// link equally. `None` for a stored layer.
     fn arrivals(&self, layers: &[LayerProgress], link: f64) -> Vec<Option<f64>> {
         let mut arrivals: Vec<_> = layers
             .iter()
@@ -146,7 +148,7 @@ impl LayerAware {
             all.filter(move |(_, layer)| is_missing(layer) && layer.running == running)
         });
         let mut waiting = order;
-        // Index and remaining bytes of the running fetches.
+        // Index and remaining bytes of each running download.
         let mut fetches: Vec<(usize, f64)> = Vec::new();
         let mut now = 0.0;
         loop {
@@ -174,8 +176,8 @@ impl LayerAware {
     }
 
     /// Whether the disk would still be storing each layer when the last layer arrives. Tries two
-    /// orders, the largest layers first and the earliest layers first, and uses the order in which
-    /// the disk stores more bytes in time. O(layers²).
+    /// orders: largest layers first, and earliest layers first. Uses the order in which the disk
+    /// stores more bytes in time. Takes O(layers²) time.
     fn late(&self, layers: &[LayerProgress], pace: &FetchRate) -> Vec<bool> {
         let arrivals = self.arrivals(layers, pace.link);
         let mut arriving_layers: Vec<ArrivingLayer> = (0..layers.len())
@@ -212,9 +214,9 @@ impl LayerAware {
 #[derive(Clone, Copy)]
 struct ArrivingLayer {
     index: usize,
-    /// Seconds from now until its last byte arrives.
+    /// Seconds from now until the last byte of the layer arrives.
     arrival: f64,
-    /// Bytes that are not yet written to the disk.
+    /// Number of bytes of the layer that are not yet written to the disk.
     left: u64,
 }
 
@@ -225,17 +227,17 @@ impl FetchRate {
         bytes * self.disk.per_byte * WRITE_TIME_FACTOR
     }
 
-    /// Whether the disk needs longer to seek than to write this number of bytes. On the fast tier,
-    /// such a layer takes hardly any space.
+    /// Whether the disk needs longer to seek than to write this number of bytes. Such a small layer
+    /// takes hardly any space on the fast tier.
     pub(crate) fn is_small(&self, bytes: u64) -> bool {
         self.seconds(bytes) < self.disk.latency * SEEKS_PER_LAYER
     }
 
-    /// The layers that the disk can finish storing by `end`: takes each layer in turn, and adds it
-    /// if it still fits. The disk writes while layers arrive; only the last bytes of a layer remain
-    /// to be written after its arrival. A layer is stored when its own last bytes are written, or
-    /// when all bytes given to the disk before are written, whichever is later.
-    /// later.
+    /// Returns the layers that the disk can finish storing before the time `end`. Takes each layer
+    /// in turn, and adds the layer if the disk can still store it in time. The disk writes while
+    /// layers arrive, so that only the last bytes of a layer remain to be written after its
+    /// arrival. A layer is stored when two conditions hold: its own last bytes are written, and all
+    /// bytes that the disk got before are written.
     fn stored(&self, arriving_layers: &[ArrivingLayer], end: f64) -> Vec<ArrivingLayer> {
         let mut stored: Vec<ArrivingLayer> = Vec::new();
         for one in arriving_layers {

@@ -1,5 +1,5 @@
-//! Tier placement: rules that decide which blobs enter the fast tier, and how long each blob stays
-//! there.
+//! Placement rules of the fast tier: decide which blobs the fast tier stores, and which blobs stay
+//! there longest.
 
 mod advisor;
 mod destination;

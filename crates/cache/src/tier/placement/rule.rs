@@ -1,5 +1,5 @@
 //! The placement rules: each rule decides whether a fill goes to the fast tier or to the disk. All
-//! rules except `layer-aware` also rank the blobs on the fast tier.
+//! rules except `layer-aware` also rank the blobs on the fast tier, for eviction.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,20 +9,20 @@ use super::{Destination, SharingRuns, TierSpeeds};
 /// The rule that decides which blobs the fast tier stores.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Placement {
-    /// Ranks by the seconds saved per byte on the fast tier, from measured speeds and expected
-    /// requests: [`TierSpeeds::saved_per_byte`].
+    /// Ranks blobs by the seconds that each byte on the fast tier saves, computed from measured
+    /// speeds and expected requests: [`TierSpeeds::saved_per_byte`].
     Value,
     /// Chooses the layers that would delay the end of a pull: [`LayerAware`](super::LayerAware).
     /// This rule does not rank blobs, so the oldest blob is evicted first.
     LayerAware,
-    /// Ranks by the number of images that contain the blob, times the number of its requests:
-    /// [`SharingRuns`]. The default: on images that were not used to develop the rules, it saved
-    /// the most waiting time (docs/explanation/tiering.md).
+    /// Ranks blobs by the number of images that contain the blob, times the number of requests for
+    /// the blob: [`SharingRuns`]. This rule is the default: on images that were not used to develop
+    /// the rules, it saved the most waiting time (docs/explanation/tiering.md).
     #[default]
     SharingRuns,
 }
 
-/// A name that is not in [`Placement::ALL`].
+/// The error for a name that is not in [`Placement::ALL`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is no tier placement: write value, layer-aware or sharing-runs")]
 pub struct UnknownPlacement(String);
@@ -32,37 +32,38 @@ pub struct UnknownPlacement(String);
 pub struct BlobFacts {
     /// Size of the blob in bytes.
     pub bytes: u64,
-    /// Number of expected requests.
+    /// Number of requests for the blob that are expected.
     pub demand: f64,
     /// Number of known images that contain the blob.
     pub sharing: u32,
     /// The decision of [`LayerAware`](super::LayerAware), while an image with the blob is being
     /// pulled.
     pub arriving: Option<Destination>,
-    /// The highest priority of the blobs that would be evicted for this blob; 0 when none would be
-    /// evicted.
+    /// The highest priority of the blobs that would be evicted for this blob. 0 when no blob would
+    /// be evicted.
     pub floor: f64,
 }
 
 /// The tier of a blob, and its rank on the fast tier.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Decision {
-    /// The tier that the fill is written to.
+    /// The tier to which the fill is written.
     pub destination: Destination,
-    /// Blobs with a higher priority are evicted later. Finite, not negative, and comparable between
-    /// decisions of one rule.
+    /// The priority on the fast tier: blobs with a higher priority are evicted later. The number is
+    /// finite, not negative, and comparable between decisions of one rule.
     pub priority: f64,
 }
 
-/// Fraction by which a promoted blob must save more time than the blobs that are evicted for it. A
-/// few requests can reverse a smaller difference, and each promotion takes time of the disk.
+/// Minimum gain of a promotion (a copy to the fast tier): the promoted blob must save this fraction
+/// more time than the blobs that are evicted for it. A few requests could reverse a smaller gain,
+/// and each promotion takes time of the disk.
 const MIN_GAIN: f64 = 0.25;
 
 impl Placement {
-    /// All rules.
+    /// All placement rules, in order.
     pub const ALL: [Self; 3] = [Self::Value, Self::LayerAware, Self::SharingRuns];
 
-    /// The name in the configuration.
+    /// Returns the name of the rule in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Value => "value",
@@ -71,7 +72,7 @@ impl Placement {
         }
     }
 
-    /// Decides the tier of a fill.
+    /// Decides the tier of a fill, and the priority of the blob.
     pub fn decide(self, speeds: &TierSpeeds, facts: &BlobFacts) -> Decision {
         let priority = self.priority(speeds, facts);
         let destination = match self {
@@ -85,11 +86,11 @@ impl Placement {
         }
     }
 
-    /// The priority of a blob. For [`Placement::Value`], each image that contains the blob counts
-    /// as one expected request, because there is no better estimate for a blob with few requests
-    /// (rule of succession). Later requests correct the estimate.
+    /// Returns the priority of a blob on the fast tier. For [`Placement::Value`], each image that
+    /// contains the blob counts as one expected request, because there is no better estimate for a
+    /// blob with few requests (rule of succession). Later requests correct the estimate.
     pub fn priority(self, speeds: &TierSpeeds, facts: &BlobFacts) -> f64 {
-        /// Smallest saving that counts, in seconds per byte: one second per GB.
+        /// Smallest saving that counts, in seconds per byte. The value is one second per GB.
         const SECONDS_PER_BYTE: f64 = 1e-9;
         match self {
             Self::Value => {
@@ -101,8 +102,8 @@ impl Placement {
         }
     }
 
-    /// Amount by which the priority of a promoted blob must exceed that of the blobs that are
-    /// evicted for it.
+    /// Returns the amount by which the priority of a promoted blob must exceed the priority of the
+    /// blobs that are evicted for it.
     pub fn margin(self) -> f64 {
         match self {
             Self::LayerAware => 0.0,
@@ -127,8 +128,8 @@ impl FromStr for Placement {
     }
 }
 
-/// Converts a saving to a logarithmic scale that begins at 0: doubling a large saving adds a
-/// constant.
+/// Converts a saving to a logarithmic scale that begins at 0: if a large saving doubles, the result
+/// grows by a constant.
 fn magnitude(of: f64) -> f64 {
     of.clamp(0.0, f64::MAX).ln_1p()
 }

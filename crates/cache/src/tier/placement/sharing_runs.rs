@@ -1,13 +1,13 @@
-//! The placement rule `sharing-runs`: ranks a layer as CHERRY does, by its number of images times
-//! its number of container starts.
+//! The placement rule `sharing-runs`: ranks a layer by the number of images that contain it, times
+//! the number of container starts that use it. The paper CHERRY ranks layers in this way.
 
-/// Number of images that contain a layer, times the number of container starts that use it (CHERRY,
-/// "layer value"). Uses neither sizes nor times.
+/// The rank of a layer is the number of images that contain it, times the number of container
+/// starts that use it (CHERRY, "layer value"). Neither sizes nor times matter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SharingRuns;
 
 impl SharingRuns {
-    /// Layers with a higher rank are evicted later.
+    /// Returns the rank of a layer. Layers with a higher rank are evicted later.
     pub fn rank(&self, sharing: u32, runs: f64) -> f64 {
         if runs.is_nan() || runs <= 0.0 {
             return 0.0;

@@ -1,4 +1,5 @@
-//! Tests of the placement rules.
+//! Tests of the placement rules of the fast tier: the last layer, speeds of link and disk, small
+//! layers, and ranks.
 
 use proptest::prelude::*;
 
@@ -35,17 +36,17 @@ fn at_equal_speed_the_largest_layer_and_those_above_go_to_the_fast_tier() {
 #[test]
 fn progress_rate_and_parallel_fetches_determine_the_last_layer() {
     let rule = LayerAware::default();
-    // The large layer is nearly complete.
+    // The large layer has nearly arrived, so the other layer arrives last.
     assert_eq!(
         rule.last_downloading(&[running(20, 0, None), running(90, 85, None), waiting(1)]),
         Some(0)
     );
-    // The small layer is slow.
+    // The small layer arrives last, because its download is slow.
     assert_eq!(
         rule.last_downloading(&[running(20, 0, Some(1.0)), running(90, 0, Some(10.0))]),
         Some(0)
     );
-    // The fourth layer waits for a free fetch.
+    // The fourth layer waits until one of the client's three downloads ends.
     let four = [waiting(50), waiting(50), waiting(50), waiting(10)];
     assert_eq!(rule.last_downloading(&four), Some(3));
     assert_eq!(
@@ -79,19 +80,20 @@ fn layers_that_the_disk_stores_before_the_last_one_arrives_go_to_the_disk() {
         all.map(|place| place == Destination::Fast)
             .collect::<Vec<_>>()
     };
-    // All three layers share the link: the second arrives after 9 s, the first and the third after
-    // 3 s and 5 s.
+    // All three layers share the link: the second layer arrives after 9 s, the first layer after 3
+    // s, and the third layer after 5 s.
     assert_eq!(places(&[100, 600, 200]), [false, true, false]);
-    // The first layer is lower than the last one to arrive, but arrives just before it.
+    // The first layer is below the layer that arrives last, and arrives just before it.
     assert_eq!(places(&[400, 402, 80]), [true, true, false]);
-    // The base layer arrives last, and the disk has stored the layers above it by then.
+    // The base layer arrives last, and the disk has stored the layers above the base layer before
+    // that.
     assert_eq!(places(&[700, 100, 100]), [true, false, false]);
-    // Three layers that arrive together.
+    // All three layers arrive at the same time.
     assert_eq!(places(&[9, 9, 9]), [true; 3]);
-    // Stored layers do not count.
+    // Layers that are already stored do not count.
     let layers = [running(90 * MB, 90 * MB, None), waiting(500 * MB)];
     assert_eq!(rule.place(&layers, 1), Destination::Fast);
-    // A slow disk has time for only one layer: it gets the larger of the candidates.
+    // A slow disk has time for only one layer: the disk gets the larger candidate.
     let slow = LayerAware {
         pace: rule.pace.map(|pace| FetchRate {
             disk: Speed {
@@ -116,7 +118,8 @@ fn the_disk_gets_as_many_bytes_as_it_can_store_in_time() {
         }),
         ..LayerAware::default()
     };
-    // Sizes in units of 100 kB, typical for public images: base, packages, application.
+    // The layer sizes are in units of 100 kB. They are typical for public images: base layer,
+    // packages, application.
     let on_disk = |sizes: &[u64]| {
         let layers: Vec<_> = sizes.iter().map(|size| waiting(size * 100_000)).collect();
         let places = (0..layers.len()).filter(|index| {
@@ -129,7 +132,7 @@ fn the_disk_gets_as_many_bytes_as_it_can_store_in_time() {
     // can go to the disk.
     assert_eq!(on_disk(&[279, 408]), [0]);
     assert!(on_disk(&[279, 343]).is_empty());
-    // The disk has time for one of two layers, and gets the larger one.
+    // The disk has time for one of two layers, and gets the larger layer.
     assert_eq!(on_disk(&[279, 113, 111]), [1]);
     assert_eq!(on_disk(&[279, 336, 448]), [1]);
     assert_eq!(on_disk(&[279, 791, 393]), [0, 2]);

@@ -1,25 +1,25 @@
 //! Measured speeds of disk and fast tier, and the waiting time that a blob on the fast tier saves
 //! per byte.
 
-/// The measured speeds of both tiers.
+/// The measured speeds of the disk and the fast tier.
 ///
-/// CHERRY puts the most valuable layers on persistent memory. The number of images that share a
-/// layer predicts start-up times poorly, so [`Placement::Value`](super::Placement::Value) ranks by
-/// measured seconds.
+/// CHERRY puts the most valuable layers on persistent memory. CHERRY measures the value by the
+/// number of images that share a layer. This number predicts start-up times poorly, so
+/// [`Placement::Value`](super::Placement::Value) ranks by measured seconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TierSpeeds {
-    /// Speed of reads from the disk that miss the page cache.
+    /// Speed of reads from the disk, without reads that the page cache served.
     pub disk: Speed,
     /// Speed of reads from the fast tier.
     pub fast: Speed,
 }
 
-/// Measured speed of a medium.
+/// The measured speed of a medium.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Speed {
-    /// Seconds until the first byte.
+    /// Seconds from the start of a read to its first byte.
     pub latency: f64,
-    /// Seconds per further byte.
+    /// Seconds for each further byte.
     pub per_byte: f64,
 }
 
@@ -37,7 +37,7 @@ impl Speed {
         per_byte: 1.0 / 3.6e9,
     };
 
-    /// Seconds to read `bytes` contiguous bytes.
+    /// Returns the seconds that a read of `bytes` contiguous bytes takes.
     pub fn seconds(&self, bytes: u64) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "an expectation")]
         let bytes = bytes as f64;
@@ -64,8 +64,8 @@ impl Speed {
     }
 }
 
-/// Moving average in which a new sample has the weight 1/16. A sample is limited to 8 times the
-/// current average (or 8 times `least`, if that is larger).
+/// Returns a moving average in which a new sample has the weight 1/16. A sample is limited to 8
+/// times the current average (or 8 times `least`, if that is larger).
 fn average(known: f64, seen: f64, least: f64) -> f64 {
     const WEIGHT: f64 = 1.0 / 16.0;
     if !seen.is_finite() || seen < 0.0 {
@@ -84,9 +84,9 @@ impl Default for TierSpeeds {
 }
 
 impl TierSpeeds {
-    /// Seconds saved per byte if a blob of `bytes` bytes is on the fast tier, for `demand` expected
-    /// requests: (seconds from the disk − seconds from the fast tier) × demand / bytes. Never
-    /// negative.
+    /// Returns the seconds saved per byte if a blob of `bytes` bytes is on the fast tier, for
+    /// `demand` expected requests: (seconds from the disk − seconds from the fast tier) × demand /
+    /// bytes. The result is never negative.
     pub fn saved_per_byte(&self, bytes: u64, demand: f64) -> f64 {
         let saved = self.disk.seconds(bytes) - self.fast.seconds(bytes);
         if saved.is_nan() || saved <= 0.0 || demand.is_nan() || demand <= 0.0 {

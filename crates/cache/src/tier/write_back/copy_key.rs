@@ -1,42 +1,43 @@
-//! The key of a copy on the fast tier: tells the copy of a whole blob from the copy of its hot
-//! chunks.
+//! The key of a copy on the fast tier: distinguishes the copy of a whole blob from the copy of the
+//! blob's hot chunks (the chunks that container starts read).
 
 use pierhead_oci::Digest;
 
-/// Identifies one copy: of a whole blob, or of its hot chunks. A medium stores values by digest
-/// only, so hot chunks are stored under the bitwise complement of the blob's digest. Only a hash
-/// collision could give another blob this digest.
+/// Identifies one copy on the fast tier: the copy of a whole blob, or the copy of a blob's hot
+/// chunks. A medium stores values by digest only, so hot chunks are stored under the bitwise
+/// complement of the blob's digest. Another blob could have the complement as its digest only by a
+/// hash collision.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct CopyKey(Digest);
 
 impl CopyKey {
-    /// The key of the copy of a whole blob.
+    /// Returns the key of the copy of a whole blob.
     pub(super) fn whole(blob: &Digest) -> Self {
         Self(*blob)
     }
 
-    /// The key of the copy of the hot chunks of a blob.
+    /// Returns the key of the copy of the hot chunks of a blob.
     pub(super) fn hot(blob: &Digest) -> Self {
         Self(complement(blob))
     }
 
-    /// The key of a value that a scan of the medium found. The value itself tells whether it is a
-    /// whole copy or hot chunks.
+    /// Returns the key of a value that a scan of the medium found. The content of the value tells
+    /// whether it is a whole copy or a copy of hot chunks.
     pub(super) fn found(on_medium: Digest) -> Self {
         Self(on_medium)
     }
 
-    /// The digest under which the medium stores the copy.
+    /// Returns the digest under which the medium stores the copy.
     pub(super) fn on_medium(&self) -> &Digest {
         &self.0
     }
 
-    /// The blob, if this is the key of a whole copy.
+    /// Returns the digest of the blob, if this is the key of a whole copy.
     pub(super) fn as_whole(self) -> Digest {
         self.0
     }
 
-    /// The blob, if this is the key of hot chunks.
+    /// Returns the digest of the blob, if this is the key of a copy of hot chunks.
     pub(super) fn as_hot(self) -> Digest {
         complement(&self.0)
     }

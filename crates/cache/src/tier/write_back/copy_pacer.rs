@@ -1,5 +1,5 @@
-//! Slows copies between the tiers down, in three cases: a reader uses the disk, requests need the
-//! CPU, or background work is paused.
+//! Slows down copies between the tiers while a reader uses the disk, while requests need the CPU,
+//! and while background work is paused. Also limits the rate of the write-back.
 
 use std::io;
 use std::ops::Range;
@@ -23,20 +23,21 @@ const MAX_CPU_WAIT: Duration = Duration::from_secs(1);
 /// How often a paused copy checks whether the pause must end.
 const PAUSE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Remaining time for which the copy of one blob yields to readers of the disk. Time spent on a
-/// slow disk or on a rate limit does not count.
+/// Remaining time for which the copy of one blob yields to readers of the disk. Time that a copy
+/// spends on a slow disk or on a rate limit does not reduce this remaining time.
 pub(super) struct YieldBudget(Duration);
 
 impl Default for YieldBudget {
-    /// A fixed budget, because readers that never pause would otherwise delay the copy forever.
+    /// The default is a fixed time, because readers that never pause would otherwise delay the copy
+    /// forever.
     fn default() -> Self {
         Self(Duration::from_secs(10))
     }
 }
 
 impl YieldBudget {
-    /// Time until which the copy yields to a reader: at most `quiet`, when the disk is free again.
-    /// `None` when the budget is used up.
+    /// Returns the time until which the copy yields to a reader. This is at most `quiet`, the time
+    /// at which the disk is free again. `None` when the budget is used up.
     fn until(&self, now: Instant, quiet: Instant) -> Option<Instant> {
         let most = now.checked_add(self.0)?;
         (!self.0.is_zero()).then_some(most.min(quiet))
@@ -51,17 +52,18 @@ pub(super) struct CopyPacer {
     pub(super) fast: Arc<FastCopies>,
     pub(super) disk: Arc<SlowDisk>,
     pub(super) background: BackgroundWork,
-    /// Maximum bytes per second of write-back; 0: unlimited.
+    /// Maximum bytes per second of the write-back. The value 0 means no maximum.
     pub(super) write_back_rate: u64,
 }
 
 impl CopyPacer {
-    /// Whether background work is paused. A copy must then stop if no caller waits for it.
+    /// Whether background work is paused. During a pause, a copy must stop if no caller waits for
+    /// the copy.
     pub(super) fn should_pause(&self) -> bool {
         self.background.is_paused() && self.fast.state.lock().has_room()
     }
 
-    /// Waits while background work is paused and `may` holds.
+    /// Waits while background work is paused and `may` returns `true`.
     pub(super) fn pause_while(&self, may: impl Fn(&TierState) -> bool) {
         while self.background.is_paused() && may(&self.fast.state.lock()) {
             let _paused = self.background.count_pause();
@@ -70,7 +72,8 @@ impl CopyPacer {
         }
     }
 
-    /// Yields the CPU to requests for a while, unless a caller waits for this blob or for room.
+    /// Yields the CPU to requests for a while, unless a caller waits for the write-back of this
+    /// blob or for room on the fast tier.
     fn yield_cpu(&self, digest: &Digest) {
         let mut left = MAX_CPU_WAIT;
         while let Some(wait) = self.background.cpu_wait(false)
@@ -91,7 +94,8 @@ impl CopyPacer {
         }
     }
 
-    /// Waits while readers use the disk, unless half of the fast tier is dirty.
+    /// Waits while readers use the disk, unless at least half of the fast tier is dirty (not
+    /// written back yet).
     pub(super) fn yield_disk(&self, digest: &Digest, yield_budget: &mut YieldBudget) {
         self.pause_while(|state| state.has_room() && !state.is_blocked(digest));
         self.yield_cpu(digest);
@@ -111,7 +115,8 @@ impl CopyPacer {
         }
     }
 
-    /// Waits until the rate limit allows `bytes` bytes since `begun`, or until a flush waits.
+    /// Waits until the rate limit allows that `bytes` bytes were written since `begun`. Stops
+    /// waiting if a caller waits for a flush.
     pub(super) fn pace(&self, digest: &Digest, begun: Instant, bytes: u64) {
         let due = match self.write_back_rate {
             0 => Duration::ZERO,
@@ -125,9 +130,9 @@ impl CopyPacer {
     }
 
     /// Reads a range of a blob from the disk, verifies it, and passes it to `put`. Returns `false`
-    /// when another operation needs the blob, or when background work is paused: no caller waits
-    /// for the copy, and a paused copy must not keep its space reserved. The range ends at a chunk
-    /// boundary or at the end of the blob.
+    /// when another operation needs the blob, or when background work is paused. During a pause the
+    /// copy is ended, because no caller waits for it, and because a waiting copy would keep its
+    /// space reserved. The range ends at a chunk boundary or at the end of the blob.
     pub(super) fn copy_from_disk(
         &self,
         digest: &Digest,

@@ -17,8 +17,8 @@ use super::tier_state::{Entry, FastVictim, TierState};
 use crate::tier::placement::Speed;
 use crate::tier::{Blob, FastMedium, Staged, Trailer, is_damage};
 
-/// An open copy with the space that it occupies. A copy of hot ranges also has its spans, because
-/// another copy may replace it while it is open.
+/// An open copy with the space that it occupies. An open copy of hot ranges also has the spans of
+/// the hot chunks, because another copy with other spans may replace it while it is open.
 pub(super) struct OpenCopy {
     pub(super) blob: Arc<dyn Blob>,
     pub(super) room: Arc<Room>,
@@ -29,20 +29,20 @@ pub(super) struct OpenCopy {
 pub(super) struct FastCopies {
     pub(super) medium: Arc<dyn FastMedium>,
     pub(super) state: Mutex<TierState>,
-    /// Notified when there is work for the write-back thread, when the write-back of a blob has
-    /// ended, and when the tier closes.
+    /// Notified in three cases: there is work for the write-back thread, the write-back of a blob
+    /// has ended, or the tier closes.
     pub(super) changed: Condvar,
-    /// Locks a copy while it is opened, committed or deleted.
+    /// Locks the key of a copy while the copy is opened, committed or deleted.
     pub(super) key_locks: KeyedLock<CopyKey>,
     pub(super) counters: Counters,
-    /// Measured speed of the fast tier.
+    /// The measured speed of the fast tier.
     pub(super) speed: Mutex<Speed>,
-    /// Whether the medium has failed. The failure is logged once.
+    /// Whether the medium has failed. A failure is logged once.
     pub(super) failed: AtomicBool,
     panics: Panics,
 }
 
-/// While this value exists, the write-back thread does not write its digest back.
+/// While this value exists, the write-back thread does not write the blob with this digest back.
 pub(super) struct WriteBackBlock {
     fast: Arc<FastCopies>,
     digest: Digest,
@@ -99,7 +99,7 @@ impl FastCopies {
         true
     }
 
-    /// Opens a copy. A damaged copy is deleted and counts as absent.
+    /// Opens a copy. Deletes a damaged copy and returns `None`.
     pub(super) fn open(self: &Arc<Self>, key: &CopyKey) -> io::Result<Option<OpenCopy>> {
         let guard = self.key_locks.lock(*key);
         let Some((room, hot)) = ({
@@ -125,20 +125,20 @@ impl FastCopies {
         count(&self.counters.damaged, 1);
         self.has_failed();
         if hot.is_some() {
-            // Forgets the hot ranges, so that they are not copied again at once: the medium may be
-            // defective there.
+            // The hot ranges are forgotten, so that they are not copied again immediately: the
+            // medium may be defective there.
             self.state.lock().hot_ranges.forget(&key.as_hot());
         }
-        // The disk has no copy, so there is nothing else to read.
+        // The disk has no copy, so the blob is lost.
         if self.remove(key) == Some(false) {
             count(&self.counters.corrupt, 1);
         }
         Ok(None)
     }
 
-    /// Deletes a copy; the caller has locked its key. Returns whether the disk has the blob, too;
-    /// `None` when there was no copy. On a failing medium, the copy may reappear after a restart.
-    /// Such a copy is intact, or its checksums show that it is damaged.
+    /// Deletes a copy. The caller has locked the key of the copy. Returns whether the disk has the
+    /// blob, too, or `None` when there was no copy. On a failing medium, the copy may reappear
+    /// after a restart. A copy that reappears is intact, or its checksums show that it is damaged.
     pub(super) fn remove(&self, key: &CopyKey) -> Option<bool> {
         let entry = self.state.lock().remove(key)?;
         if let Err(error) = self.medium.remove(key.on_medium()) {
@@ -147,8 +147,8 @@ impl FastCopies {
         Some(entry.is_clean)
     }
 
-    /// Commits a copy; the caller has locked its key. After an error, deletes the copy: a failed
-    /// commit may have left it on the medium, where no counter includes it.
+    /// Commits a copy. The caller has locked the key of the copy. After an error, deletes the copy,
+    /// because a failed commit may have left a copy on the medium that no counter includes.
     pub(super) fn commit_copy(
         &self,
         key: &CopyKey,
@@ -176,7 +176,7 @@ impl FastCopies {
         Ok(staged)
     }
 
-    /// Maximum bytes that a content of `len` bytes takes on the medium.
+    /// Returns the maximum number of bytes that a content of `len` bytes takes on the medium.
     pub(super) fn footprint(&self, len: u64, media_type: Option<&MediaType>) -> u64 {
         let trailer = Trailer::encoded_len(len, media_type);
         self.medium.footprint(len.saturating_add(trailer))
@@ -185,7 +185,7 @@ impl FastCopies {
     /// Evicts copies until `more` bytes fit. When `more` bytes cannot fit, evicts nothing and
     /// returns `false`.
     pub(super) fn make_room(&self, more: u64) -> bool {
-        // With `more` = 0, evicts all copies above the limit that can be evicted.
+        // With `more` = 0, the function evicts all copies above the limit that can be evicted.
         let mut is_sure = more == 0;
         loop {
             let victim = {
@@ -209,7 +209,7 @@ impl FastCopies {
         let _guard = self.key_locks.lock(*key);
         let removed = match victim {
             FastVictim::Partial(key) => {
-                // Another fill has resumed the partial fill meanwhile.
+                // Another fill has resumed the partial fill, so it must not be deleted.
                 let Some(room) = self.state.lock().take_partial(key) else {
                     return;
                 };
@@ -237,7 +237,8 @@ impl FastCopies {
         }
     }
 
-    /// Grows the reservation `room` to `bytes` in total; `false` when they do not fit.
+    /// Grows the reservation `room` to `bytes` bytes in total. Returns `false` when the bytes do
+    /// not fit.
     pub(super) fn grow(&self, room: &Room, bytes: u64) -> bool {
         loop {
             let more = bytes.saturating_sub(room.bytes());
@@ -245,7 +246,7 @@ impl FastCopies {
                 return false;
             }
             let state = self.state.lock();
-            // Checked again, because another fill may have taken the freed space meanwhile.
+            // The room is checked again, because another fill may have taken the freed space.
             if state.fits(more) {
                 room.resize(bytes.max(room.bytes()));
                 return true;
@@ -253,9 +254,9 @@ impl FastCopies {
         }
     }
 
-    /// Called when a reader has closed its copy. If the tier is above its limit, wakes the
-    /// write-back thread to evict copies: the reader itself may hold locks and must not wait for
-    /// the medium.
+    /// Must be called when a reader has closed its copy. If the tier is above its limit, wakes the
+    /// write-back thread, which evicts copies. The reader does not evict, because it may hold locks
+    /// and must not wait for the medium.
     pub(super) fn reader_left(&self) {
         let mut state = self.state.lock();
         if state.totals.used() > state.limit {
@@ -265,14 +266,14 @@ impl FastCopies {
         }
     }
 
-    /// Runs work of the write-back thread. A panic counts as an error, and the thread continues
-    /// with its next work.
+    /// Runs a piece of work of the write-back thread. If the work panics, returns an error, so that
+    /// the thread can continue with its next work.
     pub(super) fn guarded<T>(&self, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let done = self.panics.catch(BackgroundTask::TierWriteBack, work);
         done.unwrap_or_else(|| Err(io::Error::other("a panic, which was logged before")))
     }
 
-    /// Evicts copies until the tier is at its limit, as far as copies can be evicted.
+    /// Evicts copies until the tier is within its limit, or until no further copy can be evicted.
     pub(super) fn keep_bound(&self) {
         let kept = self.guarded(|| {
             self.make_room(0);
@@ -283,8 +284,8 @@ impl FastCopies {
         }
     }
 
-    /// Waits until `moment`, as long as `wanted` returns `true`. When a reader closes a copy
-    /// meanwhile and the tier is above its limit, evicts copies.
+    /// Waits until `moment`, as long as `wanted` returns `true`. If a reader closes a copy during
+    /// the wait and the tier is above its limit, evicts copies.
     pub(super) fn wait_until(&self, moment: Instant, wanted: impl Fn(&TierState) -> bool) {
         loop {
             let ahead = moment.saturating_duration_since(Instant::now());

@@ -1,5 +1,5 @@
-//! The two kinds of fills: a fill that starts on the fast tier and may move to the disk, and a fill
-//! on the disk.
+//! The two kinds of fills of the write-back tier: a fill that starts on the fast tier and may move
+//! to the disk, and a fill on the disk.
 
 use std::io;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use super::tier_state::Hint;
 use crate::tier::switch_reader::SwitchReader;
 use crate::tier::{Blob, ReadAt, Staged, Trailer};
 
-/// Number of bytes that a fill of unknown length reserves on the fast tier at a time.
+/// Number of bytes that a fill of unknown length reserves on the fast tier in one step.
 const ROOM_STEP: u64 = 4 << 20;
-/// A fill on the fast tier. It moves to the disk when the fast tier has no room for it.
+/// A fill on the fast tier. The fill moves to the disk when the fast tier has no room for it.
 pub(super) struct FastFill {
     fast: Arc<FastCopies>,
     disk: Arc<SlowDisk>,
@@ -37,7 +37,7 @@ enum FillState {
         room: Arc<Room>,
     },
     Disk(DiskFill),
-    /// The fill is committed, or its bytes were lost when a move to the disk failed.
+    /// The fill is committed, or the move to the disk failed and the bytes of the fill were lost.
     Ended,
 }
 
@@ -62,7 +62,8 @@ impl FastFill {
         }
     }
 
-    /// Reserves space for `more` bytes and a trailer; `false` when the fast tier has no room.
+    /// Reserves space for `more` bytes and a trailer. Returns `false` when the fast tier has no
+    /// room.
     fn fits(&self, room: &Room, more: u64) -> bool {
         let len = self.len.saturating_add(more);
         let need = self.fast.footprint(len, None);
@@ -71,14 +72,14 @@ impl FastFill {
             || self.fast.grow(room, need)
     }
 
-    /// Moves the fill to the disk, with the bytes staged so far.
+    /// Moves the fill to the disk, with the bytes that are staged so far.
     fn move_to_disk(&mut self) -> io::Result<&mut DiskFill> {
         if !matches!(self.state, FillState::Disk(_)) {
             let fast = std::mem::replace(&mut self.state, FillState::Ended);
             let copied = self.copy_to_disk();
             drop(fast);
-            // Deletes the staged bytes on the fast tier even when the move failed: the tier state
-            // has forgotten these bytes, so no other code would delete them.
+            // The staged bytes on the fast tier are deleted even when the move failed: the tier
+            // state has forgotten these bytes, so no other code would delete them.
             if let Err(error) = self.fast.medium.discard(&self.digest) {
                 tracing::warn!(digest = %self.digest, %error, "cannot delete on the fast tier");
             }
@@ -91,7 +92,7 @@ impl FastFill {
         }
     }
 
-    /// Copies the staged bytes to the disk. Readers of the fill then read from the disk.
+    /// Copies the staged bytes to the disk. From then on, readers of the fill read from the disk.
     fn copy_to_disk(&self) -> io::Result<DiskFill> {
         let mut disk = DiskFill::new(&self.fast, &self.disk, self.digest)?;
         disk.staged.clear()?;
@@ -135,7 +136,7 @@ impl FastFill {
     }
 }
 
-/// Copies the first `len` staged bytes to `to`, in pieces.
+/// Copies the first `len` staged bytes to `to`, piece by piece.
 fn copy(
     from: &dyn ReadAt,
     len: u64,
@@ -212,7 +213,8 @@ impl Staged for FastFill {
                         self.fast.changed.notify_all();
                         return Ok(Arc::new(FastBlob::new(&self.fast, blob, room)));
                     }
-                    // Readers of this fill still read these bytes.
+                    // The bytes stay on the fast tier, because readers of this fill still read
+                    // them.
                     Err(error) => {
                         tracing::warn!(digest = %self.digest, %error, "the fast tier failed: committed on the disk");
                         self.fast.has_failed();
@@ -239,8 +241,8 @@ impl Drop for FastFill {
             drop(staged);
             room.resize(self.fast.medium.footprint(self.len));
             room.set_dirty(self.len);
-            // The next fill of the digest resumes these bytes, unless they are discarded or evicted
-            // before.
+            // The next fill of the digest resumes after these bytes, unless they are discarded or
+            // evicted before that.
             self.fast
                 .state
                 .lock()
@@ -249,8 +251,8 @@ impl Drop for FastFill {
     }
 }
 
-/// A fill on the disk. While it exists, an older copy of its digest on the fast tier is not written
-/// back, because both would write to the same file.
+/// A fill on the disk. The fast tier may have an older copy of the same digest. While the fill
+/// exists, the older copy is not written back, because both would write to the same file.
 pub(super) struct DiskFill {
     pub(super) staged: Box<dyn Staged>,
     fast: Arc<FastCopies>,

@@ -15,7 +15,8 @@ use super::stat::count;
 use crate::tier::{Blob, Extent, ReadAt, Trailer};
 
 impl HotCopies {
-    /// Opens a blob so that hot ranges are read from their copy on the fast tier, if there is one.
+    /// Opens a blob on the disk. If the fast tier has a copy of the blob's hot ranges, these ranges
+    /// are read from the copy.
     pub(super) fn open(&self, digest: &Digest, slow: Arc<dyn Blob>) -> io::Result<Arc<dyn Blob>> {
         let counters = &self.fast.counters;
         let Some(mut copy) = self.fast.open(&CopyKey::hot(digest))? else {
@@ -40,7 +41,7 @@ impl HotCopies {
         }
     }
 
-    /// Whether byte `at` of a blob lies outside of the hot ranges that the fast tier has a copy of.
+    /// Whether byte `at` of a blob is outside of the hot ranges that are copied to the fast tier.
     pub(super) fn is_cold(&self, digest: &Digest, at: Option<u64>) -> bool {
         let state = self.fast.state.lock();
         let hot = state.entries.get(&CopyKey::hot(digest));
@@ -51,12 +52,12 @@ impl HotCopies {
     }
 }
 
-/// A blob on the disk whose hot ranges are read from the fast tier.
+/// An open blob on the disk whose hot ranges are read from the fast tier.
 struct HotBlob {
     slow: Arc<dyn Blob>,
     copy: Arc<dyn Blob>,
     spans: Arc<Spans>,
-    /// Set when the copy of the hot ranges could not be read. From then on, all reads use the disk,
+    /// Set when the copy of the hot ranges could not be read. After that, all reads use the disk,
     /// because a later read of the copy could return bytes that were not verified.
     failed: AtomicBool,
 }
@@ -70,9 +71,9 @@ impl HotBlob {
         }
     }
 
-    /// Calls `read` for each part of `offset..offset + len` in order, until one read is short. The
-    /// arguments of `read` are the source of the part and the range of the buffer. Returns the
-    /// number of bytes read.
+    /// Splits `offset..offset + len` into parts and calls `read` for each part in order, until a
+    /// call reads fewer bytes than requested. `read` gets the source of the part and the range of
+    /// the buffer. Returns the number of bytes that were read.
     fn parts(
         &self,
         offset: u64,
@@ -109,8 +110,8 @@ impl HotBlob {
     }
 }
 
-/// The source of a part of a blob: offset `at` on the disk, and possibly a copy on the fast tier
-/// with its offset.
+/// The source of a part of a blob: the offset `at` on the disk, and, for a hot part, a copy on the
+/// fast tier with the offset in the copy.
 struct Part<'a> {
     copy: Option<(&'a dyn Blob, u64)>,
     at: u64,
@@ -124,7 +125,7 @@ impl ReadAt for HotBlob {
             if let Some((copy, at)) = from.copy {
                 match copy.read_at(at, buf) {
                     Ok(()) => return Ok(len),
-                    // The disk has these bytes, too, so the read continues there.
+                    // The disk has these bytes, too, so the read continues on the disk.
                     Err(_) => self.failed.store(true, Ordering::Relaxed),
                 }
             }

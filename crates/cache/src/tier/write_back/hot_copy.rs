@@ -1,8 +1,8 @@
-//! Copies of hot ranges: of a blob that is on the disk, the fast tier stores only the chunks that
-//! container starts read.
+//! Copies the hot ranges of blobs (the byte ranges that container starts read) from the disk to the
+//! fast tier, and removes such copies.
 //!
-//! Such a copy is an ordinary value of the fast tier, with the same durability, accounting and
-//! eviction. Its [`CopyKey`] distinguishes it from the copy of a whole blob.
+//! A copy of hot ranges is an ordinary value of the fast tier, with the same durability, accounting
+//! and eviction. Its [`CopyKey`] distinguishes it from the copy of a whole blob.
 
 use std::io;
 use std::ops::Range;
@@ -21,10 +21,10 @@ use super::spans::Spans;
 use super::stat::count;
 use crate::tier::{Blob, FastMedium, Sums, TierEntry, Trailer, is_damage};
 
-/// Maximum hot fraction of a blob. Above it, a copy of only the hot chunks saves too little space,
-/// so the whole blob is copied.
+/// Maximum hot fraction of a blob. Above this fraction, a copy of only the hot chunks saves too
+/// little space, so the whole blob is copied.
 const MAX_HOT_PART: (u64, u64) = (3, 4);
-/// Media type of a value that is a copy of hot chunks.
+/// Media type that marks a value of the fast tier as a copy of hot chunks.
 const MEDIA_TYPE: &str = "application/vnd.pierhead.hot-chunks";
 
 pub(super) struct HotCopies {
@@ -49,15 +49,16 @@ impl HotCopies {
         self.fast.changed.notify_all();
     }
 
-    /// Number and total bytes of the hot ranges of a blob; `None` when unknown.
+    /// Returns the number and the total bytes of the hot ranges of a blob. `None` when they are
+    /// unknown.
     pub(super) fn ranges(&self, digest: &Digest) -> Option<(usize, u64)> {
         let state = self.fast.state.lock();
         let hot_range = state.hot_ranges.get(digest)?;
         Some((hot_range.spans.runs(), hot_range.spans.bytes(u64::MAX)))
     }
 
-    /// Changes the priority of the hot ranges of a blob. Queues a copy of them if they rank above
-    /// other blobs on the fast tier.
+    /// Changes the priority of the hot ranges of a blob. If the hot ranges rank above other blobs
+    /// on the fast tier, queues a copy of them.
     pub(super) fn rank_hot(&self, digest: &Digest, priority: f64) {
         let mut state = self.fast.state.lock();
         let Some(hot_range) = state.hot_ranges.rank(digest, priority) else {
@@ -73,8 +74,8 @@ impl HotCopies {
         }
     }
 
-    /// Copies the hot chunks of a blob to the fast tier, and removes a whole copy of it. The caller
-    /// has registered the digest as the current write-back.
+    /// Copies the hot chunks of a blob to the fast tier, and removes the whole copy of the blob, if
+    /// there is one. The caller has registered the digest as the current write-back.
     pub(super) fn make_copy(&self, digest: &Digest) -> io::Result<()> {
         if self.fast.has_failed() {
             return Ok(());
@@ -87,14 +88,15 @@ impl HotCopies {
                 .map(|it| (it.is_clean, it.number));
             (state.hot_ranges.get(digest).cloned(), whole)
         };
-        // A dirty blob is skipped now; it is queued again once the disk has it.
+        // A dirty blob is skipped here. It is queued again once it is written back to the disk.
         let (Some(hot_range), None | Some((true, _))) = (hot_range, whole) else {
             return Ok(());
         };
         let slow = match self.disk.tier.open(digest) {
             Err(error) if !is_damage(&error) => return Err(error),
             Ok(Some(slow)) => slow,
-            // The next reader of the blob finds the damage and handles it.
+            // The copy on the disk is damaged. The next reader of the blob finds the damage and
+            // handles it.
             _ => return Ok(()),
         };
         let size = slow.trailer().size();
@@ -123,8 +125,8 @@ impl HotCopies {
         Ok(())
     }
 
-    /// Copies the hot chunks to the fast tier. Returns `false` when the fast tier has no room, or
-    /// when another operation needs the blob.
+    /// Copies the hot chunks of a blob to the fast tier. Returns `false` when the fast tier has no
+    /// room, or when another operation needs the blob.
     fn copy(
         &self,
         digest: &Digest,
@@ -172,7 +174,7 @@ impl HotCopies {
             drop(staged);
             self.fast.medium.discard(key.on_medium())?;
             if self.pacer.should_pause() {
-                // Queued again, to be copied when background work continues.
+                // The copy is queued again, for the time when background work continues.
                 self.fast.state.lock().hot_ranges.queue_copy(digest);
             }
             return copied;
@@ -186,22 +188,24 @@ impl HotCopies {
         Ok(true)
     }
 
-    /// Removes the copy of the hot chunks, if there is one. The disk still has the whole blob.
+    /// Removes the copy of the hot chunks of a blob, if there is one. The disk still has the whole
+    /// blob.
     pub(super) fn remove(&self, digest: &Digest) -> Option<bool> {
         let key = CopyKey::hot(digest);
         let _guard = self.fast.key_locks.lock(key);
         self.fast.remove(&key)
     }
 
-    /// As [`Self::remove`], for a damaged copy. Also forgets the hot ranges: on a defective part of
-    /// the medium, the copy would be made and lost again and again.
+    /// Removes a damaged copy like [`Self::remove`], and also forgets the hot ranges of the blob.
+    /// If the hot ranges stayed known and the medium were defective, the copy would be made and
+    /// lost again and again.
     pub(super) fn remove_damaged(&self, digest: &Digest) -> Option<bool> {
         self.fast.state.lock().hot_ranges.forget(digest);
         self.remove(digest)
     }
 
-    /// Removes the copy of a whole blob, unless another copy has replaced it. Open readers of the
-    /// copy can continue to read.
+    /// Removes the copy of a whole blob, unless another copy has replaced it. Readers that have the
+    /// copy open can continue to read.
     fn drop_whole(&self, digest: &Digest, number: u64) {
         let key = CopyKey::whole(digest);
         let _guard = self.fast.key_locks.lock(key);
@@ -222,8 +226,9 @@ fn is_copy(trailer: &Trailer) -> bool {
         .is_some_and(|it| it.as_str() == MEDIA_TYPE)
 }
 
-/// Recognizes a copy of hot chunks that an earlier process left. `None`: the value is no copy of
-/// hot chunks. `Some(None)`: the copy is damaged, or its blob is gone. Otherwise its spans.
+/// Recognizes a copy of hot chunks that an earlier process left on the fast tier. `None`: the value
+/// is no copy of hot chunks. `Some(None)`: the copy is damaged, or its blob is no longer stored.
+/// Any other result contains the spans of the copy.
 pub(super) fn recognize(medium: &dyn FastMedium, found: &TierEntry) -> Option<Option<Arc<Spans>>> {
     let copy = medium.open(&found.digest).ok()??;
     if !is_copy(copy.trailer()) {

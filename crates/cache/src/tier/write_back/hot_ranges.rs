@@ -8,17 +8,17 @@ use pierhead_oci::Digest;
 
 use super::spans::Spans;
 
-/// Maximum number of blobs whose hot ranges are remembered. Above this number, the oldest are
-/// dropped.
+/// Maximum number of blobs whose hot ranges are remembered. Above this number, the hot ranges that
+/// were set first are dropped.
 const MAX_KNOWN: usize = 4096;
 
-/// Hot ranges by blob, and a queue of blobs whose hot ranges are to be copied.
+/// The hot ranges of blobs, and a queue of blobs whose hot ranges must be copied to the fast tier.
 #[derive(Default)]
 pub(super) struct HotRanges {
     spans: HashMap<Digest, HotRange>,
-    /// Keys of `spans`, the least recently set first.
+    /// Keys of `spans`. The digest whose hot ranges were set least recently is first.
     order: VecDeque<Digest>,
-    /// Blobs whose hot ranges are to be copied.
+    /// Blobs whose hot ranges must be copied to the fast tier.
     queue: VecDeque<Digest>,
 }
 
@@ -48,7 +48,7 @@ impl HotRanges {
         self.spans.get(digest)
     }
 
-    /// Changes the priority; returns the hot ranges.
+    /// Changes the priority of a blob's hot ranges, and returns the hot ranges.
     pub(super) fn rank(&mut self, digest: &Digest, priority: f64) -> Option<&HotRange> {
         let hot_range = self.spans.get_mut(digest)?;
         hot_range.priority = priority;
@@ -74,7 +74,7 @@ impl HotRanges {
         self.queue.is_empty()
     }
 
-    /// The next queued blob whose write-back is not blocked.
+    /// Returns the next queued blob that `is_blocked` does not exclude.
     pub(super) fn next(&self, is_blocked: impl Fn(&Digest) -> bool) -> Option<Digest> {
         self.queue
             .iter()

@@ -1,13 +1,13 @@
 //! Combines a fast tier and the disk into one tier: the placement rules choose which blobs are
-//! written to the fast tier first, and one thread writes them back to the disk.
+//! written to the fast tier first, and one thread writes these blobs back to the disk.
 //!
-//! Each type owns one part of the state:
+//! Each of these types owns one part of the state:
 //!
 //! - [`FastCopies`]: the fast medium, the copies on it, and the eviction of copies.
-//! - [`SlowDisk`]: the disk, and its recent use by readers.
-//! - [`CopyPacer`]: slows copies down, so that readers and requests do not wait for them.
-//! - [`Promoter`] and [`HotCopies`]: copy blobs from the disk to the fast tier, whole or only hot
-//!   ranges.
+//! - [`SlowDisk`]: the disk, and the recent reads from the disk.
+//! - [`CopyPacer`]: slows copies down, so that readers and requests do not have to wait for copies.
+//! - [`Promoter`] and [`HotCopies`]: copy whole blobs, or only their hot ranges, from the disk to
+//!   the fast tier.
 //! - [`WriteBackThread`]: the only thread that copies between the tiers.
 
 mod copy_key;
@@ -53,23 +53,23 @@ use crate::tier::placement::{Destination, TierSpeeds};
 pub use self::stat::FastStat;
 pub use self::tier_state::{Dirty, Hint};
 
-/// Settings of a [`WriteBack`].
+/// The settings of a [`WriteBack`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Options {
-    /// Maximum bytes on the fast tier, contents and trailers.
+    /// Maximum number of bytes on the fast tier, for contents and trailers together.
     pub limit: u64,
-    /// Upper bound of `limit` in bytes, also for later changes of the limit: the space of the
-    /// medium.
+    /// Upper bound of `limit` in bytes, which also applies to later changes of the limit. The upper
+    /// bound is the space of the medium.
     pub max_limit: u64,
-    /// Whether the fast tier loses its contents on a power loss. After a restart, the cache then
+    /// Whether the fast tier loses its contents on a power loss. If so, after a restart the cache
     /// keeps only those blobs of the fast tier that the disk has, too.
     pub volatile: bool,
-    /// Maximum bytes per second of write-back; 0: unlimited.
+    /// Maximum bytes per second of the write-back. The value 0 means no maximum.
     pub write_back_rate: u64,
-    /// The tier of a fill without a [`Hint`].
+    /// The tier to which a fill without a [`Hint`] is written.
     pub default_destination: Destination,
-    /// Amount by which the priority of a promoted blob must exceed that of the blobs that are
-    /// evicted for it.
+    /// Amount by which the priority of a promoted blob must exceed the priority of the blobs that
+    /// are evicted for it.
     pub margin: f64,
     /// Number of blobs that the medium had lost when it was opened. The statistics count them as
     /// damaged.
@@ -77,8 +77,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Options for a persistent fast tier of `limit` bytes that stores only fills with a [`Hint`]
-    /// to the fast tier.
+    /// Returns options for a persistent fast tier of `limit` bytes. The fast tier stores only fills
+    /// whose [`Hint`] names the fast tier.
     pub fn new(limit: u64) -> Self {
         Self {
             limit,
@@ -92,25 +92,27 @@ impl Options {
     }
 }
 
-/// A fast tier in front of the disk.
+/// A fast tier in front of the disk, as one tier.
 ///
-/// Invariants:
+/// The combination has these invariants:
 ///
 /// 1. A blob has a copy on the fast tier, on the disk, or on both. Readers get the copy on the fast
 ///    tier.
-/// 2. A fill with a hint ([`WriteBack::hint`]) to the fast tier is written and committed there, if
-///    it fits.
-/// 3. Such a copy is dirty until the write-back thread has written it to the disk. A dirty copy is
-///    never evicted. Of the other copies, the one with the lowest priority is evicted first.
-/// 4. The caller counts each blob once, from its fill on, against the capacity of the disk. So the
-///    disk always has space for the write-back.
-/// 5. A fill that no longer fits on the fast tier, or fails there, moves to the disk, even at its
-///    last byte. The staged bytes are copied, and clients do not notice. The fill fails only if the
-///    fast tier cannot return the staged bytes.
-/// 6. A blob on the disk is replaced only on the disk, and a partial fill continues on its medium.
+/// 2. A fill whose hint ([`WriteBack::hint`]) names the fast tier is written and committed on the
+///    fast tier, if it fits.
+/// 3. A copy on the fast tier is dirty until the write-back thread has written it to the disk. A
+///    dirty copy is never evicted. Among the clean copies, the copy with the lowest priority is
+///    evicted first.
+/// 4. The caller counts each blob once, from its fill on, against the capacity of the disk. Thus
+///    the disk always has space for the write-back.
+/// 5. If a fill no longer fits on the fast tier, or if the fast tier fails, the fill moves to the
+///    disk, even at its last byte. The staged bytes are copied, and clients do not notice the move.
+///    The fill fails only if the fast tier cannot return the staged bytes.
+/// 6. A new fill of a blob that is on the disk is written to the disk. A partial fill continues on
+///    the medium that has its bytes.
 ///
-/// A fill that moves does not leave its first part on the fast tier. That would save the copy, but
-/// the blob would need both media permanently.
+/// A fill that moves to the disk leaves no bytes on the fast tier. If it left its first part there,
+/// that part would not have to be copied, but the blob would need both media permanently.
 pub struct WriteBack {
     options: Options,
     fast: Arc<FastCopies>,
@@ -122,10 +124,10 @@ pub struct WriteBack {
 
 impl WriteBack {
     /// Recovers the contents of both tiers and starts the write-back thread. If the fast tier is
-    /// volatile, keeps only those of its blobs that the disk has, too. Blocks; scans both tiers.
+    /// volatile, keeps only those of its blobs that the disk has, too. Scans both tiers. Blocks.
     ///
     /// # Errors
-    /// The errors of the tiers, and of starting the thread.
+    /// An error of one of the tiers, or of starting the thread.
     pub fn open(
         fast: Arc<dyn FastMedium>,
         slow: Arc<dyn Tier>,
@@ -134,11 +136,11 @@ impl WriteBack {
         Self::open_with(fast, slow, options, &BackgroundWork::default())
     }
 
-    /// As [`Self::open`], with `background`: while it is paused, the write-back pauses, too, unless
-    /// half of the fast tier is dirty.
+    /// Opens the tiers like [`Self::open`]. While `background` is paused, the write-back pauses,
+    /// too, unless at least half of the fast tier is dirty.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// The same errors as [`Self::open`].
     pub fn open_with(
         fast: Arc<dyn FastMedium>,
         slow: Arc<dyn Tier>,
@@ -189,7 +191,7 @@ impl WriteBack {
         })
     }
 
-    /// Sets the tier of the next fill of a digest.
+    /// Chooses the tier to which the next fill of a digest is written.
     pub fn hint(&self, digest: Digest, hint: Hint) {
         self.fast.state.lock().hint(digest, hint);
     }
@@ -202,8 +204,9 @@ impl WriteBack {
             .rank(&CopyKey::whole(digest), priority);
     }
 
-    /// The highest priority among the blobs that would be evicted to store `more` bytes: 0 while
-    /// the bytes fit without eviction, infinite when they cannot fit.
+    /// Returns the highest priority among the blobs that would be evicted to store `more` bytes on
+    /// the fast tier. The result is 0 if the bytes fit without an eviction, and infinite if they
+    /// cannot fit.
     pub fn floor(&self, more: u64) -> f64 {
         self.fast.state.lock().floor(more)
     }
@@ -214,15 +217,16 @@ impl WriteBack {
     }
 
     /// Sets the hot ranges of a blob, in bytes. As soon as the disk has the blob, the fast tier
-    /// stores only the chunks of these ranges, in place of a whole copy. It stores nothing if the
-    /// blobs that would be evicted rank higher. If more than 3/4 of the blob is hot, the fast tier
-    /// stores the whole blob. The ranges of the latest 4096 blobs are remembered, so they may be
-    /// set before a blob arrives.
+    /// stores only the chunks of these ranges, and no whole copy. If the blobs that would be
+    /// evicted for these chunks rank higher, the fast tier stores nothing of this blob. If more
+    /// than 3/4 of the blob is hot, the fast tier stores the whole blob. The ranges may be set
+    /// before the blob arrives, because the ranges of the latest 4096 blobs are remembered.
     pub fn set_hot_ranges(&self, digest: Digest, ranges: &[Range<u64>], priority: f64) {
         self.hot.set(digest, ranges, priority);
     }
 
-    /// Number and total bytes of the hot ranges of a blob; `None` when unknown.
+    /// Returns the number and the total bytes of the hot ranges of a blob. `None` when they are
+    /// unknown.
     pub fn hot(&self, digest: &Digest) -> Option<(usize, u64)> {
         self.hot.ranges(digest)
     }
@@ -234,13 +238,14 @@ impl WriteBack {
     }
 
     /// Queues the copy of a requested blob of `bytes` bytes to the fast tier, if the blob ranks
-    /// above the blobs that would be evicted for it. The copy runs when no dirty blob waits for its
-    /// write-back. A full queue drops its oldest entries.
+    /// above the blobs that would be evicted for it. The copy is made when no dirty blob waits for
+    /// its write-back. A full queue drops its oldest entries.
     pub fn promote(&self, digest: Digest, bytes: u64, priority: f64) {
         self.promoter.queue(digest, bytes, priority);
     }
 
-    /// Measured speeds of both tiers. Before the first measurement, assumed speeds.
+    /// Returns the measured speeds of both tiers. Before the first measurement, returns assumed
+    /// speeds.
     pub fn speeds(&self) -> TierSpeeds {
         TierSpeeds {
             disk: *self.disk.speed.lock(),
@@ -250,10 +255,10 @@ impl WriteBack {
 
     /// Changes the limit in bytes, at most to [`Options::max_limit`]. (With a higher limit, the
     /// medium would be full before the limit is reached: nothing would be evicted, and every fill
-    /// would go to the disk.) A reduction evicts at once, lowest priority first. Dirty blobs are
-    /// evicted after their write-back, and open blobs after their last reader. Until the tier is
-    /// within its limit, no new blob enters. After a reduction, free memory returns to the
-    /// operating system. Blocks.
+    /// would go to the disk.) If the limit is reduced, blobs are evicted at once, those with the
+    /// lowest priority first. A dirty blob is evicted after its write-back, and an open blob after
+    /// its last reader has closed it. Until the tier is within its limit, no new blob enters. After
+    /// a reduction, free memory returns to the operating system. Blocks.
     pub fn set_limit(&self, limit: u64) {
         let limit = limit.min(self.options.max_limit);
         let before = std::mem::replace(&mut self.fast.state.lock().limit, limit);
@@ -265,7 +270,7 @@ impl WriteBack {
         }
     }
 
-    /// Contents and counters.
+    /// Returns the contents and the counters of the fast tier.
     pub fn stat(&self) -> FastStat {
         let free = if self.fast.has_failed() {
             0
@@ -289,8 +294,8 @@ impl WriteBack {
     }
 
     /// Waits until the disk has all committed blobs and all queued copies are made, or until
-    /// `give_up` returns `true`. Calls `give_up` every 50 ms. The write-back is not rate-limited
-    /// meanwhile. Returns the amount of data that is still dirty. Blocks.
+    /// `give_up` returns `true`. Calls `give_up` every 50 ms. During the wait, the rate of the
+    /// write-back is not limited. Returns the amount of data that is still dirty. Blocks.
     pub fn flush(&self, give_up: impl FnMut() -> bool) -> Dirty {
         self.wait_while(
             |state| {
@@ -311,7 +316,7 @@ impl WriteBack {
         self.fast.changed.notify_all();
         while is_wanted(&state) && !state.is_stopped {
             self.fast.changed.wait_for(&mut state, LOOK);
-            // Unlocks the state for this call, because `give_up` may call this tier.
+            // The state is unlocked during this call, because `give_up` may call this tier.
             let gives_up = MutexGuard::unlocked(&mut state, &mut give_up);
             if gives_up {
                 break;
@@ -321,8 +326,8 @@ impl WriteBack {
         state.dirty()
     }
 
-    /// At shutdown: writes back the dirty blobs of a volatile fast tier, as [`Self::flush`]. Does
-    /// nothing for a persistent one.
+    /// Called at shutdown: writes the dirty blobs of a volatile fast tier back like
+    /// [`Self::flush`]. Does nothing if the fast tier is persistent.
     pub fn save(&self, give_up: impl FnMut() -> bool) -> Dirty {
         match self.options.volatile {
             true => self.wait_while(TierState::has_dirty, give_up),

@@ -1,5 +1,5 @@
-//! Open blobs of the fast tier and of the disk. They measure read times. A copy on the fast tier
-//! occupies its space until its last reader is dropped.
+//! Open blobs of the fast tier and of the disk. Each open blob measures the times of its reads. A
+//! copy on the fast tier occupies its space until its last reader is dropped.
 
 use parking_lot::Mutex;
 use std::io;
@@ -11,11 +11,11 @@ use super::room::Room;
 use super::slow_disk::SlowDisk;
 use crate::tier::{Blob, Extent, ReadAt, Trailer};
 
-/// An open copy on the fast tier. Its space stays reserved until this value is dropped.
+/// An open copy on the fast tier. The space of the copy stays reserved until this value is dropped.
 pub(super) struct FastBlob {
     blob: Arc<dyn Blob>,
-    /// Dropped after the blob: the reservation must not be released before the medium has freed the
-    /// space.
+    /// The reservation of the copy's space. It is dropped after the blob, because it must not be
+    /// released before the medium has freed the space.
     room: ReaderRoom,
 }
 
@@ -45,9 +45,9 @@ impl Drop for ReaderRoom {
     }
 }
 
-/// Distance of measured reads of a fast blob, in bytes.
+/// Distance in bytes between two reads of a blob on the fast tier whose times are measured.
 const SAMPLE_INTERVAL: u64 = 4 << 20;
-/// Number of bytes over which the rate of the disk is measured.
+/// Number of bytes over which the read rate of the disk is measured.
 const RATE_WINDOW: u64 = 4 << 20;
 /// Maximum gap in bytes between two consecutive reads of one run. The disk reads ahead over a
 /// smaller gap, so such a gap costs no seek.
@@ -89,19 +89,19 @@ pub(super) struct SlowBlob {
     run: Mutex<Run>,
 }
 
-/// Consecutive reads that waited for the disk.
+/// A run of consecutive reads that waited for the disk.
 #[derive(Default)]
 struct Run {
     begin: u64,
     end: u64,
-    /// Number of bytes of these reads, and the seconds that they took.
+    /// Number of bytes of the reads of this run, and the seconds that they took.
     waited: (u64, f64),
 }
 
 impl SlowBlob {
     pub(super) fn new(disk: &Arc<SlowDisk>, blob: Arc<dyn Blob>) -> Self {
         let run = Run {
-            // An end that no read can continue.
+            // No read can continue a run that ends here.
             end: u64::MAX,
             ..Run::default()
         };
@@ -125,8 +125,8 @@ impl SlowBlob {
             if bytes < RATE_WINDOW {
                 return;
             }
-            // If most bytes came from the page cache, the time says nothing about the disk and is
-            // not used.
+            // If most bytes came from the page cache, the measured time says nothing about the disk
+            // and is not used.
             if run.waited.0 >= bytes / 4 {
                 speed.observe_run(bytes, run.waited.1);
             }

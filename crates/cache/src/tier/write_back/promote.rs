@@ -1,5 +1,5 @@
-//! Promotion: copies a requested blob from the disk to the fast tier, if it ranks above the blobs
-//! that are evicted for it.
+//! Promotion: copies a requested blob from the disk to the fast tier, if this blob ranks above the
+//! blobs that must be evicted for it.
 
 use std::io;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ pub(super) struct Promoter {
     pub(super) fast: Arc<FastCopies>,
     pub(super) disk: Arc<SlowDisk>,
     pub(super) pacer: Arc<CopyPacer>,
-    /// Amount by which the priority of a promoted blob must exceed that of the blobs that are
-    /// evicted for it.
+    /// Amount by which the priority of a promoted blob must exceed the priority of the blobs that
+    /// are evicted for it.
     pub(super) margin: f64,
 }
 
@@ -47,17 +47,17 @@ impl Promoter {
         self.fast.changed.notify_all();
     }
 
-    /// Whether the priority of a copy of `need` bytes exceeds that of the blobs that would be
-    /// evicted for it by at least the margin.
+    /// Whether the priority of a copy of `need` bytes is high enough: it must exceed the priority
+    /// of the blobs that would be evicted for the copy by at least the margin.
     fn is_worth(&self, state: &TierState, need: u64, priority: f64) -> bool {
         let floor = state.floor(need);
-        // While there is room, no blob is evicted.
+        // If there is room, no blob is evicted for the copy, so there is no margin.
         let margin = if floor > 0.0 { self.margin } else { 0.0 };
         priority > floor + margin
     }
 
-    /// Copies a whole blob to the fast tier, unless the blobs that would be evicted for it rank as
-    /// high.
+    /// Copies a whole blob to the fast tier, unless the blobs that would be evicted for the copy
+    /// rank as high as this blob.
     pub(super) fn copy_whole(&self, digest: &Digest, priority: f64) -> io::Result<()> {
         let Some(slow) = self.disk.tier.open(digest)? else {
             return Ok(());

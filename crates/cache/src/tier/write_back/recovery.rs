@@ -1,5 +1,5 @@
-//! Recovery at start: finds the copies on the fast tier and on the disk, and registers or deletes
-//! each of them.
+//! Recovery of the write-back tier at the start of pierhead: finds the copies on the fast tier and
+//! on the disk, and registers or deletes each of them.
 
 use std::collections::HashSet;
 use std::io;
@@ -41,7 +41,7 @@ pub(super) fn recover(fast: &FastCopies, disk: &dyn Tier, is_volatile: bool) -> 
             fast.medium.remove(&found.digest)?;
             continue;
         }
-        // The staged bytes on the disk are an incomplete write-back.
+        // The staged bytes of this blob on the disk are an incomplete write-back.
         if state.on_disk.remove(&found.digest) {
             disk.discard(&found.digest)?;
         }
@@ -51,7 +51,7 @@ pub(super) fn recover(fast: &FastCopies, disk: &dyn Tier, is_volatile: bool) -> 
         state.insert(key, room, 0.0, is_clean);
     }
     for found in cut {
-        // If both tiers have a partial fill of one digest, the one on the disk is newer.
+        // If both tiers have a partial fill of one digest, the partial fill on the disk is newer.
         let useless = is_volatile || state.on_disk.contains(&found.digest);
         if useless {
             fast.medium.discard(&found.digest)?;

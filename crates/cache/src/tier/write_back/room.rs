@@ -4,16 +4,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Sums over all reservations.
+/// Sums over all reservations of one fast tier.
 #[derive(Default)]
 pub(super) struct RoomTotals {
-    /// Reserved bytes of the fast tier, including deleted copies that readers have open.
+    /// Reserved bytes of the fast tier, including the bytes of deleted copies that readers have
+    /// open.
     used: AtomicU64,
     /// Dirty bytes: reserved bytes whose content is not on the disk yet.
     dirty: AtomicU64,
 }
 
-/// A reservation. Dropping it releases its bytes.
+/// A reservation of space on the fast tier. Dropping this value releases its bytes.
 pub(super) struct Room {
     totals: Arc<RoomTotals>,
     bytes: AtomicU64,
@@ -31,7 +32,7 @@ impl RoomTotals {
 }
 
 impl Room {
-    /// A reservation of 0 bytes.
+    /// Creates a reservation of 0 bytes.
     pub(super) fn new(totals: &Arc<RoomTotals>) -> Arc<Self> {
         Arc::new(Self {
             totals: totals.clone(),
@@ -44,13 +45,13 @@ impl Room {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Sets the size of the reservation. Before the caller makes it larger, the caller checks the
-    /// limit under the lock of the tier state.
+    /// Sets the size of the reservation. Before the caller enlarges the reservation, it must check
+    /// the limit under the lock of the tier state.
     pub(super) fn resize(&self, bytes: u64) {
         exchange(&self.bytes, &self.totals.used, bytes);
     }
 
-    /// Sets the dirty bytes of the reservation.
+    /// Sets the number of dirty bytes of the reservation.
     pub(super) fn set_dirty(&self, bytes: u64) {
         exchange(&self.dirty, &self.totals.dirty, bytes);
     }
@@ -63,7 +64,7 @@ impl Drop for Room {
     }
 }
 
-/// Sets `own`, and changes the sum by the same amount.
+/// Sets `own` to `bytes`, and changes `sum` by the same amount as `own`.
 fn exchange(own: &AtomicU64, sum: &AtomicU64, bytes: u64) {
     let before = own.swap(bytes, Ordering::Relaxed);
     if bytes >= before {

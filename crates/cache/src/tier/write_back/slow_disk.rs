@@ -1,4 +1,5 @@
-//! The disk behind the fast tier: its measured speed, and when a reader last waited for it.
+//! The disk behind the fast tier: opens blobs on it, measures its speed, and records when a reader
+//! last waited for it.
 
 use parking_lot::Mutex;
 use std::io;
@@ -12,17 +13,17 @@ use super::open::SlowBlob;
 use crate::tier::placement::Speed;
 use crate::tier::{Blob, Tier};
 
-/// Time after a read from the disk during which no copy uses the disk. Consecutive reads of one
-/// client are less than this time apart.
+/// Time after a read from the disk during which no copy uses the disk. The time between two
+/// consecutive reads of one client is shorter.
 const QUIET_AFTER_READ: Duration = Duration::from_millis(30);
 
 pub(super) struct SlowDisk {
     pub(super) tier: Arc<dyn Tier>,
-    /// Measured speed of the disk.
+    /// The measured speed of the disk.
     pub(super) speed: Mutex<Speed>,
     opened: Instant,
-    /// Time of the last read that waited for the disk, in milliseconds since `opened`; 0: no such
-    /// read.
+    /// Time of the last read that waited for the disk, in milliseconds since `opened`. 0 means that
+    /// no read waited yet.
     last_read: AtomicU64,
 }
 
@@ -42,19 +43,20 @@ impl SlowDisk {
         Ok(blob.map(|blob| Arc::new(SlowBlob::new(self, blob)) as Arc<dyn Blob>))
     }
 
-    /// Whether the disk has a readable copy of the blob. A blob whose copy is unreadable may be
-    /// stored again.
+    /// Whether the disk has a readable copy of the blob. If the copy on the disk is unreadable, the
+    /// blob may be stored again.
     pub(super) fn has(&self, digest: &Digest) -> bool {
         matches!(self.tier.open(digest), Ok(Some(_)))
     }
 
-    /// Notes that a reader waited for the disk.
+    /// Records that a reader waited for the disk just now.
     pub(super) fn was_read(&self) {
         let millis = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_read.store(millis.max(1), Ordering::Relaxed);
     }
 
-    /// Time at which copies may use the disk again; `None`: now.
+    /// Returns the time at which copies may use the disk again. `None` means that they may use it
+    /// now.
     pub(super) fn quiet_at(&self) -> Option<Instant> {
         let read = self.last_read.load(Ordering::Relaxed);
         let quiet = self.opened + Duration::from_millis(read) + QUIET_AFTER_READ;

@@ -1,5 +1,5 @@
-//! The hot chunks of a blob: which chunks are hot, and the header that stores this list in front of
-//! the chunks on the fast tier.
+//! The list of a blob's hot chunks (the chunks that container starts read), and the header that
+//! stores this list in front of the chunks on the fast tier.
 
 use std::ops::Range;
 
@@ -11,42 +11,43 @@ use crate::tier::CHUNK;
 /// gaps between them are joined.
 const MAX_SPANS: usize = 1024;
 const MAGIC: [u8; 8] = *b"PIERHOT1";
-/// The header is padded to a multiple of 4 KiB, so that the chunks begin at a page boundary and can
-/// be sent as whole pages.
+/// Size of a page in bytes. The header is padded to a multiple of a page (4 KiB), so that the chunks begin
+/// at a page boundary and can be sent as whole pages.
 const PAGE: u64 = 4096;
-/// Length in bytes of magic, size of the blob and number of spans; the spans and a checksum follow.
+/// Length in bytes of the first part of the header: magic, size of the blob and number of spans.
+/// The spans and a checksum follow.
 const FIXED_LEN: usize = 20;
 const SPAN_LEN: usize = 8;
 const CHUNK_LEN: u64 = CHUNK as u64;
 
-/// A run of contiguous hot chunks.
+/// A span: a run of contiguous hot chunks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Span {
     first: u32,
     count: u32,
 }
 
-/// Disjoint spans in order; at least one.
+/// The spans of one blob: at least one, in order, without overlaps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Spans {
     spans: Vec<Span>,
-    /// Number of chunks before each span.
+    /// For each span, the number of hot chunks before it.
     before: Vec<u32>,
 }
 
-/// Where a byte of the blob can be read.
+/// The place from which a byte of the blob can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Location {
-    /// In the copy on the fast tier: offset after the header, and number of hot bytes from this
-    /// offset.
+    /// The byte is in the copy on the fast tier: its offset after the header, and the number of hot
+    /// bytes from this offset on.
     Hot(u64, u64),
-    /// Only on the disk: number of bytes up to the next hot chunk.
+    /// The byte is only on the disk: the number of bytes up to the next hot chunk.
     Cold(u64),
 }
 
 impl Spans {
-    /// Widens byte ranges, in any order, to whole chunks. `None` when all ranges are empty, or when
-    /// one extends beyond 256 TiB.
+    /// Creates the spans of byte ranges, which may be in any order. Each range is widened to whole
+    /// chunks. `None` when all ranges are empty, or when a range extends beyond 256 TiB.
     pub(super) fn of(ranges: &[Range<u64>]) -> Option<Self> {
         let mut chunks = Vec::with_capacity(ranges.len());
         for range in ranges.iter().filter(|range| range.start < range.end) {
@@ -54,7 +55,7 @@ impl Spans {
             chunks.push(first..u32::try_from(range.end.div_ceil(CHUNK_LEN)).ok()?);
         }
         chunks.sort_unstable_by_key(|range| range.start);
-        // If spans must be joined, it is cheapest to join those with the smallest gap of cold
+        // If spans must be joined, joining the spans with the smallest gaps adds the fewest cold
         // chunks.
         let mut gap = 0_u32;
         loop {
@@ -88,7 +89,7 @@ impl Spans {
         (!spans.is_empty()).then_some(Self { spans, before })
     }
 
-    /// The part of the spans that lies within a blob of `size` bytes.
+    /// Returns the part of the spans that is within a blob of `size` bytes.
     pub(super) fn within(&self, size: u64) -> Option<Self> {
         let chunks = u32::try_from(size.div_ceil(CHUNK_LEN)).ok()?;
         let spans = self.spans.iter().take_while(|span| span.first < chunks);
@@ -103,7 +104,7 @@ impl Spans {
         self.spans.len()
     }
 
-    /// The byte ranges of the spans in a blob of `size` bytes.
+    /// Returns the byte ranges of the spans in a blob of `size` bytes.
     pub(super) fn ranges(&self, size: u64) -> impl Iterator<Item = Range<u64>> {
         let range = move |span: &Span| {
             let (first, count) = (u64::from(span.first), u64::from(span.count));
@@ -112,14 +113,14 @@ impl Spans {
         self.spans.iter().map(range)
     }
 
-    /// Number of hot bytes in a blob of `size` bytes.
+    /// Returns the number of hot bytes in a blob of `size` bytes.
     pub(super) fn bytes(&self, size: u64) -> u64 {
         self.ranges(size)
             .map(|range| range.end.saturating_sub(range.start))
             .sum()
     }
 
-    /// Where a byte of a blob of `size` bytes can be read.
+    /// Returns from which place a byte of a blob of `size` bytes can be read.
     pub(super) fn locate(&self, offset: u64, size: u64) -> Location {
         let chunk = offset / CHUNK_LEN;
         let behind = self
@@ -141,12 +142,12 @@ impl Spans {
         Location::Cold(next.min(size).saturating_sub(offset))
     }
 
-    /// Length of the header in bytes.
+    /// Returns the length of the header in bytes.
     pub(super) fn header_len(&self) -> u64 {
         ((FIXED_LEN + SPAN_LEN * self.spans.len() + 4) as u64).next_multiple_of(PAGE)
     }
 
-    /// The header for a blob of `size` bytes.
+    /// Encodes the header for a blob of `size` bytes.
     pub(super) fn encode(&self, digest: &Digest, size: u64) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&size.to_le_bytes());
@@ -162,7 +163,7 @@ impl Spans {
         bytes
     }
 
-    /// Decodes the spans and the size of the blob from the beginning of a copy: its first
+    /// Decodes the spans and the size of the blob. `bytes` is the beginning of a copy: the first
     /// [`Spans::MAX_HEADER`] bytes, or the whole copy if it is shorter.
     pub(super) fn decode(digest: &Digest, bytes: &[u8]) -> Option<(Self, u64)> {
         let word = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
@@ -244,8 +245,8 @@ mod tests {
 
     #[test]
     fn close_spans_are_joined_until_at_most_the_maximum_is_left() {
-        // Makes `count` spans with gaps of two chunks. While their number is allowed, no spans are
-        // joined.
+        // Creates `count` spans with gaps of two chunks. If this number of spans is allowed, no
+        // spans are joined.
         let apart = |count: usize| -> Vec<_> {
             let one = |nth: usize| 3 * nth as u64 * CHUNK_LEN..3 * nth as u64 * CHUNK_LEN + 1;
             (0..count).map(one).collect()
@@ -263,13 +264,13 @@ mod tests {
                 matches!(spans.locate(range.start, u64::MAX), Location::Hot(..))
             };
             assert!(ranges.iter().all(is_hot), "{count}");
-            // The encoding can be decoded again.
+            // Decoding the encoded header gives the same spans.
             let of = digest(b"many");
             let decoded = Spans::decode(&of, &spans.encode(&of, u64::MAX));
             assert_eq!(decoded, Some((spans, u64::MAX)));
         }
-        // There is one span too many. Only two spans are closer than the others: these two are
-        // joined, with the chunk between them.
+        // There is one span more than allowed. The gap between two of the spans is smaller than all
+        // other gaps, so these two spans are joined, with the chunk between them.
         let mut ranges = apart(MAX_SPANS);
         let close = (3 * MAX_SPANS as u64 - 1) * CHUNK_LEN;
         ranges.push(close..close + 1);

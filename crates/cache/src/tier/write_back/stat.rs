@@ -1,47 +1,48 @@
-//! Statistics of the fast tier.
+//! Statistics of the fast tier: its contents, and counters of its operations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Contents of the fast tier, and counters since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FastStat {
-    /// Free bytes on the medium.
+    /// Number of free bytes on the medium.
     pub free: u64,
-    /// Limit of `used` in bytes.
+    /// The limit of `used` in bytes.
     pub limit: u64,
-    /// Upper bound of [`Self::limit`] in bytes.
+    /// The upper bound of [`Self::limit`] in bytes.
     pub max_limit: u64,
-    /// Reserved bytes: copies, fills, and deleted copies that readers have open.
+    /// Number of reserved bytes, for copies, for fills, and for deleted copies that readers have
+    /// open.
     pub used: u64,
-    /// Number of whole copies.
+    /// Number of copies of whole blobs.
     pub blobs: u64,
     /// Number of copies of hot ranges.
     pub hot: u64,
-    /// Bytes of the copies of hot ranges.
+    /// Number of bytes of the copies of hot ranges.
     pub hot_used: u64,
-    /// Number of dirty blobs.
+    /// Number of blobs that are not written back yet.
     pub dirty_blobs: u64,
-    /// Dirty bytes, including the bytes of running fills.
+    /// Number of bytes that are not written back yet, including the bytes of running fills.
     pub dirty_bytes: u64,
-    /// Content written to the fast tier, in bytes.
+    /// Number of content bytes that were written to the fast tier.
     pub staged: u64,
-    /// Content written back to the disk, in bytes.
+    /// Number of content bytes that were written back to the disk.
     pub written_back: u64,
-    /// Content copied from the disk to the fast tier, in bytes.
+    /// Number of content bytes that were copied from the disk to the fast tier.
     pub promoted: u64,
-    /// Fills that moved to the disk because the fast tier had no room or failed.
+    /// Number of fills that moved to the disk because the fast tier had no room or failed.
     pub moved: u64,
-    /// Copies evicted for room.
+    /// Number of copies that were evicted to make room.
     pub evicted: u64,
-    /// Blobs opened on the fast tier.
+    /// Number of times that a blob was opened on the fast tier.
     pub hits: u64,
-    /// Blobs opened on the disk with their hot ranges on the fast tier.
+    /// Number of times that a blob was opened on the disk with its hot ranges on the fast tier.
     pub hot_hits: u64,
-    /// Blobs opened on the disk only.
+    /// Number of times that a blob was opened on the disk only.
     pub disk_hits: u64,
     /// Number of copies that were found to be damaged.
     pub damaged: u64,
-    /// Number of damaged copies that readers found. The cache counts these as corrupt blobs.
+    /// Number of damaged copies that readers found. The cache counts these copies as corrupt blobs.
     pub corrupt: u64,
     /// Whether the medium has failed. A failed medium is not used until a restart.
     pub failed: bool,
@@ -66,7 +67,7 @@ pub(super) fn count(counter: &AtomicU64, by: u64) {
 }
 
 impl Counters {
-    /// The counters; all other fields are 0.
+    /// Returns the counters. All other fields of the result are 0.
     pub(super) fn read(&self) -> FastStat {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         FastStat {

@@ -16,7 +16,7 @@ use crate::tier::placement::Destination;
 use crate::tier::{Blob, MultiTier, Staged, Tier, TierEntry};
 
 impl WriteBack {
-    /// Stages a fill on the fast tier; `None` when the tier has no room or fails.
+    /// Opens staging for a fill on the fast tier. `None` when the fast tier has no room or fails.
     fn stage_fast(&self, digest: &Digest, hint: Hint) -> Option<Box<dyn Staged>> {
         let key = CopyKey::whole(digest);
         let cut = self.fast.state.lock().take_partial(&key);
@@ -54,7 +54,7 @@ impl Tier for WriteBack {
         };
         let fast = !there && (cut || hint.destination == Destination::Fast);
         let fast = fast && !self.fast.has_failed();
-        // A blob that is on the disk is replaced on the disk.
+        // If the blob is on the disk, its new fill is written to the disk.
         if fast
             && (cut || !self.disk.has(digest))
             && let Some(staged) = self.stage_fast(digest, hint)
@@ -133,7 +133,7 @@ impl Tier for WriteBack {
                 visit(found);
             }
         })?;
-        // All other staged bytes on the disk are incomplete copies from the fast tier.
+        // Other staged bytes on the disk are incomplete copies from the fast tier, and not fills.
         self.disk.tier.scan_staged(&mut |found| {
             if self.fast.state.lock().on_disk.contains(&found.digest) {
                 visit(found);
@@ -141,8 +141,8 @@ impl Tier for WriteBack {
         })
     }
 
-    /// Free bytes of the disk, minus the bytes of dirty blobs, which still have to be written
-    /// there.
+    /// Returns the number of free bytes of the disk, minus the bytes of dirty blobs, because these
+    /// bytes still have to be written to the disk.
     fn free(&self) -> io::Result<u64> {
         let dirty = self.fast.state.lock().totals.dirty();
         Ok(self.disk.tier.free()?.saturating_sub(dirty))
@@ -178,7 +178,7 @@ impl MultiTier for WriteBack {
         self.fast.state.lock().is_stopped = true;
         self.fast.changed.notify_all();
         if let Some(thread) = self.thread.lock().take() {
-            // An error means that the thread panicked, which was logged then.
+            // An error means that the thread panicked. The panic was logged when it happened.
             let _ = thread.join();
         }
     }

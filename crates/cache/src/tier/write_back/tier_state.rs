@@ -1,4 +1,5 @@
-//! The state of the fast tier: plain data behind one lock, without I/O.
+//! The state of the fast tier: its copies, hints for fills, and the queues of write-back, hot
+//! ranges and promotion. Plain data behind one lock, without I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -11,43 +12,44 @@ use super::room::{Room, RoomTotals};
 use super::spans::Spans;
 use crate::tier::placement::Destination;
 
-/// Maximum number of hints that wait for their fill. Above this number, the oldest hints are
+/// Maximum number of hints whose fill has not started. Above this number, the oldest hints are
 /// dropped.
 const MAX_HINTS: usize = 16 << 10;
 
-/// The placement of a fill, decided before it starts.
+/// The placement of a fill, which is decided before the fill starts.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Hint {
-    /// The tier of the fill.
+    /// The tier to which the fill is written.
     pub destination: Destination,
-    /// Priority on the fast tier: blobs with a higher priority are evicted later.
+    /// Priority of the blob on the fast tier: blobs with a higher priority are evicted later.
     pub priority: f64,
-    /// Expected size of the blob in bytes; 0 when unknown.
+    /// Expected size of the blob in bytes. 0 when the size is unknown.
     pub bytes: u64,
 }
 
-/// The amount of dirty data: of blobs whose bytes are not on the disk yet.
+/// The amount of dirty data on the fast tier. Data is dirty until it is written back to the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Dirty {
     /// Number of committed dirty blobs.
     pub blobs: u64,
-    /// Bytes of these blobs and of running fills.
+    /// Number of bytes of the dirty blobs and of running fills.
     pub bytes: u64,
 }
 
 /// A copy on the fast tier.
 pub(super) struct Entry {
     pub(super) room: Arc<Room>,
-    /// Unique among all copies that were ever made, in the order of arrival.
+    /// A number that is unique among all copies that were ever made. Later copies have higher
+    /// numbers.
     pub(super) number: u64,
     pub(super) priority: Priority,
     /// Whether the disk has the blob, too.
     pub(super) is_clean: bool,
-    /// The spans of a copy of hot chunks; `None` for a whole copy.
+    /// The spans, if this is a copy of hot chunks. `None` for a whole copy.
     pub(super) hot: Option<Arc<Spans>>,
 }
 
-/// A priority with a total order, in which NaN counts as 0.
+/// A priority with a total order, in which NaN counts as 0 and all values can be compared.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Priority(f64);
 
@@ -73,41 +75,41 @@ impl Ord for Priority {
 
 /// A copy or partial fill that is evicted from the fast tier to make room.
 pub(super) enum FastVictim {
-    /// A partial fill.
+    /// The victim is a partial fill.
     Partial(CopyKey),
-    /// A clean copy, and its number.
+    /// The victim is a clean copy, which has this number.
     Copy(CopyKey, u64),
 }
 
-/// The state of the fast tier; see the documentation of this module.
+/// The state of the fast tier, which the documentation of this module describes.
 pub(super) struct TierState {
     pub(super) limit: u64,
     pub(super) totals: Arc<RoomTotals>,
     pub(super) entries: HashMap<CopyKey, Entry>,
-    /// Clean copies, in the order of their eviction.
+    /// Clean copies (which the disk has, too), in the order of their eviction.
     clean: BTreeSet<(Priority, u64, CopyKey)>,
-    /// Dirty entries, the oldest first.
+    /// Dirty copies by number, so that the oldest is first.
     pub(super) queue: BTreeMap<u64, Digest>,
-    /// Partial fills on the fast tier, the oldest first.
+    /// Partial fills on the fast tier by number, so that the oldest is first.
     partials: BTreeMap<u64, CopyKey>,
     rooms: HashMap<CopyKey, (u64, Arc<Room>)>,
-    /// Digests with staged bytes on the disk; their fills continue on the disk.
+    /// Digests whose staged bytes are on the disk. Fills of these digests continue on the disk.
     pub(super) on_disk: HashSet<Digest>,
-    /// Blobs that must not be written back now. The number counts the calls of
+    /// Blobs that must not be written back at this time. The number counts the calls of
     /// [`Self::block_write_back`].
     blocked: HashMap<Digest, usize>,
-    /// The blob that the write-back thread is writing back or copying.
+    /// The blob that the write-back thread is writing back or copying to the fast tier.
     pub(super) writing_back: Option<Digest>,
     /// Whether the write-back thread is working: on the blob `writing_back`, or on evictions after
     /// it.
     pub(super) is_busy: bool,
     /// Whether a reader closed a copy while the tier was above its limit, and no eviction has run
-    /// since.
+    /// since then.
     pub(super) needs_eviction: bool,
-    /// Number of waiting flushes.
+    /// Number of callers that wait for a flush.
     pub(super) flush_waiters: usize,
     pub(super) is_stopped: bool,
-    /// Hot ranges of blobs, and the queue of their copies.
+    /// Hot ranges of blobs, and the queue of hot ranges that must be copied.
     pub(super) hot_ranges: HotRanges,
     /// Blobs that wait for promotion, with their priorities.
     pub(super) promotions: VecDeque<(Digest, f64)>,
@@ -163,7 +165,7 @@ impl TierState {
         self.hints.remove(digest)
     }
 
-    /// Registers a committed copy, and replaces an older one of its key.
+    /// Registers a committed copy. Replaces an older copy with the same key.
     pub(super) fn insert(&mut self, key: CopyKey, room: Arc<Room>, priority: f64, is_clean: bool) {
         self.remove(&key);
         let (number, priority) = (self.number(), Priority::new(priority));
@@ -197,30 +199,31 @@ impl TierState {
         }
     }
 
-    /// Whether there is a copy with this key.
+    /// Whether the fast tier has a copy with this key.
     pub(super) fn has(&self, key: &CopyKey) -> bool {
         self.entries.contains_key(key)
     }
 
-    /// Whether there is a copy of the whole blob.
+    /// Whether the fast tier has a copy of the whole blob.
     pub(super) fn has_whole(&self, digest: &Digest) -> bool {
         self.entries
             .get(&CopyKey::whole(digest))
             .is_some_and(|entry| entry.hot.is_none())
     }
 
-    /// All copies of whole blobs.
+    /// Returns all copies of whole blobs.
     pub(super) fn whole(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values().filter(|entry| entry.hot.is_none())
     }
 
-    /// Reservations of the copies of hot chunks.
+    /// Returns the reservations of the copies of hot chunks.
     pub(super) fn hot_copies(&self) -> impl Iterator<Item = &Room> {
         let copies = self.entries.values().filter(|entry| entry.hot.is_some());
         copies.map(|entry| &*entry.room)
     }
 
-    /// Removes a copy from the state. Its space stays reserved until its last reader is dropped.
+    /// Removes a copy from the state. The space of the copy stays reserved until its last reader is
+    /// dropped.
     pub(super) fn remove(&mut self, key: &CopyKey) -> Option<Entry> {
         let entry = self.entries.remove(key)?;
         if entry.is_clean {
@@ -232,7 +235,7 @@ impl TierState {
         Some(entry)
     }
 
-    /// Marks a copy as clean after its write-back, unless it was replaced meanwhile.
+    /// Marks a copy as clean after its write-back, unless another copy has replaced it.
     pub(super) fn mark_clean(&mut self, digest: &Digest, number: u64) {
         let key = CopyKey::whole(digest);
         if let Some(entry) = self.entries.get_mut(&key)
@@ -246,7 +249,7 @@ impl TierState {
         }
     }
 
-    /// Moves a dirty blob to the end of the queue after an error of the disk.
+    /// Moves a dirty blob to the end of the write-back queue, because the disk returned an error.
     pub(super) fn postpone(&mut self, digest: &Digest, number: u64) {
         let last = self.number();
         if let Some(entry) = self.entries.get_mut(&CopyKey::whole(digest))
@@ -259,7 +262,7 @@ impl TierState {
         }
     }
 
-    /// Changes the priority of a copy.
+    /// Changes the priority of a copy on the fast tier.
     pub(super) fn rank(&mut self, key: &CopyKey, priority: f64) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
@@ -291,7 +294,7 @@ impl TierState {
         self.rooms.contains_key(&CopyKey::whole(digest))
     }
 
-    /// Number of bytes to evict before `more` bytes fit.
+    /// Returns the number of bytes to evict before `more` bytes fit.
     fn short(&self, more: u64) -> u64 {
         let used = self.totals.used().saturating_add(more);
         used.saturating_sub(self.limit)
@@ -302,7 +305,8 @@ impl TierState {
         self.short(more) == 0
     }
 
-    /// Whether `more` bytes fit after the eviction of all that can be evicted.
+    /// Whether `more` bytes fit after the eviction of all copies and partial fills that can be
+    /// evicted.
     pub(super) fn can_fit(&self, more: u64) -> bool {
         let short = self.short(more);
         let partials = self.rooms.values().map(|(_, room)| room.bytes());
@@ -317,8 +321,8 @@ impl TierState {
         })
     }
 
-    /// The next copy or partial fill to evict. Never an open copy, since its eviction frees nothing
-    /// yet.
+    /// Returns the next copy or partial fill to evict. Never returns an open copy, because its
+    /// eviction would not free its space yet.
     pub(super) fn victim(&self) -> Option<FastVictim> {
         if let Some(key) = self.partials.values().next() {
             return Some(FastVictim::Partial(*key));
@@ -330,8 +334,8 @@ impl TierState {
         self.clean.iter().find_map(idle)
     }
 
-    /// The highest priority among the copies that would be evicted to store `more` bytes: 0 while
-    /// the bytes fit without eviction, infinite when they cannot fit.
+    /// Returns the highest priority among the copies that would be evicted to store `more` bytes.
+    /// The result is 0 if the bytes fit without an eviction, and infinite if they cannot fit.
     pub(super) fn floor(&self, more: u64) -> f64 {
         let partials: u64 = self.rooms.values().map(|(_, room)| room.bytes()).sum();
         let mut short = self.short(more).saturating_sub(partials);
@@ -371,12 +375,12 @@ impl TierState {
         self.blocked.contains_key(digest)
     }
 
-    /// The next blob whose hot chunks are to be copied.
+    /// Returns the next blob whose hot chunks must be copied to the fast tier.
     pub(super) fn next_hot(&self) -> Option<Digest> {
         self.hot_ranges.next(|digest| self.is_blocked(digest))
     }
 
-    /// The next blob to promote.
+    /// Returns the next blob to copy to the fast tier, with its priority.
     pub(super) fn next_promotion(&self) -> Option<(Digest, f64)> {
         let mut promotions = self.promotions.iter();
         promotions
@@ -384,15 +388,15 @@ impl TierState {
             .copied()
     }
 
-    /// The oldest dirty blob that may be written back.
+    /// Returns the oldest dirty blob that may be written back.
     pub(super) fn next(&self) -> Option<(Digest, u64)> {
         let mut queue = self.queue.iter();
         let (number, digest) = queue.find(|(_, digest)| !self.blocked.contains_key(*digest))?;
         Some((*digest, *number))
     }
 
-    /// Whether the write-back can wait: at most half of the tier is dirty, and no flush and no
-    /// shutdown waits for it.
+    /// Whether the write-back can wait: at most half of the tier is dirty, and neither a flush nor
+    /// a shutdown waits for the write-back.
     pub(super) fn has_room(&self) -> bool {
         self.totals.dirty() <= self.limit / 2 && self.flush_waiters == 0 && !self.is_stopped
     }

@@ -1,5 +1,5 @@
 //! The write-back thread: writes dirty blobs from the fast tier back to the disk, one at a time,
-//! the oldest first. It also makes the copies from the disk to the fast tier.
+//! the oldest first. The thread also copies blobs and hot ranges from the disk to the fast tier.
 
 use parking_lot::MutexGuard;
 use std::io;
@@ -18,29 +18,31 @@ use super::stat::count;
 use super::tier_state::TierState;
 use crate::tier::{CHUNK, is_damage};
 
-/// Number of bytes after which the thread asks the disk to sync, so that unwritten pages never fill
-/// the memory.
+/// Number of written bytes after which the thread syncs them to the disk, so that unwritten pages
+/// never fill the memory.
 const SYNC_INTERVAL: u64 = 8 << 20;
-/// First and longest pause after an error of the disk; each pause is twice the one before.
+/// The first and the longest pause after an error of the disk. Each pause is twice as long as the
+/// pause before.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
 /// The result of the write-back of one blob.
 enum WriteBackOutcome {
     Complete,
-    /// Another operation needs the blob, or the tier is closing.
+    /// The write-back was stopped, because another operation needs the blob, or because the tier is
+    /// closing.
     Interrupted,
 }
 
-/// The next work of the thread.
+/// The next work of the write-back thread.
 #[derive(Clone, Copy)]
 enum Work {
-    /// Writes a dirty blob back: its digest, and its number in the tier state.
+    /// Write a dirty blob back. Contains its digest and its number in the tier state.
     WriteBack(Digest, u64),
-    /// Copies the hot ranges of a blob from the disk to the fast tier.
+    /// Copy the hot ranges of a blob from the disk to the fast tier.
     CopyHot(Digest),
-    /// Copies a blob from the disk to the fast tier, with this priority.
+    /// Copy a blob from the disk to the fast tier, with this priority.
     Promote(Digest, f64),
-    /// Evicts blobs above the limit that can be evicted now.
+    /// Evict blobs above the limit that can be evicted now.
     MakeRoom,
 }
 
@@ -74,7 +76,7 @@ pub(super) struct WriteBackThread {
 }
 
 impl WriteBackThread {
-    /// Runs until the tier is closed.
+    /// The loop of the thread, which runs until the tier is closed.
     pub(super) fn run(self) {
         let _end_of_thread = EndOfThread(&self.fast);
         let mut pause = RETRY_PAUSE.0;
@@ -88,7 +90,8 @@ impl WriteBackThread {
             self.fast.state.lock().writing_back = None;
             self.fast.changed.notify_all();
             let failed = done.err();
-            // Evicts copies, because the limit may have been reduced during the last work.
+            // Copies are evicted here, because the limit may have been reduced during the last
+            // work.
             self.fast.keep_bound();
             self.fast.state.lock().is_busy = false;
             self.fast.changed.notify_all();
@@ -100,7 +103,7 @@ impl WriteBackThread {
                     pause = self.pause_after(pause);
                 }
                 (None, Work::WriteBack(..)) => pause = RETRY_PAUSE.0,
-                // The copy is not retried now: the next request for the blob queues it again.
+                // The copy is not retried here: the next request for the blob queues it again.
                 (Some(error), Work::CopyHot(digest)) => {
                     tracing::warn!(%digest, %error, "cannot copy hot ranges to the fast tier");
                 }
