@@ -155,8 +155,9 @@ impl Paths {
         // An error is ignored, since the server works without traces, and since it has reported the
         // cause when it opened the folder.
         let _ = maintain(&self.traces);
-        maintain(&self.layers)?;
-        maintain(&self.tocs)
+        // Both folders are visited, even if one of them is unreadable.
+        let layers = maintain(&self.layers);
+        maintain(&self.tocs).and(layers)
     }
 
     /// Deletes plans, least recently used first, until they take at most `most` bytes. Returns the

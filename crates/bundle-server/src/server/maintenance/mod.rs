@@ -9,33 +9,67 @@ use super::unused_packs::{
 use crate::Error;
 use pierhead_toc::layer::Pace as _;
 
-/// Runs maintenance once. The job queue starts this job every few minutes.
+/// The errors of the steps of one maintenance, in the order of the steps.
+#[derive(Default)]
+struct Failures(Vec<(&'static str, Error)>);
+
+impl Failures {
+    /// Keeps the error of a step. Returns [`Error::Stopped`], which ends the maintenance.
+    fn note(&mut self, step: &'static str, done: Result<(), Error>) -> Result<(), Error> {
+        match done {
+            Ok(()) => Ok(()),
+            Err(Error::Stopped) => Err(Error::Stopped),
+            Err(error) => {
+                self.0.push((step, error));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Runs maintenance once. The job queue starts this job every few minutes. Returns the first error,
+/// which the caller logs, and logs each further error.
 pub(super) fn maintain(context: &Context, share: &mut CpuShare) -> Result<(), Error> {
+    let failures = run_steps(context, share)?;
+    let mut failures = failures.0.into_iter();
+    let first = failures.next();
+    for (step, error) in failures {
+        tracing::warn!(step, %error, "a step of maintenance failed");
+    }
+    first.map_or(Ok(()), |(_, error)| Err(error))
+}
+
+/// Runs every step, even if another step fails. So an unreadable file stops only the step that
+/// needs the file.
+///
+/// # Errors
+/// [`Error::Stopped`] when the server stops.
+fn run_steps(context: &Context, share: &mut CpuShare) -> Result<Failures, Error> {
+    let mut failures = Failures::default();
     context.packs.maintain();
     close_files(context);
     for (manifest, config) in context.images.configs_of_ready() {
         share.pause(0)?;
         let has_config = config.is_none_or(|config| is_cached(context, &config));
         if !has_config || !is_cached(context, &manifest) {
-            remove_image(context, &manifest)?;
+            failures.note("remove an image", remove_image(context, &manifest))?;
         }
     }
     let known = context.images.manifests();
     let is_stopped = || context.queue.is_stopped();
-    context
+    let retained = context
         .paths
-        .retain(|digest| known.contains(digest) || is_stopped() || is_cached(context, digest))?;
+        .retain(|digest| known.contains(digest) || is_stopped() || is_cached(context, digest));
+    failures.note("delete unused indexes", retained)?;
     share.pause(0)?;
-    context.plans.expire_superseded()?;
-    context.plans.shrink(context.config.plan_budget)?;
-    // Each step runs even if another step fails. For example, an unreadable plan only stops the
-    // deletion of unused packs.
-    let steps = [
-        drop_unused_fast_packs(context),
-        drop_late(context),
-        retry_and_clean_up(context),
-    ];
-    steps.into_iter().collect()
+    let expired = context.plans.expire_superseded();
+    failures.note("delete superseded plans", expired)?;
+    let shrunk = context.plans.shrink(context.config.plan_budget);
+    failures.note("shrink the plans", shrunk)?;
+    failures.note("delete unused fast packs", drop_unused_fast_packs(context))?;
+    failures.note("delete unused packs", drop_late(context))?;
+    failures.note("clean up the image database", retry_and_clean_up(context))?;
+    Ok(failures)
 }
 
 /// Queues failed optimizations again, and removes the locations of contents whose pack was evicted.

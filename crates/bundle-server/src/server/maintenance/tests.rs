@@ -1,5 +1,4 @@
-//! Unit test of maintenance with a plan file that cannot be read: all other steps of maintenance
-//! still run.
+//! Unit tests of maintenance whose files or folders cannot be read.
 
 use std::collections::HashMap;
 use std::io;
@@ -38,8 +37,16 @@ fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-#[test]
-fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
+/// A server with two images that are ready. Its background work is paused.
+struct Fixture {
+    server: BundleServer,
+    blobs: Arc<MemoryBlobs>,
+    background: BackgroundWork,
+    images: [Digest; 2],
+    folder: tempfile::TempDir,
+}
+
+fn server_with_two_images() -> Fixture {
     let folder = tempfile::tempdir().unwrap();
     let blobs = Arc::<MemoryBlobs>::default();
     let background = BackgroundWork::default();
@@ -49,8 +56,7 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
     (config.fast_level, config.optimized_level) = (1, 12);
     config.background = background.clone();
     let server = BundleServer::open(config, blobs.clone()).unwrap();
-    let context = &*server.context;
-    let [kept, gone] = [1, 2].map(|seed| {
+    let images = [1, 2].map(|seed| {
         let image = images::Image::tree(seed, &images::TreeOptions::default()).image;
         for blob in &image.blobs {
             let bytes = Arc::new(MemoryBlob(blob.bytes.to_vec()));
@@ -68,6 +74,38 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
         wait_until(|| server.state(&image.root) == State::Ready);
         image.root
     });
+    Fixture {
+        server,
+        blobs,
+        background,
+        images,
+        folder,
+    }
+}
+
+/// Stores the location of a content in a pack that was evicted, and returns the content.
+fn content_of_evicted_pack(context: &Context) -> FileDigest {
+    let content = FileDigest::of(b"a content of an evicted pack");
+    let location = RecordLocation {
+        pack: 7777,
+        offset: 0,
+        len: 1,
+    };
+    context.image_database.put(&content, &[location]).unwrap();
+    // This stores a number that differs from the real number of evictions, so maintenance assumes
+    // that packs were evicted.
+    context.pack_usage.has_evicted_since(u64::MAX);
+    content
+}
+
+#[test]
+fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
+    let fixture = server_with_two_images();
+    let Fixture {
+        server, background, ..
+    } = &fixture;
+    let context = &*server.context;
+    let [kept, gone] = fixture.images;
     // The plan file is replaced by a link to itself, so opening it fails with ELOOP. This stands
     // for EACCES or EIO.
     let plan = context.paths.plan(&request_key(&kept, &[], true));
@@ -79,20 +117,8 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
     wait_until(|| server.stat().jobs == 0);
     background.set_paused(true);
 
-    blobs.0.lock().remove(&gone);
-    let gone_content = FileDigest::of(b"a content of an evicted pack");
-    let location = RecordLocation {
-        pack: 7777,
-        offset: 0,
-        len: 1,
-    };
-    context
-        .image_database
-        .put(&gone_content, &[location])
-        .unwrap();
-    // This stores a number that differs from the real number of evictions, so maintenance assumes
-    // that packs were evicted.
-    context.pack_usage.has_evicted_since(u64::MAX);
+    fixture.blobs.0.lock().remove(&gone);
+    let gone_content = content_of_evicted_pack(context);
     context.pack_usage.note_unused();
     let packs = server.stat().packs;
 
@@ -107,5 +133,45 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
     assert_eq!(server.stat().jobs, 1, "the image waits for optimization");
     assert_eq!(context.image_database.get(&gone_content).unwrap(), []);
     assert!(plan.is_symlink(), "an unreadable file may be intact");
+    server.close();
+}
+
+#[test]
+fn maintenance_with_unreadable_folders_reports_every_failed_step_and_runs_the_others() {
+    let fixture = server_with_two_images();
+    let (server, context) = (&fixture.server, &*fixture.server.context);
+    let [kept, gone] = fixture.images;
+    // A file in the place of a folder fails with ENOTDIR, as the folder could fail with EACCES.
+    for folder in ["index/layers", "plans"] {
+        let path = fixture.folder.path().join(folder);
+        std::fs::rename(&path, path.with_extension("moved")).unwrap();
+        std::fs::write(&path, "").unwrap();
+    }
+    context.plans.close_all();
+    fixture.blobs.0.lock().remove(&gone);
+    let gone_content = content_of_evicted_pack(context);
+    context.pack_usage.note_unused();
+
+    let mut share = CpuShare::new(100, context.queue.stop_flag());
+    let failures = run_steps(context, &mut share).expect("the server does not stop");
+
+    let steps: Vec<_> = failures.0.iter().map(|(step, _)| *step).collect();
+    let expected = [
+        "delete unused indexes",
+        "delete superseded plans",
+        "shrink the plans",
+        "delete unused fast packs",
+        "delete unused packs",
+    ];
+    assert_eq!(steps, expected);
+    for (_, error) in &failures.0 {
+        let text = error.to_string();
+        let is_named = text.contains("index/layers") || text.contains("plans");
+        assert!(is_named, "{text}");
+    }
+    assert_eq!(server.state(&gone), State::Unknown, "its manifest is gone");
+    assert!(!context.paths.toc(&gone).exists());
+    assert!(context.paths.toc(&kept).exists());
+    assert_eq!(context.image_database.get(&gone_content).unwrap(), []);
     server.close();
 }
