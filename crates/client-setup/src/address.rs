@@ -6,12 +6,16 @@ use std::str::FromStr;
 
 use http::uri::{Authority, Scheme, Uri};
 
+/// The port on which `pierhead serve` listens by default.
+const DEFAULT_PORT: u16 = 5000;
+
 /// The error for a text that is no [`Address`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write http://HOST:PORT or https://HOST:PORT")]
 pub struct InvalidAddress;
 
-/// An address of the form `http://host:port` or `https://host:port`, without path and user.
+/// An address of the form `http://host:port` or `https://host:port`, without path and user. A text
+/// without scheme and port, such as `pierhead.example`, means `http://pierhead.example:5000`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     authority: Authority,
@@ -95,10 +99,10 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, InvalidAddress> {
         let wrong = || InvalidAddress;
-        let url = if text.contains("://") {
-            text.to_owned()
-        } else {
-            format!("http://{text}")
+        let has_scheme = text.contains("://");
+        let url = match has_scheme {
+            true => text.to_owned(),
+            false => format!("http://{text}"),
         };
         let uri: Uri = url.parse().map_err(|_| wrong())?;
         let tls = match uri.scheme() {
@@ -116,6 +120,13 @@ impl FromStr for Address {
         if !plain || has_port && authority.port_u16().is_none() {
             return Err(wrong());
         }
+        // A host alone means the default port of pierhead. A URL has the port of its scheme.
+        let authority = match has_scheme || has_port {
+            true => authority,
+            false => format!("{authority}:{DEFAULT_PORT}")
+                .parse()
+                .map_err(|_| wrong())?,
+        };
         Ok(Self { authority, tls })
     }
 }
@@ -142,6 +153,22 @@ mod tests {
             ),
             ("http://[::1]:5000", "http://[::1]:5000", true, 5000),
             ("localhost:80", "http://localhost:80", true, 80),
+            // A host alone has the default port of pierhead, not that of HTTP.
+            ("10.0.0.1", "http://10.0.0.1:5000", false, 5000),
+            (
+                "pierhead.example/",
+                "http://pierhead.example:5000",
+                false,
+                5000,
+            ),
+            ("[::1]", "http://[::1]:5000", true, 5000),
+            // A URL has the port of its scheme.
+            (
+                "http://pierhead.example",
+                "http://pierhead.example",
+                false,
+                80,
+            ),
         ] {
             let address: Address = text.parse().expect(text);
             assert_eq!(address.to_string(), url);

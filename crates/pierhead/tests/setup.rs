@@ -797,6 +797,24 @@ fn the_address_of_a_file_is_read_at_each_run_and_an_invalid_one_is_an_error() {
 }
 
 #[test]
+fn a_host_without_a_port_has_the_default_port_of_pierhead() {
+    for (address, written) in [
+        ("192.0.2.1", "http://192.0.2.1:5000"),
+        ("pierhead.example", "http://pierhead.example:5000"),
+        ("192.0.2.1:8080", "http://192.0.2.1:8080"),
+        ("https://pierhead.example", "https://pierhead.example"),
+    ] {
+        let machine = Machine::new(&[(CONTAINERD, "version = 2\n")]);
+        machine.ok("containerd", &["--address", address]);
+        let hosts = machine.read(DEFAULT);
+        assert!(
+            hosts.contains(&format!("\"{written}\"")),
+            "{address}: {hosts}"
+        );
+    }
+}
+
+#[test]
 fn nothing_is_written_without_confirmation() {
     let machine = Machine::new(&[(CONTAINERD, "version = 2\n")]);
     let set_up = &["--address", "http://10.0.0.1:5000"][..];
