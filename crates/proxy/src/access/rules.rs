@@ -102,6 +102,11 @@ impl FromStr for Pattern {
                 "{text:?} ends with a slash: leave it out, or add **"
             ));
         }
+        if repository.contains([':', '[', ']']) {
+            return Err(format!(
+                "{text:?} matches nothing: the name of a repository has no ':', '[' or ']'; leave a tag out"
+            ));
+        }
         let repository = match repository {
             // On Docker Hub every repository name has two parts. A pattern with one part would
             // never match, so it is refused.
@@ -292,6 +297,8 @@ mod tests {
             "https://a.io",
             "*/redis*",
             "docker.io/library/redis:7@x",
+            "docker.io/library/redis:7",
+            "ghcr.io/[a-z]*",
             "no_registry!/x",
         ] {
             assert!(text.parse::<Pattern>().is_err(), "{text}");

@@ -408,6 +408,9 @@ impl Walk {
 
 /// Returns the entries of an index for `platforms`, or all entries if `platforms` is empty. Nested
 /// indexes are always included.
+///
+/// # Errors
+/// The index has no image for one of the platforms.
 fn select_platforms<'a>(
     entries: &'a [Descriptor],
     platforms: &[Platform],
@@ -417,15 +420,21 @@ fn select_platforms<'a>(
     }
     let nested = entries.iter().filter(|entry| entry.media_type.is_index());
     let mut selected: Vec<_> = nested.collect();
+    let has_nested = !selected.is_empty();
     for platform in platforms {
         match platform.choose(entries) {
             Some(entry) => selected.push(entry),
-            None if selected.is_empty() => {
-                return Err(Error::Document(format!(
-                    "the index has no image for {platform}"
+            // A nested index may have the platform.
+            None if has_nested => {}
+            None => {
+                let offered = entries.iter().filter_map(|entry| entry.platform.as_ref());
+                let offered = offered.filter(|offered| !offered.is_unknown());
+                let offered: Vec<_> = offered.map(Platform::to_string).collect();
+                return Err(Error::BadRequest(format!(
+                    "the index has no image for {platform}, only for {}",
+                    offered.join(", ")
                 )));
             }
-            None => {}
         }
     }
     Ok(selected)
