@@ -309,3 +309,202 @@ pub(crate) fn file_system_space(path: &Path) -> io::Result<FileSystemSpace> {
         free: stat.f_bavail.saturating_mul(stat.f_frsize),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use pierhead_oci::Registry;
+
+    use super::*;
+    use crate::config::Overrides;
+
+    /// Loads a configuration file. `FOLDER` in the text becomes the folder of the file.
+    fn config(folder: &Path, text: &str) -> Config {
+        let file = folder.join("pierhead.toml");
+        let text = text.replace("FOLDER", &folder.display().to_string());
+        std::fs::write(&file, text).expect("written");
+        let overrides = Overrides {
+            listen: vec![([127, 0, 0, 1], 5000).into()],
+            ..Overrides::default()
+        };
+        crate::config::load(Some(&file), &overrides, folder, &Machine::default())
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A readable form of the credentials.
+    fn shown(credentials: Option<&Credentials>) -> String {
+        match credentials {
+            None => "none".to_owned(),
+            Some(Credentials::Basic { user, password }) => format!("{user}:{}", password.as_str()),
+            Some(Credentials::Identity(token)) => format!("token {}", token.as_str()),
+            Some(Credentials::Helper(name)) => format!("helper {name}"),
+            Some(_) => "another kind".to_owned(),
+        }
+    }
+
+    #[test]
+    fn each_address_gets_the_credentials_of_its_own_registry() {
+        let folder = tempfile::tempdir().expect("a folder");
+        // docker:hub, and user:mirror
+        let docker = r#"{"auths":{
+            "https://index.docker.io/v1/":{"auth":"ZG9ja2VyOmh1Yg=="},
+            "mirror.example":{"auth":"dXNlcjptaXJyb3I="},
+            "quay.io":{"auth":"ZG9ja2VyOmh1Yg=="}}}"#;
+        std::fs::write(folder.path().join("config.json"), docker).expect("written");
+        std::fs::write(folder.path().join("password"), "own\n").expect("written");
+        let config = config(
+            folder.path(),
+            r#"
+docker_config = "FOLDER/config.json"
+[upstreams."docker.io"]
+addresses = ["https://mirror.example", "https://other.example", "https://registry-1.docker.io"]
+[upstreams."quay.io"]
+username = "me"
+password_file = "FOLDER/password"
+[upstreams."ghcr.io"]
+credential_helper = "pass"
+[upstreams."azure.example"]
+username = "<token>"
+password_file = "FOLDER/password"
+[upstreams."registry.lab"]
+addresses = "http://10.0.0.5:5000"
+username = "me"
+password_file = "FOLDER/password"
+"#,
+        );
+        let remote = remote(&config, &Environment::read()).expect("readable files");
+        // (registry, number of its address, credentials, whether the address is a mirror)
+        for (registry, address, credentials, mirror) in [
+            ("docker.io", 0, "user:mirror", true),
+            ("docker.io", 1, "none", true),
+            ("docker.io", 2, "docker:hub", false),
+            // The table of a registry takes precedence over docker_config.
+            ("quay.io", 0, "me:own", false),
+            ("ghcr.io", 0, "helper pass", false),
+            ("azure.example", 0, "token own", false),
+            // The only address of a registry is the registry itself, under any name.
+            ("registry.lab", 0, "me:own", false),
+        ] {
+            let name: Registry = registry.parse().expect("a name");
+            let upstream = &remote.upstreams[&name];
+            let (found, is_mirror) = match address {
+                0 => (upstream.credentials.as_ref(), upstream.mirror),
+                nth => {
+                    let other = &upstream.others[nth - 1];
+                    (other.credentials.as_ref(), other.mirror)
+                }
+            };
+            assert_eq!(shown(found), credentials, "{registry} {address}");
+            assert_eq!(is_mirror, mirror, "{registry} {address}");
+        }
+        // The time limit of an upstream also limits its parts.
+        let mut fast = config;
+        fast.limits.upstream_timeout = std::time::Duration::from_secs(1);
+        let remote = super::remote(&fast, &Environment::read()).expect("readable files");
+        assert_eq!(remote.connect_timeout, fast.limits.upstream_timeout);
+        assert_eq!(remote.header_timeout, fast.limits.upstream_timeout);
+        // A file that vanishes after the check is an error with its name.
+        std::fs::remove_file(folder.path().join("password")).expect("removed");
+        let error = super::remote(&fast, &Environment::read())
+            .err()
+            .expect("an error");
+        assert!(
+            error.starts_with("upstream ") && error.contains("password"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_authentication_mode_decides_what_a_client_needs() {
+        let mut config = Config::with_data("/nowhere".into());
+        let file = Path::new("/users");
+        for (mode, htpasswd, expected) in [
+            (AuthMode::None, None, "Open"),
+            (AuthMode::None, Some(file), "Open"),
+            (AuthMode::Mtls, None, "Certificate"),
+            (AuthMode::PassThrough, None, "PassThrough"),
+            (AuthMode::Htpasswd, Some(file), "Htpasswd"),
+            (AuthMode::MtlsOrHtpasswd, Some(file), "Htpasswd"),
+            // Without users, no client may pull.
+            (AuthMode::Htpasswd, None, "Certificate"),
+            (AuthMode::MtlsOrHtpasswd, None, "Certificate"),
+        ] {
+            config.auth.mode = mode;
+            config.auth.htpasswd = htpasswd.map(Path::to_owned);
+            let name = match auth(&config) {
+                Auth::Open => "Open",
+                Auth::Certificate => "Certificate",
+                Auth::PassThrough { .. } => "PassThrough",
+                Auth::Htpasswd { .. } => "Htpasswd",
+                _ => "another",
+            };
+            assert_eq!(name, expected, "{} {htpasswd:?}", mode.name());
+        }
+    }
+
+    #[test]
+    fn tls_needs_both_files_and_a_certificate_is_optional_in_one_mode() {
+        let mut config = Config::with_data("/nowhere".into());
+        assert!(tls(&config).is_none());
+        config.tls.cert = Some("/cert.pem".into());
+        assert!(tls(&config).is_none(), "without a key");
+        config.tls.key = Some("/key.pem".into());
+        for (mode, is_optional) in [
+            (AuthMode::None, false),
+            (AuthMode::Mtls, false),
+            (AuthMode::Htpasswd, false),
+            (AuthMode::MtlsOrHtpasswd, true),
+        ] {
+            config.auth.mode = mode;
+            let tls = tls(&config).expect("both files");
+            assert_eq!(tls.client_optional, is_optional, "{}", mode.name());
+        }
+    }
+
+    #[test]
+    fn the_automatic_size_of_bundles_is_a_tenth_of_the_free_space_within_bounds() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut config = Config::with_data(folder.path().to_owned());
+        const GIB: u64 = 1 << 30;
+        // (free space, total of packs and plans)
+        for (free, expected) in [
+            (0, GIB / 4),
+            (GIB, GIB / 4),
+            (100 * GIB, 10 * GIB),
+            (1 << 50, 100 * GIB),
+        ] {
+            config.bundle.size = Some(Size::Auto);
+            let space = FileSystemSpace { total: free, free };
+            let server = bundle_server(&config, space);
+            let size = server.pack_budget + server.plan_budget;
+            assert_eq!(size, expected, "{free}");
+            assert_eq!(server.plan_budget, expected / 8, "{free}");
+        }
+        // Bytes that bundles take already count as free, so that the size does not shrink.
+        std::fs::create_dir(folder.path().join("packs")).expect("made");
+        let pack = std::fs::File::create(folder.path().join("packs/1.pack")).expect("made");
+        pack.set_len(50 * GIB).expect("a sparse file");
+        let space = FileSystemSpace {
+            total: 100 * GIB,
+            free: 50 * GIB,
+        };
+        let server = bundle_server(&config, space);
+        assert_eq!(server.pack_budget + server.plan_budget, 10 * GIB);
+        config.bundle.size = None;
+        let server = bundle_server(&config, space);
+        assert_eq!(
+            server.pack_budget + server.plan_budget,
+            0,
+            "bundles are off"
+        );
+    }
+
+    #[test]
+    fn the_space_of_a_missing_folder_is_that_of_the_folder_above() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let above = file_system_space(folder.path()).expect("a file system");
+        let missing = folder.path().join("not/yet/there");
+        let found = file_system_space(&missing).expect("a file system");
+        assert!(found.total > 0 && found.total == above.total);
+        assert!(found.free <= found.total);
+    }
+}

@@ -17,9 +17,11 @@ mod logging;
 mod progress;
 #[cfg(test)]
 mod reference;
+mod request_log;
 mod serve;
 mod terminal;
 mod tier;
+mod tier_limit;
 mod verbosity;
 
 use std::process::ExitCode;

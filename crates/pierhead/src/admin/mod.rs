@@ -32,7 +32,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use crate::serve::{RequestLogWriter, TierLimit};
+use crate::request_log::RequestLogWriter;
+use crate::tier_limit::TierLimit;
 use pierhead_host::pressure::PressureMetrics;
 
 use body::BodyWithGuard;

@@ -278,3 +278,142 @@ fn missing(path: &Path) -> String {
         (Err(_), None) => String::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn the_secret_is_the_first_line_of_its_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("secret");
+        let read = |content: &[u8]| {
+            fs::write(&path, content).expect("written");
+            first_line(&path).map(|it| it.reveal().to_string())
+        };
+        for (content, expected) in [
+            (&b"hunter2"[..], "hunter2"),
+            (b"hunter2\n", "hunter2"),
+            (b"hunter2\r\n", "hunter2"),
+            (b"hunter2\nmore\n", "hunter2"),
+            // Spaces are part of a password.
+            (b" a b \n", " a b "),
+        ] {
+            assert_eq!(read(content).expect("a secret"), expected);
+        }
+        for (content, part) in [
+            (&b""[..], "the first line of "),
+            (b"\nhunter2\n", "is empty"),
+            (b"\xff\xfe\n", "is not UTF-8 text"),
+        ] {
+            let error = read(content).err().expect(part);
+            assert_eq!(error.exit, ExitReason::InvalidFile, "{}", error.message);
+            assert!(error.message.contains(part), "{}", error.message);
+            assert!(!error.message.contains("hunter2"), "{}", error.message);
+        }
+    }
+
+    #[test]
+    fn a_missing_file_has_the_probable_cause() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dangling = folder.path().join("link");
+        symlink("..data/password", &dangling).expect("a link");
+        for (path, part) in [
+            (
+                dangling.clone(),
+                "it is a link to ..data/password, which does not exist",
+            ),
+            (
+                folder.path().join("none/password"),
+                "check whether the Secret, ConfigMap or disk is mounted",
+            ),
+            (
+                folder.path().join("password"),
+                "exists and has no \"password\"",
+            ),
+        ] {
+            let error = first_line(&path).err().expect(part);
+            assert_eq!(error.exit, ExitReason::MissingFile, "{}", error.message);
+            assert!(error.message.contains(part), "{}", error.message);
+            assert!(
+                error.message.contains(&path.display().to_string()),
+                "{}",
+                error.message
+            );
+        }
+        let error = first_line(folder.path())
+            .err()
+            .expect("a folder is no file");
+        assert_eq!(error.exit, ExitReason::MissingFile, "{}", error.message);
+    }
+
+    #[test]
+    fn an_invalid_certificate_or_key_has_its_reason() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file.pem");
+        let pair = rcgen::generate_simple_self_signed(["a.b".to_owned()]).expect("a certificate");
+        let certificate = pair.cert.pem();
+        let key = pair.signing_key.serialize_pem();
+        let write = |text: &str| fs::write(&path, text).expect("written");
+        write(&certificate);
+        assert!(certificates(&path).is_ok_and(|it| it.len() == 1));
+        assert!(authorities(&path).is_ok());
+        assert_eq!(first_name(&path).as_deref(), Some("a.b"));
+        assert!(!is_authority(&path));
+        assert!(private_key(&path).is_err(), "a certificate is no key");
+        write(&key);
+        assert!(private_key(&path).is_ok());
+        assert!(certificates(&path).is_err(), "a key is no certificate");
+        let cut: String = certificate
+            .lines()
+            .take(3)
+            .map(|line| format!("{line}\n"))
+            .collect();
+        for (text, part) in [
+            ("", "no certificate in"),
+            ("nothing\n", "no certificate in"),
+            (&*cut, "file.pem"),
+        ] {
+            write(text);
+            let error = certificates(&path).err().expect(part);
+            assert_eq!(error.exit, ExitReason::InvalidFile, "{}", error.message);
+            assert!(error.message.contains(part), "{}", error.message);
+        }
+        write("nothing\n");
+        let error = private_key(&path).expect_err("no key");
+        assert!(
+            error.message.contains("it has no PEM section"),
+            "{}",
+            error.message
+        );
+    }
+
+    #[test]
+    fn credentials_of_docker_are_read_and_an_invalid_file_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("config.json");
+        fs::write(&path, r#"{"auths":{"quay.io":{"auth":"aHViOnA6dw=="}}}"#).expect("written");
+        let found = docker_config(&path).expect("valid");
+        let quay: Registry = "quay.io".parse().expect("a name");
+        assert!(matches!(&found[&quay], Credentials::Basic { user, .. } if user == "hub"));
+        fs::write(&path, "{").expect("written");
+        let error = docker_config(&path).err().expect("invalid JSON");
+        assert_eq!(error.exit, ExitReason::InvalidFile);
+        assert!(error.message.contains("config.json: "), "{}", error.message);
+        let error = error.into_exit_error("--docker-config").to_string();
+        assert!(error.starts_with("--docker-config: "), "{error}");
+    }
+
+    #[test]
+    fn a_secret_is_readable_by_all_only_with_that_mode() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        for (mode, is_readable) in [(0o600, false), (0o640, false), (0o644, true), (0o604, true)] {
+            fs::set_permissions(file.path(), fs::Permissions::from_mode(mode)).expect("its mode");
+            assert_eq!(readable_by_all(file.path()), is_readable, "{mode:o}");
+        }
+        assert!(!readable_by_all(Path::new("/nowhere")));
+    }
+}

@@ -9,6 +9,7 @@ mod defaults;
 pub(crate) mod files;
 mod key_locations;
 pub(crate) mod keys;
+mod kind;
 mod load;
 mod parse;
 mod problem;

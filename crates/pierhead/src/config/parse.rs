@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 use super::key_locations::Lines;
 use super::keys::{Key, SECTIONS, UPSTREAM_KEYS, UPSTREAMS, keys};
 use super::suggestion::suggest;
-use super::value::Value;
+use super::value::{Value, registry_name};
 use super::{Config, Problem, Upstream};
 
 /// Parses `text`. Keys that `text` does not set keep their value of `defaults`. Relative paths
@@ -21,7 +21,15 @@ pub(crate) fn parse(
 ) -> Result<(Config, Lines), Vec<Problem>> {
     let document = DeTable::parse(text).map_err(|error| {
         let line = error.span().map(|span| line_of(text, span.start));
-        vec![Problem::new(line, error.message())]
+        // The parser does not name the key. Other errors could quote a secret.
+        let key = error.span().and_then(|span| text.get(span));
+        let message = match (error.message(), key) {
+            ("duplicate key", Some(key)) => {
+                format!("duplicate key {key}: merge the two into one")
+            }
+            (message, _) => message.to_owned(),
+        };
+        vec![Problem::new(line, message)]
     })?;
     let mut reader = Reader {
         text,
@@ -119,6 +127,14 @@ impl Reader<'_> {
         for (name, value) in table {
             let offset = name.span().start;
             let text = name.get_ref().as_ref();
+            if UPSTREAM_KEYS.iter().any(|key| key.name == text) && !value.get_ref().is_table() {
+                let message = format!(
+                    "{text} is a key of one upstream: write [{UPSTREAMS}.\"REGISTRY\"] above it, such as \
+                     [{UPSTREAMS}.\"docker.io\"]"
+                );
+                self.problem(offset, message);
+                continue;
+            }
             let DeValue::Table(keys) = value.get_ref() else {
                 self.problem(offset, format!("{UPSTREAMS}.{text} is a table: write [{UPSTREAMS}.{text:?}] on its own line, and its keys below"));
                 continue;
@@ -133,10 +149,10 @@ impl Reader<'_> {
                 );
                 continue;
             }
-            let registry = match text.parse::<pierhead_oci::Registry>() {
+            let registry = match registry_name(text) {
                 Ok(registry) => registry,
-                Err(error) => {
-                    self.problem(offset, format!("[{UPSTREAMS}.{text:?}]: {error}"));
+                Err(message) => {
+                    self.problem(offset, format!("[{UPSTREAMS}.{text:?}]: {message}"));
                     continue;
                 }
             };

@@ -216,9 +216,68 @@ fn a_wrong_type_or_value_is_an_error_with_a_valid_value() {
 #[test]
 fn a_toml_syntax_error_has_its_line() {
     assert_refused("listen = \"0.0.0.0:1\"\ndata = ", 2, &[]);
-    assert_refused("data = \"a\"\ndata = \"b\"", 2, &["duplicate"]);
-    assert_refused("[cache]\n[tags]\n[cache]", 3, &["duplicate"]);
+    assert_refused(
+        "data = \"a\"\ndata = \"b\"",
+        2,
+        &["duplicate key data", "merge"],
+    );
+    assert_refused(
+        "[cache]\n[tags]\n[cache]",
+        3,
+        &["duplicate key", "cache", "merge"],
+    );
     assert_refused("\0", 1, &[]);
+}
+
+#[test]
+fn an_invalid_registry_name_is_an_error_with_the_registry() {
+    for (text, line, part) in [
+        (
+            "default_upstream = \"https://docker.io\"",
+            1,
+            "write \"docker.io\"",
+        ),
+        (
+            "default_upstream = \"ghcr.io/owner/app:1\"",
+            1,
+            "write \"ghcr.io\"",
+        ),
+        ("default_upstream = \"lab:5000/\"", 1, "write \"lab:5000\""),
+        ("default_upstream = \"a b\"", 1, "write HOST or HOST:PORT"),
+        (
+            "default_upstream = \"a:99999\"",
+            1,
+            "write HOST or HOST:PORT",
+        ),
+        (
+            "\n[upstreams.\"docker.io/library\"]",
+            2,
+            "write \"docker.io\"",
+        ),
+        ("[upstreams.\"http://lab:5000\"]", 1, "write \"lab:5000\""),
+        ("[upstreams.\"-\"]", 1, "write HOST or HOST:PORT"),
+        // A key of an upstream without the table of the upstream.
+        (
+            "[upstreams]\naddresses = \"http://a:1\"",
+            2,
+            "write [upstreams.\"REGISTRY\"] above it",
+        ),
+        (
+            "[upstreams]\nusername = \"u\"",
+            2,
+            "[upstreams.\"docker.io\"]",
+        ),
+        (
+            "[access]\nallow = [\"docker.io/library/redis:7\"]",
+            2,
+            "leave a tag out",
+        ),
+    ] {
+        assert_refused(text, line, &[part]);
+    }
+    // The user and password of a URL are not repeated.
+    let found = problems("default_upstream = \"https://someone:hunter2@docker.io\"");
+    assert!(!found.concat().contains("hunter2"), "{found:?}");
 }
 
 #[test]

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::uri::Authority;
-use pierhead_oci::units;
+use pierhead_oci::{Registry, units};
 use toml::de::DeValue;
 
 use super::Size;
-use super::keys::Kind;
+use super::kind::Kind;
 use super::suggestion::suggest;
 
 /// A TOML value, with the type of its key and the folder at which relative paths start.
@@ -314,6 +314,24 @@ pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let candidate = with_localhost.as_deref().unwrap_or(text);
     candidate.parse().map_err(|_| {
         format!("{text:?} is not an address to listen on: write IP:PORT, such as 0.0.0.0:5000, 127.0.0.1:5000 or [::]:5000")
+    })
+}
+
+/// Parses the name of a registry. The error names the registry of a URL or of an image.
+pub(crate) fn registry_name(text: &str) -> Result<Registry, String> {
+    text.parse().map_err(|error| {
+        let (_, rest) = text.split_once("://").unwrap_or(("", text));
+        let host = rest.split('/').next().unwrap_or_default();
+        match host.parse::<Registry>() {
+            // An error for a URL must not repeat a password in it.
+            Ok(host) if host.as_str() != text => {
+                format!(
+                    "this is a URL or an image, not the name of a registry: write {:?}",
+                    host.as_str()
+                )
+            }
+            _ => format!("{error}; write HOST or HOST:PORT, such as \"docker.io\""),
+        }
     })
 }
 

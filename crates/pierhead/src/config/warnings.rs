@@ -85,3 +85,54 @@ fn secrets_readable_by_all(config: &Config) -> Vec<String> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_above_the_disk_is_a_warning_with_a_size_that_fits() {
+        const GIB: u64 = 1 << 30;
+        let mut config = Config::with_data("/nowhere".into());
+        for (size, wanted, available, fix) in [
+            (Size::Auto, 100 * GIB, GIB, None),
+            (Size::Bytes(100 * GIB), 100 * GIB, 100 * GIB, None),
+            (
+                Size::Bytes(100 * GIB),
+                100 * GIB,
+                42 * GIB + 7,
+                Some("42GiB"),
+            ),
+            // Less than 1 GiB: in a smaller unit, and not 0GiB.
+            (Size::Bytes(GIB), GIB, 700 << 20, Some("700MiB")),
+        ] {
+            config.cache.size = size;
+            let found = size_above_disk(&config, wanted, available);
+            let expected = fix.map(|it| format!("set `cache.size = \"{it}\"`, or free disk space"));
+            assert_eq!(found.map(|it| it.1), expected);
+        }
+    }
+
+    #[test]
+    fn passwords_without_tls_are_a_warning_if_other_hosts_reach_the_listener() {
+        let mut config = Config::with_data("/nowhere".into());
+        for (mode, listen, tls, is_warning) in [
+            (AuthMode::None, "0.0.0.0:5000", false, false),
+            (AuthMode::Mtls, "0.0.0.0:5000", false, false),
+            (AuthMode::Htpasswd, "0.0.0.0:5000", false, true),
+            (AuthMode::MtlsOrHtpasswd, "[::]:5000", false, true),
+            (AuthMode::PassThrough, "10.0.0.1:5000", false, true),
+            (AuthMode::Htpasswd, "127.0.0.1:5000", false, false),
+            (AuthMode::Htpasswd, "[::1]:5000", false, false),
+            (AuthMode::Htpasswd, "[::ffff:127.0.0.1]:5000", false, false),
+            (AuthMode::Htpasswd, "0.0.0.0:5000", true, false),
+        ] {
+            config.auth.mode = mode;
+            config.listen = vec![listen.parse().expect("an address")];
+            config.tls.cert = tls.then(|| "/cert.pem".into());
+            let found = passwords_without_tls(&config);
+            assert_eq!(found.is_some(), is_warning, "{} {listen}", mode.name());
+            assert!(found.is_none_or(|it| it.contains(listen) && it.contains("tls.cert")));
+        }
+    }
+}

@@ -10,11 +10,11 @@ use pierhead_oci::units::human_bytes;
 use pierhead_proxy::Proxy;
 
 use super::data_folder_error;
-use super::request_log::{RequestLogWriter, RequestQueue};
 use crate::config::{self, Config, Size};
 use crate::crate_configs;
 use crate::exit_code::{ExitError, ExitReason, describe};
 use crate::{clock, clock_check};
+use crate::request_log::{RequestLogWriter, RequestQueue};
 
 /// Opens the cache, with its fast tier if there is one, and locks the data folder.
 pub(super) async fn open_cache(

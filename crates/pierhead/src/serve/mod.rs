@@ -8,13 +8,11 @@ mod components;
 mod data_folder_error;
 mod interface_watch;
 mod reload;
-mod request_log;
 mod service;
 mod service_manager;
 mod signals;
 mod start;
 mod start_report;
-mod tier_limit;
 
 use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -26,9 +24,7 @@ use crate::environment::Environment;
 use crate::exit_code::CommandError;
 use crate::logging::{self, Level};
 use pierhead_host::machine::{self, Machine};
-pub(crate) use request_log::RequestLogWriter;
 use signals::Signals;
-pub(crate) use tier_limit::TierLimit;
 
 /// Maximum number of threads for disk reads and writes: more threads would not make a small disk
 /// faster. An idle thread uses only the pages of its stack that it has touched, and ends after ten

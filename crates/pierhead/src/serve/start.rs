@@ -14,17 +14,17 @@ use tokio::sync::{mpsc, watch};
 use super::background_tasks::BackgroundTasks;
 use super::client_listeners::ClientListeners;
 use super::reload::DaemonState;
-use super::request_log::RequestQueue;
 use super::service::Service;
 use super::service_manager::{ServiceManager, State};
 use super::start_report::{log_start, write_ready_file};
-use super::tier_limit::{TierLimit, follow_pressure};
 use super::{bind, components, interface_watch};
 use crate::admin::{Admin, Components, DaemonInfo, HostShareMetrics};
 use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config};
 use crate::environment::Environment;
 use crate::logging::Level;
+use crate::request_log::RequestQueue;
+use crate::tier_limit::{TierLimit, follow_pressure};
 use crate::{crate_configs, tier};
 
 /// Starts the daemon. Returns as soon as the daemon serves clients.

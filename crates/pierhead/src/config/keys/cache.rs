@@ -8,9 +8,9 @@ use pierhead_eviction::admission::AdmissionName;
 use pierhead_oci::units::exact_bytes;
 
 use super::key::{Key, Reload, YEAR, quote, quote_duration, quote_list, quote_path};
-use super::kind::Kind;
 use crate::config::Config;
 use crate::config::Size;
+use crate::config::kind::Kind;
 
 pub(super) static KEYS: &[Key<Config>] = &[
     Key {

@@ -3,9 +3,9 @@
 use tracing_subscriber::filter::Targets;
 
 use super::key::{Key, Reload, quote, quote_path};
-use super::kind::Kind;
+use crate::config::kind::Kind;
 use crate::config::profile::profile_named;
-use crate::config::value::parse_admin;
+use crate::config::value::{parse_admin, registry_name};
 use crate::config::{Config, LogFormat};
 use pierhead_host::profile::PROFILES;
 
@@ -73,10 +73,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         kind: Kind::Text,
         example: "\"docker.io\"",
         reload: Reload::Live,
-        set: |config, value| {
-            let registry = value.text()?.parse().map_err(|error| format!("{error}"));
-            registry.map(|it| config.default_upstream = it)
-        },
+        set: |config, value| registry_name(&value.text()?).map(|it| config.default_upstream = it),
         show: |config| Some(quote(config.default_upstream.as_str())),
     },
     Key {

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
-use super::kind::Kind;
+use crate::config::kind::Kind;
 use crate::config::value::Value;
 
 /// One configuration key. `T` is the struct that has the value: the whole configuration, or one

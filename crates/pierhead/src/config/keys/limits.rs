@@ -5,8 +5,8 @@ use std::time::Duration;
 use pierhead_oci::units::exact_bytes;
 
 use super::key::{HOUR, Key, MILLISECOND, Reload, quote, quote_duration, quote_rate};
-use super::kind::Kind;
 use crate::config::Config;
+use crate::config::kind::Kind;
 use pierhead_host::pressure::Resource;
 
 pub(super) static KEYS: &[Key<Config>] = &[

@@ -5,7 +5,6 @@
 mod cache;
 mod general;
 mod key;
-mod kind;
 mod limits;
 mod network;
 mod security;
@@ -16,7 +15,6 @@ use super::settings::Config;
 
 pub(crate) use general::check_level;
 pub(crate) use key::{Key, Reload};
-pub(crate) use kind::Kind;
 pub(crate) use network::MANAGEMENT;
 pub(crate) use upstream::{IDENTITY_TOKEN_USER, UPSTREAM_KEYS};
 

@@ -1,8 +1,8 @@
 //! The configuration keys of `[network]`, as rows of the key table.
 
 use super::key::{Key, Reload, quote};
-use super::kind::Kind;
 use crate::config::Config;
+use crate::config::kind::Kind;
 
 /// Prefix of the name of the management link between a host and its DPU, on both ends of the link:
 /// `tmfifo_net0`, or `tmfifo_net1` for a second DPU in the host.

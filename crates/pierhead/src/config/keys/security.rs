@@ -1,7 +1,7 @@
 //! The configuration keys of `[tls]` and `[auth]`, as rows of the key table.
 
 use super::key::{HOUR, Key, Reload, SECOND, quote, quote_duration, quote_list, quote_path};
-use super::kind::Kind;
+use crate::config::kind::Kind;
 use crate::config::{AuthMode, Config};
 
 pub(super) static KEYS: &[Key<Config>] = &[

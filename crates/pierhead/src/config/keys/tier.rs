@@ -3,7 +3,7 @@
 use pierhead_oci::units::exact_bytes;
 
 use super::key::{Key, Reload, quote, quote_path, quote_rate};
-use super::kind::Kind;
+use crate::config::kind::Kind;
 use crate::config::{Config, TierKind};
 use pierhead_cache::Placement;
 

@@ -2,8 +2,8 @@
 //! table.
 
 use super::key::{Key, Reload, quote, quote_list, quote_path};
-use super::kind::Kind;
 use crate::config::Upstream;
+use crate::config::kind::Kind;
 
 /// A user name by Docker's convention: with this name, the password is an OAuth2 refresh token.
 pub(crate) const IDENTITY_TOKEN_USER: &str = "<token>";
