@@ -96,7 +96,7 @@ impl Error {
     pub fn client_text(&self) -> String {
         match self {
             Self::Io { .. } if self.is_disk_full() => {
-                "no space left on the pierhead's disk: free space or lower cache.size; trying again"
+                "no space left on the disk of pierhead: free space or lower cache.size; trying again"
                     .into()
             }
             Self::Io { source, .. } => {

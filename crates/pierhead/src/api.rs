@@ -324,6 +324,12 @@ pub(crate) struct Pruned {
     pub(crate) freed: u64,
     /// Bytes of the data folder after the prune.
     pub(crate) used: u64,
+    /// Bytes of pinned blobs after the prune, a part of `blobs` in `disk`.
+    #[serde(default)]
+    pub(crate) pinned: u64,
+    /// Bytes of the data folder after the prune, by kind.
+    #[serde(default)]
+    pub(crate) disk: Disk,
 }
 
 /// The images to pull into the cache, in a request.
@@ -378,4 +384,104 @@ pub(crate) enum Event {
 pub(crate) struct ErrorResponse {
     /// A message for the operator: the problem and its fix.
     pub(crate) error: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Parses a document of an older daemon, which lacks the fields that were added later.
+    fn parsed<T: serde::de::DeserializeOwned>(document: Value) -> T {
+        serde_json::from_value(document).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn documents_of_the_first_version_are_parsed() {
+        let stat: Stat = parsed(json!({
+            "version": "0.0.1", "uptime_seconds": 1, "listen": ["[::]:5000"], "data": "/d",
+            "blobs": 1, "used": 2, "reserved": 3, "capacity": 4, "fills": 5, "pinned": 6,
+            "memory": 7,
+        }));
+        assert_eq!(stat.disk, Disk::default());
+        assert!(stat.bundle.is_none() && stat.config.is_none() && !stat.tls);
+        let image: Image = parsed(json!({"image": "a.io/b:1", "digests": []}));
+        assert!(image.platforms.is_empty() && !image.pinned);
+        let images: Images = parsed(json!({"images": []}));
+        assert!(!images.more);
+        let pruned: Pruned = parsed(json!({"freed": 1, "used": 2}));
+        assert_eq!((pruned.pinned, pruned.disk), (0, Disk::default()));
+        let tier: Tier = parsed(json!({
+            "class": "pmem", "capacity": 1, "free": 1, "used": 1, "limit": 1, "blobs": 1,
+            "queue": 1, "dirty": 1, "staged": 1, "written_back": 1, "moved": 1, "hits": 1,
+            "disk_hits": 1,
+        }));
+        assert!(!tier.failed && tier.damaged == 0);
+    }
+
+    #[test]
+    fn a_request_with_an_unknown_field_is_refused() {
+        // A typing error in `target` would otherwise delete every unpinned blob.
+        let refused = |error: serde_json::Error| error.to_string().contains("unknown field");
+        let prune = serde_json::from_value::<Prune>(json!({"target": 1, "targt": 2}));
+        assert!(prune.is_err_and(refused));
+        let limit = serde_json::from_value::<TierLimit>(json!({"limit": 1, "unit": "GiB"}));
+        assert!(limit.is_err_and(refused));
+        let warm = serde_json::from_value::<Warm>(json!({"images": [], "platform": "linux/arm64"}));
+        assert!(warm.is_err_and(refused));
+        assert!(
+            serde_json::from_value::<Prune>(json!({})).is_err(),
+            "the target is required"
+        );
+    }
+
+    #[test]
+    fn the_address_for_clients_of_this_host_is_that_of_the_first_listener() {
+        for (listen, tls, expected) in [
+            (
+                &["0.0.0.0:5000", "10.0.0.1:80"][..],
+                false,
+                Some("http://127.0.0.1:5000"),
+            ),
+            (&["0.0.0.0:5000"], true, Some("https://127.0.0.1:5000")),
+            (&["[fd00::1]:5000"], false, Some("http://[fd00::1]:5000")),
+            (&[], false, None),
+            (&["unix:/run/x"], false, None),
+        ] {
+            let stat: Stat = parsed(json!({
+                "version": "", "uptime_seconds": 0, "listen": listen, "tls": tls, "data": "",
+                "blobs": 0, "used": 0, "reserved": 0, "capacity": 0, "fills": 0, "pinned": 0,
+                "memory": 0,
+            }));
+            let address = stat.address().map(|it| it.to_string());
+            assert_eq!(address.as_deref(), expected, "{listen:?}");
+        }
+    }
+
+    #[test]
+    fn an_event_is_one_object_with_its_name() {
+        let item = |message: Option<&str>| Event::Item {
+            subject: "a.io/b:1".to_owned(),
+            ok: message.is_none(),
+            message: message.map(str::to_owned),
+        };
+        for (event, expected) in [
+            (
+                item(None),
+                json!({"event": "item", "subject": "a.io/b:1", "ok": true}),
+            ),
+            (
+                item(Some("no")),
+                json!({"event": "item", "subject": "a.io/b:1", "ok": false, "message": "no"}),
+            ),
+            (
+                Event::Done { good: 1, bad: 2 },
+                json!({"event": "done", "good": 1, "bad": 2}),
+            ),
+        ] {
+            assert_eq!(json!(event), expected);
+            assert_eq!(json!(parsed::<Event>(expected.clone())), expected);
+        }
+    }
 }

@@ -112,7 +112,7 @@ impl std::error::Error for ExitError {
 }
 
 /// Returns the exit code of the first error in the chain that has a code.
-fn reason_of(error: &anyhow::Error) -> ExitReason {
+pub(crate) fn reason_of(error: &anyhow::Error) -> ExitReason {
     let reason = |cause: &(dyn std::error::Error + 'static)| {
         let own = cause.downcast_ref::<ExitError>().map(|error| error.reason);
         own.or_else(|| match cause.downcast_ref() {
@@ -187,7 +187,8 @@ pub(crate) fn describe(error: &anyhow::Error) -> String {
     text
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
+/// Whether the reader of standard output has closed the pipe.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<io::Error>()
         .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
@@ -252,6 +253,54 @@ mod tests {
                 "{exit:?}: {codes}"
             );
         }
+    }
+
+    #[test]
+    fn each_error_of_a_worker_command_has_its_code() {
+        let untrusted = |whose| worker::Error::Untrusted {
+            whose,
+            message: "x".to_owned(),
+        };
+        let text = || "x".to_owned();
+        for (error, reason) in [
+            (
+                worker::Error::NotFound {
+                    image: text(),
+                    server: text(),
+                },
+                ExitReason::MissingFile,
+            ),
+            (
+                worker::Error::NotStored {
+                    image: text(),
+                    platform: text(),
+                },
+                ExitReason::MissingFile,
+            ),
+            (untrusted(CertificateFault::Clock), ExitReason::Clock),
+            (untrusted(CertificateFault::Issuer), ExitReason::Tls),
+            (untrusted(CertificateFault::Authority), ExitReason::Tls),
+            (untrusted(CertificateFault::Certificate), ExitReason::Tls),
+            (worker::Error::Image(text()), ExitReason::Failed),
+            (worker::Error::NoBundle(text()), ExitReason::Failed),
+        ] {
+            let shown = format!("{error:?}");
+            let CommandError::Failed(error) = CommandError::from(error) else {
+                panic!("{shown}");
+            };
+            assert_eq!(reason_of(&error), reason, "{shown}");
+        }
+        let usage = CommandError::from(worker::Error::Usage("x".to_owned()));
+        assert!(matches!(usage, CommandError::Usage(_)), "{usage:?}");
+    }
+
+    #[test]
+    fn a_closed_pipe_is_no_error_and_other_io_errors_are() {
+        let broken = io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(is_broken_pipe(&broken.into()));
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        assert!(!is_broken_pipe(&full.into()));
+        assert!(!is_broken_pipe(&anyhow::anyhow!("Broken pipe")));
     }
 
     #[test]

@@ -12,16 +12,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::time::MissedTickBehavior;
 
-<<<<<<< HEAD:crates/pierhead/src/serve/tier_limit.rs
 /// Reads the memory pressure every [`PressureMonitor::INTERVAL`] until the task is cancelled. Under
 /// pressure, background work pauses first. If the pressure continues, the `limit` shrinks.
-pub(super) async fn follow_pressure(
-=======
-/// Reads the memory pressure every [`PressureMonitor::INTERVAL`] until the task is cancelled.
-/// Background work pauses first, then the
-/// `limit` shrinks.
 pub(crate) async fn follow_pressure(
->>>>>>> 14348fa1 (pierhead: cut two import cycles, clearer config errors):crates/pierhead/src/tier_limit.rs
     monitor: Arc<tokio::sync::Mutex<PressureMonitor>>,
     limit: Option<TierLimit>,
 ) {

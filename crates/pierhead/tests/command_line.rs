@@ -567,6 +567,64 @@ fn the_error_without_a_daemon_has_a_fix() {
 }
 
 #[test]
+fn each_image_is_reported_without_a_daemon() {
+    // A free port, on which no process listens.
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|it| it.local_addr())
+        .expect("a port")
+        .port();
+    let admin = format!("http://127.0.0.1:{port}");
+    let images = ["a.io/b:1", "a.io/b:2", "a.io/b:3"];
+    for command in ["rm", "pin", "unpin"] {
+        let arguments = [&["cache", command][..], &images, &["--admin", &admin]].concat();
+        let message = fails(&arguments, 1);
+        let lines: Vec<_> = message.lines().collect();
+        assert_eq!(lines.len(), images.len(), "{command}: {message}");
+        for (line, image) in lines.iter().zip(images) {
+            let start = format!("pierhead: {image}: nothing responds at {admin} (");
+            assert!(line.starts_with(&start), "{command}: {line}");
+        }
+    }
+}
+
+#[test]
+fn a_usage_error_names_all_missing_arguments() {
+    for (arguments, missing) in [
+        (
+            &["inspect", "redis:7"][..],
+            &["--via <URL>", "--from <DIR>"][..],
+        ),
+        (&["inspect"], &["<IMAGE>", "--via <URL>", "--from <DIR>"]),
+        (&["diff", "a:1"], &["<NEW>", "--via <URL>", "--from <DIR>"]),
+        (
+            &["diff"],
+            &["<OLD>", "<NEW>", "--via <URL>", "--from <DIR>"],
+        ),
+        (&["pull"], &["<IMAGE>", "--via <URL>", "--into <DIR>"]),
+        (&["trace"], &["--image <IMAGE>", "--via <URL>"]),
+    ] {
+        let message = fails(arguments, 2);
+        let required = message.split("Usage:").next().unwrap_or_default();
+        for name in missing {
+            assert!(required.contains(name), "{arguments:?}: {name}: {message}");
+        }
+    }
+    // Both sources together are valid usage.
+    let message = fails(
+        &[
+            "inspect",
+            "a:1",
+            "--via",
+            "http://a:1",
+            "--from",
+            "/nowhere",
+        ],
+        2,
+    );
+    assert!(message.contains("/nowhere is not a store"), "{message}");
+}
+
+#[test]
 fn an_image_that_is_not_in_the_store_has_exit_code_66() {
     let folder = tempfile::tempdir().expect("a folder");
     pierhead_worker::store::Store::open(folder.path(), &[]).expect("a store");

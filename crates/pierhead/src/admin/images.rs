@@ -144,9 +144,15 @@ impl Admin {
             // Deletes the bundles of the images that the prune just removed.
             freed += self.prune_bundles(u64::MAX).await?;
         }
-        let used = self.disk().await?.total;
+        let disk = self.disk().await?;
+        let used = disk.total;
         tracing::info!(freed_bytes = freed, used_bytes = used, "cache pruned");
-        Ok(json(&Pruned { freed, used }))
+        Ok(json(&Pruned {
+            freed,
+            used,
+            pinned: self.cache.stat().pinned,
+            disk,
+        }))
     }
 
     /// Deletes bundles by [`pierhead_bundle_server::BundleServer::prune`], and returns the freed

@@ -59,7 +59,7 @@ impl AdminClient {
             .to_bytes();
         serde_json::from_slice(&bytes).with_context(|| {
             format!(
-                "the response of {} is not that of a pierhead of this version",
+                "{} is not an admin listener of pierhead, or pierhead has another version there",
                 self.authority
             )
         })

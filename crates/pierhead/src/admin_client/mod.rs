@@ -15,7 +15,8 @@ use crate::api::{
     Blob, Blobs, Event, Images, Pin, Pins, Prune, Pruned, Removed, Stat, Tier, TierLimit, Warm,
 };
 use crate::cli::cache::{CacheArgs, CacheCommand, TierCommand};
-use crate::exit_code::CommandError;
+use crate::exit_code::{CommandError, describe, is_broken_pipe, reason_of};
+use crate::terminal::escaped_lines;
 pub(crate) use connection::AdminClient;
 use output::Output;
 
@@ -40,47 +41,35 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
             }
             CacheCommand::Stat => output.stat(&client.get::<Stat>("/v1/stat").await?)?,
             CacheCommand::Pin { images } => {
-                for image in images {
-                    let pin: Pin = client
-                        .call(Method::PUT, &pin_path(image), None::<&()>)
-                        .await?;
-                    output.pinned(&pin)?;
-                }
+                for_each_image(images, async |image| {
+                    let path = pin_path(image);
+                    let pin = client.call::<Pin>(Method::PUT, &path, None::<&()>);
+                    Ok(output.pinned(&pin.await?)?)
+                })
+                .await?;
             }
             CacheCommand::Unpin { images } => {
-                for image in images {
-                    let pin: Pin = client
-                        .call(Method::DELETE, &pin_path(image), None::<&()>)
-                        .await?;
-                    output.unpinned(&pin)?;
-                }
+                for_each_image(images, async |image| {
+                    let path = pin_path(image);
+                    let pin = client.call::<Pin>(Method::DELETE, &path, None::<&()>);
+                    Ok(output.unpinned(&pin.await?)?)
+                })
+                .await?;
             }
             CacheCommand::Rm { images } => {
-                let mut first_error = None;
-                for image in images {
+                for_each_image(images, async |image| {
                     let path = format!("/v1/images?image={image}");
                     let removed = client.call::<Removed>(Method::DELETE, &path, None::<&()>);
-                    match removed.await {
-                        Ok(removed) => output.removed(&removed)?,
-                        // Keeps the first error: `main` prints it and derives the exit code from
-                        // it. The errors of further images are printed here.
-                        Err(error) if first_error.is_none() => first_error = Some(error),
-                        Err(error) => eprintln!("error: {error:#}"),
-                    }
-                }
-                if let Some(error) = first_error {
-                    return Err(error.into());
-                }
+                    Ok(output.removed(&removed.await?)?)
+                })
+                .await?;
             }
             CacheCommand::Prune { to, all: _ } => {
                 let prune = Prune {
                     target: to.unwrap_or(0),
                 };
-                output.pruned(
-                    &client
-                        .call::<Pruned>(Method::POST, "/v1/prune", Some(&prune))
-                        .await?,
-                )?;
+                let pruned = client.call::<Pruned>(Method::POST, "/v1/prune", Some(&prune));
+                output.pruned(&pruned.await?, prune.target)?;
             }
             CacheCommand::Tier { command } => {
                 let (tier, wanted): (Tier, u64) = match command {
@@ -112,6 +101,36 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
         }
         Ok(())
     })
+}
+
+/// Runs a command for each image. An error of one image does not stop the others: each error is
+/// one line on standard error, and the first error determines the exit code.
+async fn for_each_image(
+    images: &[Reference],
+    run: impl AsyncFn(&Reference) -> anyhow::Result<()>,
+) -> Result<(), CommandError> {
+    let mut first = None;
+    for image in images {
+        let Err(error) = run(image).await else {
+            continue;
+        };
+        // Nobody reads standard output any more.
+        if is_broken_pipe(&error) {
+            return Err(error.into());
+        }
+        eprintln!("{}", failure_line(image, &describe(&error)));
+        first.get_or_insert(reason_of(&error));
+    }
+    first.map_or(Ok(()), |reason| Err(CommandError::Reported(reason)))
+}
+
+/// The line that reports the error of one image. Most errors of the daemon name the image already.
+fn failure_line(image: &Reference, error: &str) -> String {
+    let error = escaped_lines(error);
+    match error.contains(&image.to_string()) {
+        true => format!("pierhead: {error}"),
+        false => format!("pierhead: {image}: {error}"),
+    }
 }
 
 fn warn_if_incomplete(images: &Images) {
@@ -190,4 +209,68 @@ async fn show_events(
     }
     view.finish();
     anyhow::bail!("the connection to pierhead ended before the request was complete")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit_code::{ExitError, ExitReason};
+
+    #[tokio::test]
+    async fn every_image_is_tried_and_the_first_error_has_the_exit_code() {
+        let images = ["a.io/b:1", "a.io/b:2", "a.io/b:3", "a.io/b:4"]
+            .map(|text| text.parse::<Reference>().expect(text));
+        let tried = std::cell::RefCell::new(Vec::new());
+        let result = for_each_image(&images, async |image| {
+            tried.borrow_mut().push(image.to_string());
+            match image.to_string().as_str() {
+                "a.io/b:2" => Err(ExitError::new(ExitReason::MissingFile, "not here").into()),
+                "a.io/b:3" => Err(ExitError::new(ExitReason::DiskFull, "no space").into()),
+                _ => Ok(()),
+            }
+        })
+        .await;
+        assert_eq!(tried.into_inner().len(), images.len());
+        let Err(CommandError::Reported(reason)) = result else {
+            panic!("{result:?}");
+        };
+        assert_eq!(reason, ExitReason::MissingFile);
+        for_each_image(&images, async |_| Ok(()))
+            .await
+            .expect("no error");
+    }
+
+    #[tokio::test]
+    async fn a_closed_pipe_ends_the_command() {
+        let images = ["a.io/b:1", "a.io/b:2"].map(|text| text.parse::<Reference>().expect(text));
+        let tried = std::cell::Cell::new(0);
+        let result = for_each_image(&images, async |_| {
+            tried.set(tried.get() + 1);
+            Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into())
+        })
+        .await;
+        assert_eq!(tried.get(), 1);
+        assert!(matches!(result, Err(CommandError::Failed(_))), "{result:?}");
+    }
+
+    #[test]
+    fn a_failure_names_its_image_once() {
+        let image: Reference = "docker.io/library/redis:7".parse().expect("a reference");
+        for (error, line) in [
+            (
+                "docker.io/library/redis:7 is pinned",
+                "pierhead: docker.io/library/redis:7 is pinned",
+            ),
+            (
+                "nothing responds",
+                "pierhead: docker.io/library/redis:7: nothing responds",
+            ),
+            (
+                "\u{1b}[2J",
+                "pierhead: docker.io/library/redis:7: \\u{1b}[2J",
+            ),
+        ] {
+            assert_eq!(failure_line(&image, error), line);
+        }
+    }
 }

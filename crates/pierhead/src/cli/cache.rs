@@ -6,7 +6,7 @@ use pierhead_oci::{Platform, Reference};
 const EXAMPLES: &str = "\
 Examples:
   pierhead cache stat
-  pierhead cache warm docker.io/library/redis:7 ghcr.io/org/app:1.2 --platform linux/arm64
+  pierhead cache warm docker.io/library/redis:7 --platform linux/arm64
   pierhead cache pin docker.io/library/redis:7
   pierhead cache rm docker.io/library/redis:6
   pierhead cache prune --to 10GiB
@@ -19,55 +19,67 @@ Lines of the output:
   pierhead    version, and time since the start
   listens on  addresses for clients
   data        data folder
-  used        bytes of blobs and of active or interrupted downloads, and the maximum (cache.size);
-              at 100 %, each download evicts blobs
+  used        bytes of blobs and of active or interrupted downloads, and the
+              maximum (cache.size); at 100 %, each download evicts blobs
   blobs       number and bytes of complete layers, configs and manifests
-  downloads   number of active downloads, and bytes reserved for active and interrupted ones
+  downloads   number of active downloads, and bytes reserved for active and
+              interrupted ones
   pinned      bytes that are never evicted (`pierhead cache pin`)
   on disk     bytes of the data folder, by kind of file
-  bundles     images that are indexed, waiting or not possible; bytes of packs, plans and indexes
+  bundles     images that are indexed, waiting or not possible; bytes of packs,
+              plans and indexes
   memory      resident memory of the daemon
-  requests    requests for blobs since the start: hits came from the cache, misses began a download
-  eviction    eviction policy (eviction.policy), evicted blobs since the start, and statistics of
-              the policy
-  admission   admission rule (eviction.admission), and downloads since the start that were not
-              stored, by cause
-  written     bytes written to the disk since midnight (UTC), and cache.daily_write_budget if set
+  requests    requests for blobs since the start: hits came from the cache,
+              misses began a download
+  eviction    eviction policy (eviction.policy), evicted blobs since the start,
+              and statistics of the policy
+  admission   admission rule (eviction.admission), and downloads since the start
+              that were not stored, by cause
+  written     bytes written to the disk since midnight (UTC), and
+              cache.daily_write_budget if set
 
-With few hits and many evictions, the cache is too small for the images in use. `pierhead-replay`
-computes the hits of another size or policy from a request log. Build it from the source:
+With few hits and many evictions, the cache is too small for the images in use.
+`pierhead-replay` computes the hits of another size or policy from a request
+log. Build it from the source:
   cargo install --path crates/replay
-The metrics of the admin listener (/metrics) have the same numbers over time; --json has exact bytes.
+The metrics of the admin listener (/metrics) have the same numbers over time;
+--json has exact bytes.
 
 Example:
   pierhead cache stat --json | jq '.eviction.hits'";
 
 const LS: &str = "\
-The output has one line per image and platform. SIZE is the cached size; a layer that several images share counts
-for each. The list has images with a tag. --blobs also lists images that were pulled by digest only. `ls` does
-not change the last use of an image.
+The output has one line per image and platform. SIZE is the cached size; a layer
+that several images share counts for each. The list has images with a tag.
+--blobs also lists images that were pulled by digest only. `ls` does not change
+the last use of an image.
 
 Examples:
   pierhead cache ls
   pierhead cache ls --blobs --json | jq .size";
 
 const RM: &str = "\
-Deletes the tag, the blobs that no other cached image uses, and the bundles of the image. With a digest, deletes
-all tags of the image in its repository. A pinned image is an error: unpin it first.
+Deletes the tag, the blobs that no other cached image uses, and the bundles of
+the image. With a digest, deletes all tags of the image in its repository. A
+pinned image is an error: unpin it first.
 
 Example:
   pierhead cache rm docker.io/library/redis:6";
 
 const WARM: &str = "\
-This command makes no bundles: pierhead indexes an image when a client pulls it or requests a bundle of it.
+This command makes no bundles: pierhead indexes an image when a client pulls it
+or requests a bundle of it.
 
 Example:
   pierhead cache warm docker.io/library/redis:7 --platform linux/arm64 --pin";
 
 const PRUNE: &str = "\
-First deletes bundles, since pierhead rebuilds them from blobs: those of deleted images, then the least recently
-used. Then evicts blobs by the eviction policy. Tags, pins and the catalog count towards
-the size of the data folder and are not deleted. A target below their size is an error. Files of other programs do not count.
+First deletes bundles, since pierhead rebuilds them from blobs: those of deleted
+images, then the least recently used. Then evicts blobs by the eviction policy.
+Tags, pins and the catalog count towards the size of the data folder and are not
+deleted. A target below their size is an error. Files of other programs do not
+count. If the folder stays above the target, prune prints what takes the space,
+such as pinned blobs.
 
 Examples:
   pierhead cache prune --to 10GiB
@@ -75,29 +87,37 @@ Examples:
 
 const TIER_STAT: &str = "\
 Lines of the output:
-  class       medium: pmem (persistent memory), emulated-file (a file on a disk, persistent) or
-              volatile (memory, lost at power-off; pierhead writes all blobs back to the disk)
-  failed      only after an I/O error of the medium: pierhead uses the disk only until a restart
-  used        bytes of blobs on the tier, their maximum (set-limit), and complete blobs
-  hot ranges  bytes that container starts read, of blobs whose other bytes are on the disk only
+  class       medium: pmem (persistent memory), emulated-file (a file on a disk,
+              persistent) or volatile (memory, lost at power-off; pierhead
+              writes all blobs back to the disk)
+  failed      only after an I/O error of the medium: pierhead uses the disk only
+              until a restart
+  used        bytes of blobs on the tier, their maximum (set-limit), and
+              complete blobs
+  hot ranges  bytes that container starts read, of blobs whose other bytes are
+              on the disk only
   medium      size of the file (tier.size), and free bytes
   dirty       bytes and blobs that are not yet written back to the disk
-  since start bytes written to the tier, bytes written back to the disk, and downloads that moved
-              to the disk because the tier was full
-  opened      opened blobs: complete on the tier, as hot ranges on the tier, on the disk only
-  corrupt     only if there are any: blobs whose bytes on the tier do not match their checksums
+  since start bytes written to the tier, bytes written back to the disk, and
+              downloads that moved to the disk because the tier was full
+  opened      opened blobs: complete on the tier, as hot ranges on the tier, on
+              the disk only
+  corrupt     only if there are any: blobs whose bytes on the tier do not match
+              their checksums
 
 Example:
   pierhead cache tier stat --json | jq .dirty";
 
 const SET_LIMIT: &str = "\
-If the tier has more bytes, pierhead first evicts the blobs with the lowest value.
+If the tier has more bytes, pierhead first evicts the blobs with the lowest
+value.
 
 Example:
   pierhead cache tier set-limit 4GiB";
 
 const PIN: &str = "\
-Pins the blobs of the image that the tag refers to now. Pin it again after the tag has moved.
+Pins the blobs of the image that the tag refers to now. Pin it again after the
+tag has moved.
 
 Example:
   pierhead cache pin docker.io/library/redis:7";
@@ -179,7 +199,7 @@ pub(crate) enum CacheCommand {
     },
     /// Compare every cached blob with its digest, and remove corrupt blobs
     #[command(
-        after_help = "pierhead fetches a removed blob again at the next request. Exit code 1: at least one blob was corrupt.\n\nExample:\n  pierhead cache verify"
+        after_help = "pierhead fetches a removed blob again at the next request.\nExit code 1: at least one blob was corrupt.\n\nExample:\n  pierhead cache verify"
     )]
     Verify,
     /// Pull the manifests and blobs of images into the cache in advance

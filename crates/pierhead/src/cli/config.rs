@@ -16,7 +16,7 @@ use pierhead_host::machine::Machine;
 pub(crate) enum ConfigCommand {
     /// Check a configuration file and the files that it names, without starting anything
     #[command(
-        after_help = "Example:\n  pierhead config check /etc/pierhead/pierhead.toml && systemctl reload pierhead"
+        after_help = "Example:\n  pierhead config check /etc/pierhead/pierhead.toml &&\n      systemctl reload pierhead"
     )]
     Check {
         /// Configuration file to check

@@ -13,12 +13,13 @@ Examples:
   pierhead doctor --config /etc/pierhead/pierhead.toml --registry ghcr.io
   pierhead doctor --offline --json | jq '.findings[] | select(.level != \"ok\")'
 
-doctor accepts the flags of `serve`, and checks the configuration that `serve` would have with them. Without
---config, it reads the file of the running pierhead. To measure the disk, it writes 32 MiB to an unlinked file in
-the data folder.
+doctor accepts the flags of `serve`, and checks the configuration that `serve`
+would have with them. Without --config, it reads the file of the running
+pierhead. To measure the disk, it writes 32 MiB to an unlinked file in the data
+folder.
 
-Exit codes: 0 no check failed (warnings are possible), 1 a check failed, 2 invalid usage, 75 the clock of the host
-is years off: set it first.";
+Exit codes: 0 no check failed (warnings are possible), 1 a check failed, 2
+invalid usage, 75 the clock of the host is years off: set it first.";
 
 /// The flags of `pierhead doctor`.
 #[derive(Args)]

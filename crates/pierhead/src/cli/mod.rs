@@ -43,28 +43,37 @@ const LONG_VERSION: &str = concat!(
 
 const EXAMPLES: &str = "\
 Examples:
-  pierhead serve                                   run the proxy on 0.0.0.0:5000, for all registries
+  pierhead serve              run the proxy on 0.0.0.0:5000, for all registries
   docker pull 127.0.0.1:5000/docker.io/library/alpine
   podman pull --tls-verify=false 127.0.0.1:5000/quay.io/podman/hello
-  pierhead setup docker                            configure docker to pull through pierhead
-  pierhead doctor                                  find problems, each with its fix
-  pierhead cache stat                              show the state of the daemon and its cache
-  pierhead cache warm docker.io/library/alpine     pull an image into the cache in advance
-  pierhead pull redis:7 --via http://10.0.0.1:5000 --into store --as docker-archive --output - | docker load
-  pierhead config show --default > pierhead.toml   write a configuration file with every key
+  pierhead setup docker       configure docker to pull through pierhead
+  pierhead doctor             find problems, each with its fix
+  pierhead cache stat         show the state of the daemon and its cache
+  pierhead cache warm docker.io/library/alpine
+                              pull an image into the cache in advance
+  pierhead pull redis:7 --via http://10.0.0.1:5000 --into store \\
+      --as docker-archive --output - | docker load
+  pierhead config show --default > pierhead.toml
+                              write a configuration file with every key
 
 Environment:
   https_proxy, HTTPS_PROXY   proxy for connections to registries
   no_proxy, NO_PROXY         hosts that pierhead reaches without that proxy
   XDG_DATA_HOME, HOME        default data folder of a user other than root
-  DOCKER_CONFIG              folder of Docker's config.json, for `pull`, `trace`, `inspect` and `diff`
+  DOCKER_CONFIG              folder of Docker's config.json, for `pull`,
+                             `trace`, `inspect` and `diff`
 
-Exit codes: 0 done, 1 failed, 2 invalid usage or configuration. Specific failures:
-  65 a file that the configuration names is invalid    66 such a file, or an image, is missing
-  68 the interface or the listen address is missing    69 the port or the data folder is in use
-  71 profile, limits or tier do not fit the host       72 the data folder has another owner or version
-  73 the data folder is read-only or missing           74 the disk of the data folder is full
-  75 the clock of the host is years off                76 TLS to an upstream fails
+Exit codes: 0 done, 1 failed, 2 invalid usage or configuration, or one of:
+  65 a file that the configuration names is invalid
+  66 such a file, or an image, is missing
+  68 the interface or the listen address is missing
+  69 the port or the data folder is in use
+  71 profile, limits or tier do not fit the host
+  72 the data folder has another owner or version
+  73 the data folder is read-only or missing
+  74 the disk of the data folder is full
+  75 the clock of the host is years off
+  76 TLS to an upstream fails
   77 the data folder has another user, or binding the port needs root";
 
 /// The commands of `pierhead`.
@@ -188,6 +197,17 @@ mod tests {
             let help = command.get_after_help().map(ToString::to_string);
             let has_example = help.is_some_and(|it| it.contains("Example"));
             assert!(command.has_subcommands() || has_example, "{path}");
+        }
+    }
+
+    /// clap wraps longer lines a second time on a terminal of 80 columns.
+    #[test]
+    fn a_footer_fits_80_columns() {
+        for (path, command) in commands() {
+            let help = command.get_after_help().map(ToString::to_string);
+            for line in help.unwrap_or_default().lines() {
+                assert!(line.chars().count() <= 80, "{path}: {line}");
+            }
         }
     }
 }

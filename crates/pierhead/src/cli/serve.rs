@@ -13,12 +13,14 @@ const EXAMPLES: &str = "\
 Examples:
   pierhead serve
   pierhead serve --listen 127.0.0.1:5000 --data /srv/pierhead --cache-size 50GiB
-  pierhead serve --upstream docker.io=https://mirror.example --upstream registry.lab=http://10.0.0.5:5000
+  pierhead serve --upstream docker.io=https://mirror.example \\
+      --upstream registry.lab=http://10.0.0.5:5000
   pierhead serve --config /etc/pierhead/pierhead.toml
   pierhead serve --profile bluefield2
 
-Flags take precedence over the configuration file. SIGHUP reads the file again and keeps all connections.
-SIGTERM or SIGINT shuts pierhead down after responses in progress; a second one aborts them.";
+Flags take precedence over the configuration file. SIGHUP reads the file again
+and keeps all connections. SIGTERM or SIGINT shuts pierhead down after responses
+in progress; a second one aborts them.";
 
 /// The flags of `pierhead serve`. If a flag is repeated, its last value counts, so that a script
 /// can append flags to a given command line.

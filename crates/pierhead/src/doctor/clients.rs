@@ -157,7 +157,7 @@ async fn check_client(
         let what = match found.mirrors.as_slice() {
             [] => "pulls directly from registries".to_owned(),
             [other, ..] => format!(
-                "uses the mirror {other}, and not the pierhead at {}",
+                "uses the mirror {other}, and not pierhead at {}",
                 pierhead.shown
             ),
         };

@@ -373,6 +373,151 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_metrics_has_every_metric_that_doctor_reads() {
+        let page = include_str!("../../../../docs/reference/metrics.md");
+        let source = include_str!("daemon.rs");
+        let source = source.split("#[cfg(test)]").next().unwrap_or_default();
+        let names: Vec<_> = source
+            .split('"')
+            .filter(|text| text.starts_with("pierhead_"))
+            .collect();
+        assert!(names.len() >= 10, "{names:?}");
+        for name in names {
+            assert!(page.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_state_of_the_daemon_is_a_finding_with_its_fix() {
+        let config = Config::with_data("/d".into());
+        let reachable = |version: &str, data: &str, ready| {
+            let mut stat = stat();
+            stat.version = version.to_owned();
+            stat.data = data.to_owned();
+            RunningDaemon::Reachable {
+                stat: Box::new(stat),
+                metrics: Metrics::parse("pierhead_proxy_requests_total 1\n"),
+                ready,
+                config: None,
+            }
+        };
+        let own = env!("CARGO_PKG_VERSION");
+        let unreachable = |why: &str| RunningDaemon::Unreachable {
+            admin: Config::DEFAULT_ADMIN,
+            why: why.to_owned(),
+        };
+        for (running, what, fix) in [
+            (
+                RunningDaemon::Off,
+                "the admin listener is off",
+                Some("set `admin = "),
+            ),
+            (
+                unreachable(""),
+                "no pierhead responds at http://127.0.0.1:5001",
+                Some("start it: "),
+            ),
+            (
+                unreachable(": no response within 3 s"),
+                "at http://127.0.0.1:5001: no response within 3 s",
+                Some("start it: "),
+            ),
+            (
+                reachable("0.0.1", "/d", true),
+                "the running version is 0.0.1, and this program is ",
+                Some("restart it: "),
+            ),
+            (
+                reachable(own, "/d", false),
+                "it is shutting down",
+                Some("start it again: "),
+            ),
+            (
+                reachable(own, "/d", true),
+                "up 11m 40s, 0 B of memory",
+                None,
+            ),
+        ] {
+            let findings = check(&running, &config);
+            let first = &findings[0];
+            assert!(
+                first.about == "daemon" && first.what.contains(what),
+                "{first:?}"
+            );
+            assert_eq!(first.fix.is_some(), fix.is_some(), "{first:?}");
+            let start = fix.unwrap_or_default();
+            assert!(
+                first.fix.as_deref().unwrap_or_default().starts_with(start),
+                "{first:?}"
+            );
+            let is_other_data = findings.iter().any(|it| it.what.contains("data folder"));
+            assert!(!is_other_data, "{findings:?}");
+        }
+        let findings = check(&reachable(own, "/elsewhere", true), &config);
+        assert!(
+            findings[1].what.contains("its data folder is /elsewhere"),
+            "{findings:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn the_addresses_of_a_stopped_daemon_are_checked() {
+        let used = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let used = (used.local_addr().expect("an address"), used);
+        let mut config = Config::with_data("/d".into());
+        config.admin = None;
+        for (address, what, fix) in [
+            ("127.0.0.1:0".to_owned(), "", ""),
+            (used.0.to_string(), "in use", "`ss -ltnp sport = :"),
+            // TEST-NET-1: no interface has an address of it.
+            (
+                "192.0.2.1:5000".to_owned(),
+                "192.0.2.1:5000: ",
+                "no interface has this address",
+            ),
+        ] {
+            config.listen = vec![address.parse().expect("an address")];
+            let findings = ports(&RunningDaemon::Off, &config).await;
+            if fix.is_empty() {
+                assert_eq!(findings, [], "port 0 means any free port");
+                continue;
+            }
+            let [finding] = findings.as_slice() else {
+                panic!("{findings:?}");
+            };
+            assert!(finding.what.contains(what), "{finding:?}");
+            assert!(
+                finding.fix.as_deref().unwrap_or_default().starts_with(fix),
+                "{finding:?}"
+            );
+        }
+        // A running daemon whose port accepts no connection.
+        let mut stat = stat();
+        let mut running = |listen: Vec<String>| {
+            stat.listen = listen;
+            RunningDaemon::Reachable {
+                stat: Box::new(serde_json::from_value(serde_json::json!(stat)).expect("a copy")),
+                metrics: Metrics::default(),
+                ready: true,
+                config: None,
+            }
+        };
+        let closed = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
+        let closed = closed.expect("an address").to_string();
+        let findings = ports(&running(vec![closed]), &config).await;
+        assert!(
+            findings[0]
+                .fix
+                .as_deref()
+                .is_some_and(|fix| fix.contains("nft")),
+            "{findings:?}"
+        );
+        let findings = ports(&running(vec![used.0.to_string()]), &config).await;
+        let reached = format!("clients reach it at http://{}", used.0);
+        assert_eq!(findings, [Finding::ok("listen", reached)]);
+    }
+
+    #[test]
     fn an_exhausted_write_budget_is_a_finding() {
         let mut stat = stat();
         let is_reported = |stat: &Stat| {

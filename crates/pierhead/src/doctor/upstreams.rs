@@ -209,6 +209,160 @@ fn failed(
 mod tests {
     use super::*;
 
+    fn response(status: u16, demands_authentication: bool) -> ProbeResponse {
+        ProbeResponse {
+            status,
+            demands_authentication,
+            date: None,
+        }
+    }
+
+    #[test]
+    fn a_response_is_a_finding_with_the_fix_of_its_status() {
+        let name: Registry = "lab:5000".parse().expect("a name");
+        let credentials = Some("check username and password_file of [upstreams.\"lab:5000\"]");
+        let addresses = Some("check the addresses of [upstreams.\"lab:5000\"]");
+        for (status, demands, has_credentials, what, fix) in [
+            (200, true, true, "the credentials work", None),
+            (
+                200,
+                false,
+                true,
+                "checks credentials per repository only",
+                None,
+            ),
+            (200, false, false, "responds in 7 ms", None),
+            (
+                401,
+                true,
+                false,
+                "needs credentials, which are not configured",
+                None,
+            ),
+            (
+                401,
+                true,
+                true,
+                "refuses the configured credentials (401)",
+                credentials,
+            ),
+            (
+                403,
+                true,
+                true,
+                "refuses the configured credentials (403)",
+                credentials,
+            ),
+            (403, false, false, "responds with 403", addresses),
+            (301, false, false, "responds with 301", addresses),
+            (404, false, true, "responds with 404", addresses),
+            (500, false, true, "responds with 500", addresses),
+        ] {
+            let response = response(status, demands);
+            let finding = check_response("x", &name, has_credentials, None, &response, 7);
+            assert!(finding.what.contains(what), "{finding:?}");
+            let found = finding.fix.as_deref();
+            assert_eq!(found.is_some(), fix.is_some(), "{finding:?}");
+            assert!(
+                found
+                    .unwrap_or_default()
+                    .starts_with(fix.unwrap_or_default()),
+                "{finding:?}"
+            );
+            assert_eq!(finding.level == Level::Ok, fix.is_none(), "{finding:?}");
+        }
+        // With several addresses, the finding names the address.
+        let at = Some("http://10.0.0.5:5000");
+        let finding = check_response("x", &name, false, at, &response(200, false), 7);
+        assert_eq!(finding.what, "http://10.0.0.5:5000 responds in 7 ms");
+    }
+
+    #[test]
+    fn each_error_of_an_upstream_has_its_fix() {
+        let name: Registry = "lab:5000".parse().expect("a name");
+        let upstream = || "lab:5000".to_owned();
+        let transport = |what: &str, certificate| Error::Transport {
+            upstream: upstream(),
+            what: what.to_owned(),
+            certificate,
+        };
+        let denied = || Error::Denied {
+            upstream: upstream(),
+            status: 401,
+        };
+        for (error, has_credentials, what, fix) in [
+            (
+                Error::Forbidden {
+                    upstream: upstream(),
+                    what: "a private address".to_owned(),
+                },
+                false,
+                "lab:5000 is refused: a private address",
+                "add [upstreams.\"lab:5000\"] if pierhead may connect to it",
+            ),
+            (
+                denied(),
+                true,
+                "(401)",
+                "check username and password_file of",
+            ),
+            (
+                denied(),
+                false,
+                "(401)",
+                "set username and password_file in",
+            ),
+            (
+                Error::RateLimited {
+                    upstream: upstream(),
+                    retry_after: None,
+                },
+                false,
+                "limits our rate",
+                "wait, or set username",
+            ),
+            // The name of the upstream is the subject of the finding already.
+            (
+                transport("the name cannot be resolved", None),
+                false,
+                "http://a:1: the name cannot be resolved",
+                "check /etc/resolv.conf",
+            ),
+            (
+                transport("TLS: unknown issuer", Some(CertificateFault::Issuer)),
+                false,
+                "http://a:1: TLS: unknown issuer",
+                "for a private CA set `ca` in [upstreams.\"lab:5000\"]",
+            ),
+            (
+                transport("connection refused", None),
+                false,
+                "http://a:1: connection refused",
+                "try `curl -sI http://a:1/v2/`",
+            ),
+        ] {
+            let probe = HostProbe {
+                address: "http://a:1".to_owned(),
+                has_credentials,
+                result: Ok(response(200, false)),
+            };
+            let finding = failed("x", &name, Some((&probe, Some("http://a:1"))), &error);
+            assert!(
+                finding.level == Level::Fail && !finding.is_clock_error,
+                "{finding:?}"
+            );
+            assert!(finding.what.contains(what), "{finding:?}");
+            assert!(
+                finding.fix.as_deref().unwrap_or_default().starts_with(fix),
+                "{finding:?}"
+            );
+        }
+        let clock = transport("TLS: expired", Some(CertificateFault::Clock));
+        let finding = failed("x", &name, None, &clock);
+        assert!(finding.is_clock_error, "exit code 75: {finding:?}");
+        assert_eq!(finding.what, "TLS: expired");
+    }
+
     #[test]
     fn a_clock_skew_is_a_failure() {
         let name = "a.b".parse().expect("a name");

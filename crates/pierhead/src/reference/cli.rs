@@ -57,13 +57,21 @@ fn facts(argument: &clap::Arg) -> String {
 fn environment(help: &str) -> String {
     let lines = help.lines().skip_while(|line| *line != "Environment:");
     let lines = lines.skip(1).take_while(|line| !line.is_empty());
-    let row = |line: &str| {
+    // A line with a deeper indent continues the line above.
+    let mut rows = Vec::<String>::new();
+    for line in lines {
+        match rows.last_mut() {
+            Some(row) if line.starts_with("   ") => *row += &format!(" {}", line.trim()),
+            _ => rows.push(line.to_owned()),
+        }
+    }
+    let row = |line: String| {
         let (names, meaning) = line.trim().split_once("   ")?;
         let names: Vec<_> = names.split(", ").map(|it| format!("`{it}`")).collect();
         let line = format!("- {}: {}", names.join(", "), sentence(meaning.trim()));
         Some(wrap(&line).replace('\n', "\n  ") + "\n")
     };
-    lines.filter_map(row).collect()
+    rows.into_iter().filter_map(row).collect()
 }
 
 fn describe(text: &mut String, command: &mut clap::Command, path: &str) {

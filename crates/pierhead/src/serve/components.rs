@@ -13,8 +13,8 @@ use super::data_folder_error;
 use crate::config::{self, Config, Size};
 use crate::crate_configs;
 use crate::exit_code::{ExitError, ExitReason, describe};
-use crate::{clock, clock_check};
 use crate::request_log::{RequestLogWriter, RequestQueue};
+use crate::{clock, clock_check};
 
 /// Opens the cache, with its fast tier if there is one, and locks the data folder.
 pub(super) async fn open_cache(

@@ -454,7 +454,11 @@ async fn an_unpinned_image_is_removed() {
         .cache(&["rm", "lab:5000/team/none:1", IMAGE, "lab:5000/team/none:2"])
         .await;
     assert_eq!(code, Some(1));
-    assert!(err.contains("none:1") && err.contains("none:2"), "{err}");
+    let refused = |image: &str| {
+        format!("pierhead: {image} is not in the cache: `pierhead cache ls` lists the images\n")
+    };
+    let expected = ["lab:5000/team/none:1", "lab:5000/team/none:2"].map(refused);
+    assert_eq!(err, expected.concat(), "each in the order of the images");
     assert!(tag_bytes().await < before, "its tag is gone, too");
     daemon
         .logs(&format!("image removed image={IMAGE} freed_bytes="))
@@ -475,6 +479,76 @@ async fn an_unpinned_image_is_removed() {
         code == Some(1) && err.contains("is not in the cache"),
         "{err}"
     );
+}
+
+#[tokio::test]
+async fn only_the_named_platform_of_an_image_is_warmed() {
+    let registry = FakeRegistry::start().await;
+    let image = Image::multi_arch(9, &["amd64", "arm64"]);
+    registry.push("team/app", "1", &image);
+    let upstream = format!("lab:5000={}", registry.url());
+    for (platform, warmed) in [
+        // The index names arm64 with its variant v8, and amd64 without a variant.
+        ("linux/arm64", Some("linux/arm64/v8")),
+        ("linux/arm64/v8", Some("linux/arm64/v8")),
+        ("linux/aarch64", Some("linux/arm64/v8")),
+        ("linux/arm64/v9", Some("linux/arm64/v8")),
+        ("linux/amd64/v3", Some("linux/amd64")),
+        ("linux/arm/v7", None),
+        ("linux/s390x", None),
+        ("windows/amd64", None),
+    ] {
+        let daemon = Daemon::start("", &["--upstream", &upstream]).await;
+        let (code, out, err) = daemon.cache(&["warm", IMAGE, "--platform", platform]).await;
+        let rows = objects(&daemon.cached(&["ls", "--json"]).await);
+        let complete: Vec<_> = rows
+            .iter()
+            .flat_map(|row| row["platforms"].as_array().expect("platforms"))
+            .filter(|it| it["complete"] == true)
+            .filter_map(|it| it["platform"].as_str())
+            .collect();
+        assert_eq!(complete, Vec::from_iter(warmed), "{platform}: {out}{err}");
+        if warmed.is_some() {
+            assert_eq!(code, Some(0), "{platform}: {out}{err}");
+            continue;
+        }
+        assert_eq!(code, Some(1), "{platform}: {out}{err}");
+        let refused = format!(
+            "failed {IMAGE}: the index has no image for {platform}, only for linux/amd64, linux/arm64/v8\n"
+        );
+        assert_eq!(out, format!("{refused}warmed 0, failed 1\n"), "{platform}");
+        assert!(err.contains("1 failed"), "{err}");
+    }
+    // One missing platform is an error, also beside a platform that the image has.
+    let daemon = Daemon::start("", &["--upstream", &upstream]).await;
+    let both = ["--platform", "linux/amd64", "--platform", "linux/s390x"];
+    let (code, out, _) = daemon.cache(&[&["warm", IMAGE][..], &both].concat()).await;
+    assert_eq!(code, Some(1), "{out}");
+    assert!(out.contains("no image for linux/s390x"), "{out}");
+}
+
+#[tokio::test]
+async fn a_prune_above_its_target_names_the_pinned_bytes() {
+    let (_registry, _, daemon) = with_image().await;
+    daemon.cached(&["warm", "--pin", IMAGE]).await;
+    let out = daemon.cached(&["prune", "--to", "200KiB"]).await;
+    let line = out.lines().nth(1).unwrap_or_default();
+    assert!(
+        line.contains(" above the target: ") && line.contains(" pinned (`pierhead cache ls"),
+        "{out}"
+    );
+    let pruned = &objects(&daemon.cached(&["prune", "--to", "200KiB", "--json"]).await)[0];
+    assert!(
+        pruned["pinned"]
+            .as_u64()
+            .is_some_and(|bytes| bytes > 370_000),
+        "{pruned}"
+    );
+    assert_eq!(pruned["disk"]["total"], pruned["used"], "{pruned}");
+    // After the unpin, the target is reached, and no line explains it.
+    daemon.cached(&["unpin", IMAGE]).await;
+    let out = daemon.cached(&["prune", "--to", "200KiB"]).await;
+    assert_eq!(out.lines().count(), 1, "{out}");
 }
 
 /// Returns the bytes of packs, plans and indexes.

@@ -12,19 +12,21 @@ pub(crate) use run::run;
 
 const EXAMPLES: &str = "\
 Examples:
-  pierhead setup docker --dry-run                       show the changes
+  pierhead setup docker --dry-run     show the changes
   pierhead setup containerd --address http://10.0.0.1:5000
   pierhead setup podman --registry docker.io --registry quay.io
-  pierhead setup docker --undo                          restore the files as they were before
+  pierhead setup docker --undo        restore the files as they were before
 
-setup prints the changes of files as a diff on standard output; an empty output means that nothing has to change.
-It asks before it writes. Without a terminal, pass --yes. podman and CRI-O read the same files, so setup and --undo
-of one apply to both. The original files are saved below /var/lib/pierhead-setup (with --user:
-~/.local/state/pierhead-setup).
+setup prints the changes of files as a diff on standard output; an empty output
+means that nothing has to change. It asks before it writes. Without a terminal,
+pass --yes. podman and CRI-O read the same files, so setup and --undo of one
+apply to both. The original files are saved below /var/lib/pierhead-setup (with
+--user: ~/.local/state/pierhead-setup).
 
-Exit codes: 0 done, nothing to change, or --dry-run; 1 failed, and no file was changed (--undo: files that were
-edited after the setup stay, and are named), or no process holds the setup (--held); 2 invalid usage; 65 the file
-of --address-file has no valid address; 66 that file is unreadable.";
+Exit codes: 0 done, nothing to change, or --dry-run; 1 failed, and no file was
+changed (--undo: files that were edited after the setup stay, and are named), or
+no process holds the setup (--held); 2 invalid usage; 65 the file of
+--address-file has no valid address; 66 that file is unreadable.";
 
 /// The flags of `pierhead setup`.
 #[derive(Args)]
@@ -41,8 +43,8 @@ pub(crate) struct SetupArgs {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Address at which this client reaches pierhead [default: the address of the pierhead on this
-    /// host, else http://127.0.0.1:5000]
+    /// Address at which this client reaches pierhead; HOST alone means http://HOST:5000 [default: the
+    /// address of the pierhead on this host, else http://127.0.0.1:5000]
     #[arg(long, value_name = "URL", conflicts_with = "undo")]
     pub(crate) address: Option<Address>,
 

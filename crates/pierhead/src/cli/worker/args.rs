@@ -10,26 +10,34 @@ use pierhead_worker::Url;
 
 const PULL_EXAMPLES: &str = "\
 Examples:
-  pierhead pull redis:7 --via http://pierhead.example:5000 --into /var/lib/worker
-  pierhead pull redis:7 --via http://pierhead.example:5000 --into store --as rootfs --output redis
-  pierhead pull redis:8 --via http://pierhead.example:5000 --into store          only what 7 does not have
-  pierhead pull flask:3 --via … --into store --as docker-archive --output - | docker load
-  pierhead pull flask:3 --via … --into new --have-from store --json | jq .bytes_received
+  pierhead pull redis:7 --via http://10.0.0.1:5000 --into /var/lib/worker
+  pierhead pull redis:7 --via http://10.0.0.1:5000 --into store \\
+      --as rootfs --output redis
+  pierhead pull redis:8 --via http://10.0.0.1:5000 --into store
+                                               only what 7 does not have
+  pierhead pull flask:3 --via … --into store --as docker-archive --output - |
+      docker load
+  pierhead pull flask:3 --via … --into new --have-from store --json |
+      jq .bytes_received
 
-The folder of --into is a store: it has each file content once, under its digest, and a list of complete images.
-The next pull uses these as base images. Several pulls can use a store at the same time. pull verifies every byte.
-After an interruption or Ctrl-C, the same command resumes the pull.
+The folder of --into is a store: it has each file content once, under its
+digest, and a list of complete images. The next pull uses these as base images.
+Several pulls can use a store at the same time. pull verifies every byte. After
+an interruption or Ctrl-C, the same command resumes the pull.
 
-If the server has no bundle of the image (an older pierhead, bundles off, a registry, an image that cannot be
-bundled), pull downloads the layers instead. The result is the same.
+If the server has no bundle of the image (an older pierhead, bundles off, a
+registry, an image that cannot be bundled), pull downloads the layers instead.
+The result is the same.
 
 Forms (--as):
-  rootfs          the root file system; as root also owners, devices and extended attributes
-  oci-layout      an OCI image layout, which skopeo, podman, buildah and umoci read as oci:FOLDER
+  rootfs          the root file system; as root also owners, devices and
+                  extended attributes
+  oci-layout      an OCI image layout, which skopeo, podman, buildah and umoci
+                  read as oci:FOLDER
   docker-archive  a tar archive for `docker load` and `podman load`
 
-Exit codes: 0 done, 1 failed (the store keeps received contents), 2 invalid usage, 66 the image does not exist,
-130 stopped by Ctrl-C.";
+Exit codes: 0 done, 1 failed (the store keeps received contents), 2 invalid
+usage, 66 the image does not exist, 130 stopped by Ctrl-C.";
 
 /// TLS and credentials for the connection to pierhead.
 #[derive(Args, Clone)]
@@ -142,22 +150,27 @@ pub(crate) enum Link {
 
 const TRACE_EXAMPLES: &str = "\
 Examples:
-  pierhead trace --image redis:7 --via http://pierhead.example:5000 --root rootfs --seconds 10 -- \\
-      chroot rootfs redis-server
-  pierhead trace --image redis:7 --via http://pierhead.example:5000 --pid $(pidof redis-server) --seconds 30
-  pierhead trace --image redis:7 --root rootfs --output order.txt -- chroot rootfs redis-cli --version
-  pierhead trace --image redis:7 --via http://pierhead.example:5000 --send order.txt
+  pierhead trace --image redis:7 --via http://10.0.0.1:5000 --root rootfs \\
+      --seconds 10 -- chroot rootfs redis-server
+  pierhead trace --image redis:7 --via http://10.0.0.1:5000 \\
+      --pid $(pidof redis-server) --seconds 30
+  pierhead trace --image redis:7 --root rootfs --output order.txt -- \\
+      chroot rootfs redis-cli --version
+  pierhead trace --image redis:7 --via http://10.0.0.1:5000 --send order.txt
 
-trace records the order in which a container start opens files of the image. Bundles of this image and of later
-versions then send these files first. trace watches the file system with fanotify, which needs root
-(CAP_SYS_ADMIN) and Linux 5.6. It also records files that other programs open below the same root.
+trace records the order in which a container start opens files of the image.
+Bundles of this image and of later versions then send these files first. trace
+watches the file system with fanotify, which needs root (CAP_SYS_ADMIN) and
+Linux 5.6. It also records files that other programs open below the same root.
 
-The root folder is --root, or with --pid the root of that process in its mount namespace, which for a container is
-its image. A process whose root is the root of this host is an error. trace ignores mounts below the root (volumes,
-/proc, /etc/resolv.conf), and sends only paths of files of the image.
-An order is a text file with one path per line, relative to the root.
+The root folder is --root, or with --pid the root of that process in its mount
+namespace, which for a container is its image. A process whose root is the root
+of this host is an error. trace ignores mounts below the root (volumes, /proc,
+/etc/resolv.conf), and sends only paths of files of the image. An order is a
+text file with one path per line, relative to the root.
 
-Exit codes: 0 recorded and sent; 1 failed; 2 invalid usage; 66 the image does not exist; else the exit code of CMD.";
+Exit codes: 0 recorded and sent; 1 failed; 2 invalid usage; 66 the image does
+not exist; else the exit code of CMD.";
 
 /// The flags of `pierhead trace`.
 #[derive(Args)]
@@ -212,8 +225,8 @@ Examples:
   pierhead inspect redis:7 --via http://pierhead.example:5000
   pierhead inspect redis:7 --from store --json | jq .layers
 
-inspect shows the layers of an image, the contents that it shares with other images of the store, and the files that
-bundles send first.
+inspect shows the layers of an image, the contents that it shares with other
+images of the store, and the files that bundles send first.
 
 Exit codes: 0 done, 1 failed, 2 invalid usage, 66 the image does not exist.";
 
@@ -231,13 +244,14 @@ pub(crate) struct InspectArgs {
 
 /// Flags of `inspect` and `diff` that name the source of the images.
 #[derive(Args)]
+#[command(group = clap::ArgGroup::new("source").required(true).multiple(true).args(["via", "from"]))]
 pub(crate) struct SourceArgs {
     /// Address of pierhead, such as `http://pierhead.example:5000`
     #[arg(long, value_name = "URL", value_parser = Url::parse)]
     pub(crate) via: Option<Url>,
 
     /// Folder of an image store (`pierhead pull --into`) that contains the image
-    #[arg(long, value_name = "DIR", required_unless_present = "via")]
+    #[arg(long, value_name = "DIR")]
     pub(crate) from: Option<PathBuf>,
 
     /// Platform to use of a multi-platform image, such as linux/arm64 [default: the platform of
@@ -258,7 +272,8 @@ Examples:
   pierhead diff redis:7.0 redis:7.2 --via http://pierhead.example:5000
   pierhead diff flask:2.3 flask:3.0 --from store --json
 
-diff shows the bytes that an update transfers by each method: whole layers, whole files, and a bundle with patches.
+diff shows the bytes that an update transfers by each method: whole layers,
+whole files, and a bundle with patches.
 
 Exit codes: 0 done, 1 failed, 2 invalid usage, 66 the image does not exist.";
 

@@ -90,6 +90,110 @@ fn is_safe(url: &Url) -> bool {
 mod tests {
     use super::*;
 
+    const NO_FLAGS: LoginArgs = LoginArgs {
+        ca: None,
+        cert: None,
+        key: None,
+        user: None,
+        password_file: None,
+        docker_config: None,
+    };
+
+    #[test]
+    fn unusable_credentials_of_the_default_file_are_ignored_and_of_a_named_file_an_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("config.json");
+        let url = |text: &str| Url::parse(text).expect("an address");
+        let default = |url: &Url| login(&NO_FLAGS, url, Some(&file)).map(|it| it.is_some());
+        let named = |url: &Url| {
+            let args = LoginArgs {
+                docker_config: Some(file.clone()),
+                ..NO_FLAGS
+            };
+            login(&args, url, None).map(|it| it.is_some())
+        };
+        let server = url("https://a.example");
+        assert_eq!(
+            default(&server),
+            Ok(false),
+            "the default file may be missing"
+        );
+        let error = named(&server).expect_err("the named file must exist");
+        assert!(error.contains("config.json"), "{error}");
+        for (text, server, by_default, refusal) in [
+            // Credentials for another server.
+            (
+                r#"{"auths":{"b.example":{"auth":"aHViOnA6dw=="}}}"#,
+                "https://a.example",
+                false,
+                None,
+            ),
+            ("{}", "https://a.example", false, None),
+            (
+                r#"{"credHelpers":{"a.example":"pass"}}"#,
+                "https://a.example",
+                false,
+                Some("use --user and --password-file"),
+            ),
+            (
+                r#"{"auths":{"a.example":{"identitytoken":"t"}}}"#,
+                "https://a.example",
+                false,
+                Some("are a token or come from a credential helper"),
+            ),
+            (
+                r#"{"auths":{"a.example":{"auth":"aHViOnA6dw=="}}}"#,
+                "http://a.example",
+                false,
+                Some("without TLS: use https://"),
+            ),
+        ] {
+            std::fs::write(&file, text).expect("written");
+            let server = url(server);
+            assert_eq!(default(&server), Ok(by_default), "{text}");
+            match (named(&server), refusal) {
+                (Ok(found), None) => assert!(!found, "{text}"),
+                (Err(error), Some(part)) => assert!(error.contains(part), "{text}: {error}"),
+                (found, _) => panic!("{text}: {found:?}"),
+            }
+        }
+        std::fs::write(&file, "{").expect("written");
+        assert!(default(&server).is_err(), "an invalid file is reported");
+    }
+
+    #[test]
+    fn an_empty_password_file_is_an_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("password");
+        let args = LoginArgs {
+            user: Some("hub".to_owned()),
+            password_file: Some(file.clone()),
+            ..NO_FLAGS
+        };
+        let url = Url::parse("https://a.example").expect("an address");
+        let error = || login(&args, &url, None).expect_err("no password");
+        assert!(error().contains("cannot read"), "{}", error());
+        std::fs::write(&file, "\n").expect("written");
+        assert!(error().contains("is empty"), "{}", error());
+    }
+
+    #[test]
+    fn a_password_is_safe_with_tls_or_on_this_host() {
+        for (url, expected) in [
+            ("https://a.example", true),
+            ("http://a.example", false),
+            ("http://10.0.0.1:5000", false),
+            ("http://localhost:5000", true),
+            ("http://127.0.0.1:5000", true),
+            ("http://127.9.9.9", true),
+            ("http://[::1]:5000", true),
+            ("http://[::ffff:127.0.0.1]:5000", true),
+            ("http://localhost.example", false),
+        ] {
+            assert_eq!(is_safe(&Url::parse(url).expect(url)), expected, "{url}");
+        }
+    }
+
     #[test]
     fn credentials_are_found_and_never_sent_without_tls() {
         let folder = tempfile::tempdir().expect("a folder");

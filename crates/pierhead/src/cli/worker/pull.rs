@@ -178,7 +178,145 @@ fn lines(report: &PullReport) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+    use pierhead_worker::pull::ContentCounts;
+
     use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::exit_code::CommandError;
+
+    /// Parses the flags of `pierhead pull`.
+    fn args(into: &Path, more: &[&str]) -> PullArgs {
+        let into = into.to_str().expect("UTF-8");
+        let flags = [
+            "pierhead",
+            "pull",
+            "a.io/b:1",
+            "--via",
+            "http://a:1",
+            "--into",
+            into,
+        ];
+        match Cli::try_parse_from(flags.iter().chain(more)) {
+            Ok(Cli {
+                command: Command::Pull(args),
+                ..
+            }) => *args,
+            Ok(_) => panic!("another command"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn usage<T>(result: Result<T, CommandError>) -> String {
+        match result {
+            Err(CommandError::Usage(message)) => message,
+            Err(error) => panic!("{error:?}"),
+            Ok(_) => panic!("no error"),
+        }
+    }
+
+    #[test]
+    fn the_target_of_an_export_is_checked_before_the_pull() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = folder.path().join("store");
+        let full = folder.path().join("full");
+        std::fs::create_dir(&full).expect("made");
+        std::fs::write(full.join("file"), "").expect("written");
+        let full = full.to_str().expect("UTF-8");
+        for (flags, expected) in [
+            (&[][..], None),
+            (&["--as", "rootfs"], Some(store.join("rootfs"))),
+            (&["--as", "oci-layout"], Some(store.join("oci-layout"))),
+            (&["--as", "docker-archive"], Some(store.join("image.tar"))),
+            (
+                &["--as", "rootfs", "--output", "x"],
+                Some(PathBuf::from("x")),
+            ),
+            (
+                &["--as", "docker-archive", "--output", "-"],
+                Some(PathBuf::from("-")),
+            ),
+            // Only a root file system needs an empty folder.
+            (
+                &["--as", "oci-layout", "--output", full],
+                Some(PathBuf::from(full)),
+            ),
+        ] {
+            let found = output(&args(&store, flags)).unwrap_or_else(|error| panic!("{error:?}"));
+            assert_eq!(found, expected, "{flags:?}");
+        }
+        for (flags, part) in [
+            (["--as", "rootfs", "--output", "-"], "only a docker-archive"),
+            (
+                ["--as", "oci-layout", "--output", "-"],
+                "name a folder with --output",
+            ),
+            (["--as", "rootfs", "--output", full], "is not empty"),
+        ] {
+            let message = usage(output(&args(&store, &flags)));
+            assert!(message.contains(part), "{flags:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_is_no_store_is_a_usage_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let foreign = folder.path().join("foreign");
+        std::fs::create_dir(&foreign).expect("made");
+        std::fs::write(foreign.join("thesis.txt"), "text").expect("written");
+        let message = usage(open_store(&foreign, &[]));
+        assert!(message.starts_with("--into: "), "{message}");
+        let file = foreign.join("thesis.txt");
+        let message = usage(open_store(&file, &[]));
+        assert!(message.contains("thesis.txt is no folder"), "{message}");
+        let store = folder.path().join("store");
+        drop(open_store(&store, &[]).unwrap_or_else(|error| panic!("{error:?}")));
+
+        let shown = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+        let bases = |path: &str| base_stores(&args(&store, &["--have-from", path]));
+        let (usable, warnings) = bases(&shown(&store)).unwrap_or_else(|error| panic!("{error:?}"));
+        assert_eq!((usable, warnings), (vec![store.clone()], Vec::new()));
+        for path in [shown(&foreign), shown(&folder.path().join("missing"))] {
+            let message = usage(bases(&path));
+            let expected = format!("--have-from: {path} is not a store of `pierhead pull`");
+            assert_eq!(message, expected);
+        }
+        // A store of a later version is not used, and the pull continues.
+        std::fs::write(store.join("version"), "store 999\n").expect("written");
+        let (usable, warnings) = bases(&shown(&store)).unwrap_or_else(|error| panic!("{error:?}"));
+        assert_eq!(usable, Vec::<PathBuf>::new());
+        assert!(warnings[0].contains("has a newer format"), "{warnings:?}");
+    }
+
+    #[test]
+    fn the_text_has_the_method_the_target_and_each_warning() {
+        let report = PullReport {
+            image: "docker.io/library/redis:7".to_owned(),
+            digest: "sha256:00".to_owned(),
+            method: PullMethod::Layers,
+            bytes_received: 3 << 20,
+            seconds: 2.5,
+            contents: ContentCounts {
+                reused: 1,
+                patched: 2,
+                chunked: 3,
+                full: 4,
+            },
+            output: Some("store/rootfs".to_owned()),
+            warnings: vec!["one".to_owned(), "two".to_owned()],
+            ..PullReport::default()
+        };
+        let expected = "\
+pulled    docker.io/library/redis:7
+digest    sha256:00
+received  3.0 MiB in 2.5s, as layers
+contents  1 already here, 2 patched, 3 in part, 4 complete
+written   store/rootfs
+warning   one
+warning   two
+";
+        assert_eq!(lines(&report), expected);
+    }
 
     #[test]
     fn the_text_has_bytes_and_time() {
