@@ -9,7 +9,7 @@ use http::uri::{Authority, Scheme, Uri};
 /// The port on which `pierhead serve` listens by default.
 const DEFAULT_PORT: u16 = 5000;
 
-/// The error for a text that is no [`Address`].
+/// The error for a text that is not a valid [`Address`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write http://HOST:PORT or https://HOST:PORT")]
 pub struct InvalidAddress;
@@ -38,7 +38,7 @@ impl Address {
         Self { authority, tls }
     }
 
-    /// The default address of `pierhead serve`.
+    /// Returns the address at which `pierhead serve` listens by default.
     pub fn default_listener() -> Self {
         Self {
             authority: Authority::from_static("127.0.0.1:5000"),
@@ -46,7 +46,7 @@ impl Address {
         }
     }
 
-    /// Returns `host` or `host:port`, as in the name of an image.
+    /// Returns `host` or `host:port`, in the form in which image names contain it.
     pub fn authority(&self) -> &str {
         self.authority.as_str()
     }
@@ -80,7 +80,7 @@ impl Address {
                 .is_ok_and(|ip| ip.is_loopback())
     }
 
-    /// Whether `url` names this address, with or without a final slash.
+    /// Whether `url` is this address, with or without a final slash.
     pub fn matches(&self, url: &str) -> bool {
         url.trim_end_matches('/')
             .eq_ignore_ascii_case(&self.to_string())
@@ -115,7 +115,8 @@ impl FromStr for Address {
             && !authority.host().is_empty()
             && matches!(uri.path(), "" | "/")
             && uri.query().is_none();
-        // The lengths are compared, because `port_u16` returns `None` for a port out of range, too.
+        // Compares the lengths of the texts, because `port_u16` also returns `None` for a port that
+        // is out of range.
         let has_port = authority.as_str().len() > authority.host().len();
         if !plain || has_port && authority.port_u16().is_none() {
             return Err(wrong());

@@ -1,5 +1,5 @@
-//! Writes the changed configuration files: each file atomically, and either all files of a change
-//! or none.
+//! Writes the changed configuration files of a client. Each file is replaced atomically, and either
+//! all files of a change are written or none.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use crate::config_root::ConfigRoot;
 use crate::error::{Error, IoContext as _};
 
-/// The change of one file. If a text is `None`, there is no file.
+/// The change of one file. If a text is `None`, the file does not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The path of the file without the root, as the client sees it.
+    /// The path of the file as the client sees it, that is, without the root folder.
     pub path: PathBuf,
-    /// The text before the change.
+    /// The text of the file before the change.
     pub from: Option<String>,
-    /// The text after the change.
+    /// The text of the file after the change.
     pub to: Option<String>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn changes(
     Ok(changes)
 }
 
-/// Makes all changes. If one fails, restores the files that were changed before it.
+/// Makes all changes. If a change fails, restores the files that were already changed.
 ///
 /// # Errors
 /// [`Error::NotApplied`], or [`Error::NotRestored`].
@@ -62,8 +62,7 @@ pub(crate) fn apply_all(root: &ConfigRoot, changes: &[Change]) -> Result<(), Err
         let Err(error) = put(root, &change.path, change.to.as_deref()) else {
             continue;
         };
-        // The file whose write failed may already have its new text, if only the sync of its folder
-        // failed.
+        // If only the sync of the folder failed, the file may already have its new text.
         let in_place = root.read(&change.path).is_ok_and(|now| now == change.to);
         let written = if in_place { index + 1 } else { index };
         let mut failures = Vec::new();
@@ -81,8 +80,8 @@ pub(crate) fn apply_all(root: &ConfigRoot, changes: &[Change]) -> Result<(), Err
     Ok(())
 }
 
-/// Writes a file, or removes it if `text` is `None`. Mode and owner of the file stay, and a
-/// symbolic link stays a link.
+/// Writes a file, or removes it if `text` is `None`. Keeps the mode and the owner of the file. A
+/// symbolic link is kept, and the file to which it points is written.
 fn put(root: &ConfigRoot, path: &Path, text: Option<&str>) -> Result<(), Error> {
     let real = root.real(path);
     match text {
@@ -119,7 +118,7 @@ pub(crate) fn write(root: &ConfigRoot, real: &Path, text: &str, mode: u32) -> Re
 }
 
 fn is_inside(path: &Path, root: &Path) -> bool {
-    // The parent folders may not exist yet.
+    // Finds the closest folder above that exists, since the parent folders may not exist yet.
     let existing = path.ancestors().find(|it| it.exists());
     match (existing.map(fs::canonicalize), fs::canonicalize(root)) {
         (Some(Ok(path)), Ok(root)) => path.starts_with(root),
@@ -143,7 +142,7 @@ pub(crate) fn missing_folders(root: &ConfigRoot, path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes those of `folders` that are empty.
+/// Removes each folder in `folders` that is empty.
 pub(crate) fn remove_empty(root: &ConfigRoot, folders: &[PathBuf]) {
     for folder in folders {
         let _ = fs::remove_dir(root.real(folder));

@@ -2,24 +2,25 @@
 
 use std::fmt;
 
-/// A program that pulls images.
+/// A container client: a program that pulls images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// dockerd. Its file is `daemon.json`.
+    /// dockerd, whose configuration file is `daemon.json`.
     Docker,
-    /// containerd 1.x and 2.x. Its files are `config.toml` (or a drop-in) and `hosts.toml`.
+    /// containerd 1.x and 2.x, whose configuration files are `config.toml` (or a drop-in file) and
+    /// `hosts.toml`.
     Containerd,
-    /// podman, buildah and skopeo. Their files are in `registries.conf.d`.
+    /// podman, buildah and skopeo, whose configuration files are in `registries.conf.d`.
     Podman,
-    /// CRI-O. It has the same files as podman.
+    /// CRI-O, which has the same configuration files as podman.
     Crio,
 }
 
 impl Client {
-    /// All clients.
+    /// All clients that setup supports.
     pub const ALL: [Self; 4] = [Self::Docker, Self::Containerd, Self::Podman, Self::Crio];
 
-    /// The name of the program, in lower case.
+    /// Returns the name of the program, in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Docker => "docker",

@@ -1,5 +1,5 @@
-//! The folders with the configuration files of clients: of this machine, of the root folder of an
-//! image, or of one user.
+//! The folders with the configuration files of clients. The clients are those of this machine,
+//! those in the root folder of an image, or those of one user.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -10,11 +10,11 @@ use crate::error::{Error, IoContext as _};
 /// Maximum number of bytes of a client's configuration file.
 const MAX_FILE: u64 = 4 << 20;
 
-/// The configuration folders of one machine or of one user. All paths are without the root, as the
-/// clients see them.
+/// The configuration folders of one machine or of one user. All paths are as the clients see them,
+/// that is, without the root folder.
 #[derive(Clone, Debug)]
 pub struct ConfigRoot {
-    /// The folder that is put in front of every path: `/` for this machine.
+    /// The root folder, with which every real path begins: `/` for this machine.
     root: PathBuf,
     /// `/etc`, or `~/.config` for the clients of a user.
     etc: PathBuf,
@@ -44,7 +44,7 @@ impl ConfigRoot {
         }
     }
 
-    /// Returns the folder that is put in front of every path.
+    /// Returns the root folder, with which every real path begins.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -59,17 +59,17 @@ impl ConfigRoot {
         &self.state
     }
 
-    /// Whether this is the running machine, whose daemons can be queried.
+    /// Whether the root folder is that of the running machine, whose daemons can be queried.
     pub fn is_live(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// Whether these are the folders of a user's clients.
+    /// Whether these folders belong to the clients of one user.
     pub fn is_user(&self) -> bool {
         self.user
     }
 
-    /// Returns the path with the root as prefix.
+    /// Returns the real path: the root folder, followed by the path that the client sees.
     pub fn real(&self, path: &Path) -> PathBuf {
         if self.is_live() {
             return path.to_owned();
@@ -77,7 +77,7 @@ impl ConfigRoot {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Returns the text of a file. `None` if there is no file.
+    /// Returns the text of a file, or `None` if the file does not exist.
     pub(crate) fn read(&self, path: &Path) -> Result<Option<String>, Error> {
         let real = self.real(path);
         let metadata = match fs::metadata(&real) {
@@ -98,15 +98,15 @@ impl ConfigRoot {
         Ok(Some(text.map_err(|_| Error::NotUtf8 { path: real })?))
     }
 
-    /// Returns the files in a folder whose names end in `suffix`, sorted by name as the clients
-    /// sort them.
+    /// Returns the files in a folder whose names end in `suffix`, sorted by name, as the clients
+    /// sort their files.
     pub(crate) fn list(&self, folder: &Path, suffix: &str) -> Result<Vec<PathBuf>, Error> {
         let names = self.names(folder)?;
         let matching = names.into_iter().filter(|name| name.ends_with(suffix));
         Ok(matching.map(|name| folder.join(name)).collect())
     }
 
-    /// Returns the sorted names in a folder. Empty if there is no folder.
+    /// Returns the sorted names in a folder. If the folder does not exist, the list is empty.
     pub(crate) fn names(&self, folder: &Path) -> Result<Vec<String>, Error> {
         let real = self.real(folder);
         let entries = match fs::read_dir(&real) {

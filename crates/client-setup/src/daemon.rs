@@ -1,4 +1,5 @@
-//! Reads the flags of the machine's dockerd, and the version of its containerd.
+//! Reads the command line flags of this machine's dockerd, and the version of this machine's
+//! containerd.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use crate::config_root::ConfigRoot;
 pub(crate) struct DockerdFlags {
     /// The value of `--config-file`.
     pub(crate) config_file: Option<PathBuf>,
-    /// Each word of a command line, and the name of the place where it is set.
+    /// Each word of a command line, and the name of the place where the word is set.
     words: Vec<(String, String)>,
 }
 
@@ -82,8 +83,8 @@ pub(crate) fn dockerd_flags(root: &ConfigRoot) -> DockerdFlags {
     flags
 }
 
-/// Returns the process ID of the machine's dockerd. Other instances of dockerd, such as those in
-/// containers, have other PID files.
+/// Returns the process ID of the machine's dockerd. Other instances of dockerd, such as instances
+/// in containers, have other PID files.
 pub(crate) fn dockerd_pid(root: &ConfigRoot) -> Option<u32> {
     if !root.is_live() || root.is_user() {
         return None;
@@ -93,7 +94,7 @@ pub(crate) fn dockerd_pid(root: &ConfigRoot) -> Option<u32> {
 }
 
 /// Returns the command lines in a systemd unit and its drop-ins. An empty `ExecStart` clears the
-/// command lines before it.
+/// earlier command lines.
 fn unit_words(root: &ConfigRoot, unit: &str) -> Vec<(PathBuf, Vec<String>)> {
     const FOLDERS: [&str; 4] = [
         "/etc/systemd/system",
@@ -117,7 +118,7 @@ fn unit_words(root: &ConfigRoot, unit: &str) -> Vec<(PathBuf, Vec<String>)> {
         };
         for line in text.replace("\\\n", " ").lines() {
             match line.trim().strip_prefix("ExecStart=") {
-                // In systemd units, an empty `ExecStart` clears all earlier ones.
+                // In systemd units, an empty `ExecStart` clears all earlier `ExecStart` lines.
                 Some(rest) if rest.trim().is_empty() => words.clear(),
                 Some(rest) => words.push((path.clone(), split(rest))),
                 None => {}
@@ -133,8 +134,9 @@ fn split(line: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether containerd imports `conf.d` by default, as it does since 2.2. In the root folder of an
-/// image, containerd does not run. There, the existence of the folder decides.
+/// Whether containerd imports `conf.d` by default, as containerd does since version 2.2. In the
+/// root folder of an image, containerd does not run. In this case, the existence of the folder
+/// decides.
 pub(crate) fn containerd_imports_by_default(root: &ConfigRoot) -> bool {
     if !root.is_live() {
         return root.real(&root.etc("containerd/conf.d")).is_dir();
@@ -143,7 +145,8 @@ pub(crate) fn containerd_imports_by_default(root: &ConfigRoot) -> bool {
         return false;
     };
     let text = String::from_utf8_lossy(&output.stdout);
-    // The output has the form "containerd github.com/containerd/containerd/v2 2.4.2 <revision>".
+    // The output of `containerd --version` has the form "containerd
+    // github.com/containerd/containerd/v2 2.4.2 <revision>".
     let version = text.split_whitespace().nth(2).unwrap_or_default();
     imports_by_default(version)
 }

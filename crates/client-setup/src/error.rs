@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::client::Client;
 
-/// The party that has to act before the same operation can succeed.
+/// Who has to act before the same operation can succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The caller has to change the options, because the client does not support them.
@@ -15,7 +15,8 @@ pub enum Fault {
     ClientFiles,
     /// The caller needs a permission in the file system.
     Permission,
-    /// The operator of the machine has to act: its disk, its daemons or its service manager.
+    /// The operator of the machine has to act, because the disk, a daemon or the service manager is
+    /// at fault.
     Machine,
 }
 
@@ -40,43 +41,43 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// An error of this crate. `Display` prints only this error; [`std::error::Error::source`] has its
-/// cause.
+/// An error of the crate `pierhead-client-setup`. `Display` prints only the error itself;
+/// [`std::error::Error::source`] returns the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An operation of the file system failed.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// The operation, as a verb.
+        /// The failed operation, as a verb.
         action: &'static str,
-        /// The file or folder.
+        /// The path of the file or folder.
         path: PathBuf,
-        /// The error of the system.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The path of a file to write is a symbolic link without a target.
     #[error("{} is a symbolic link without a target: remove the link or create its target", path.display())]
     DanglingLink {
-        /// The link.
+        /// The path of the symbolic link.
         path: PathBuf,
     },
     /// The path of a file to write is a symbolic link that leads out of the root folder.
     #[error("cannot write {}: it is a symbolic link that leads out of the root folder", path.display())]
     LinkOutsideRoot {
-        /// The link.
+        /// The path of the symbolic link.
         path: PathBuf,
     },
     /// A path is not a regular file, or the file exceeds the maximum size.
     #[error("{} is no configuration file", path.display())]
     NotAConfigFile {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
     /// A file is not UTF-8 text.
     #[error("{} is not UTF-8 text", path.display())]
     NotUtf8 {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
     /// A file contains no certificate in PEM form.
@@ -85,51 +86,53 @@ pub enum Error {
         path.display()
     )]
     NoCertificate {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
     /// The client would refuse the file, or the file cannot be changed safely.
     #[error("{}{}: {}", path.display(), at_line(problem.line), problem.message)]
     File {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The error in its text.
+        /// The error in the text of the file.
         problem: TextProblem,
     },
     /// docker supports mirrors for Docker Hub only.
     #[error("docker supports mirrors for docker.io only: pull {authority}/{registry}/… instead")]
     NoMirrorForRegistry {
-        /// The requested registry.
+        /// The name of the requested registry.
         registry: String,
-        /// `host:port` of pierhead.
+        /// The address of pierhead, as `host:port`.
         authority: String,
     },
-    /// dockerd has a flag that it does not accept together with the key in `daemon.json`.
+    /// dockerd has a command line flag that excludes a key in `daemon.json`: dockerd does not
+    /// accept both.
     #[error(
         "dockerd has {flag} from {flag_source}, and does not start if {} has {key}, too: remove \
          the flag, and write its value into {key}",
         path.display()
     )]
     FlagConflict {
-        /// The flag of dockerd.
+        /// The name of the flag of dockerd.
         flag: &'static str,
-        /// The source of the flag.
+        /// The place where the flag is set.
         flag_source: String,
-        /// The `daemon.json`.
+        /// The path of `daemon.json`.
         path: PathBuf,
         /// The key of `daemon.json` that has the same meaning as the flag.
         key: &'static str,
     },
-    /// A file has the name of pierhead's drop-in, but the record does not mention it.
+    /// A file has the name of pierhead's drop-in file, but the record of the setup does not mention
+    /// this file.
     #[error(
         "{} was not written by this pierhead, and no record mentions it: move it away first",
         path.display()
     )]
     UnknownDropIn {
-        /// The drop-in.
+        /// The path of the drop-in file.
         path: PathBuf,
     },
-    /// Somebody has edited the lines that pierhead wrote into these files.
+    /// A user has edited the lines that pierhead wrote into these files.
     #[error("{}", edited_message(files, *outcome, record))]
     Edited {
         /// Each file, with the diff from the text that pierhead wrote to the present text.
@@ -139,55 +142,55 @@ pub enum Error {
         /// The path of the record with the original texts.
         record: PathBuf,
     },
-    /// The record cannot be parsed.
+    /// The record of the setup cannot be parsed.
     #[error("{} is no record of pierhead setup", path.display())]
     InvalidRecord {
-        /// The record.
+        /// The path of the record.
         path: PathBuf,
         /// The error of the parser.
         source: serde_json::Error,
     },
-    /// The record has another version of its format.
+    /// The record of the setup has another version of its format.
     #[error("another version of pierhead wrote {}: run that version", path.display())]
     RecordVersion {
-        /// The record.
+        /// The path of the record.
         path: PathBuf,
     },
-    /// A file could not be written, and all files that were changed before it were restored.
+    /// A file could not be written, and all files that were already changed were restored.
     #[error("no file was changed")]
     NotApplied {
-        /// The cause.
+        /// The reason why the file could not be written.
         source: Box<Error>,
     },
-    /// A file could not be written, and some files that were changed before it could not be
-    /// restored.
+    /// A file could not be written, and some files that were already changed could not be restored.
     #[error("some files were changed, and could not be restored ({})", failures.join("; "))]
     NotRestored {
-        /// Each restoration that failed.
+        /// The restorations that failed, each as text.
         failures: Vec<String>,
         /// The error that made the restoration necessary.
         source: Box<Error>,
     },
-    /// Another process holds this setup, or the socket could not be created.
+    /// Another `pierhead setup --hold` process holds the setup of this client, or the socket that
+    /// marks this could not be created.
     #[error("cannot hold the setup of {client}")]
     Hold {
-        /// The client of the setup.
+        /// The client whose setup cannot be held.
         client: Client,
-        /// The error of the system.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The files are written, but the client could not be reloaded to read them.
+    /// The files are written, but the client could not be reloaded so that it reads these files.
     #[error("the files are written, but {reason}")]
     NotReloaded {
         /// The reason, and what the user can do.
         reason: String,
-        /// The error of the system, if there is one.
+        /// The error of the operating system, if there is one.
         source: Option<io::Error>,
     },
 }
 
 impl Error {
-    /// Returns who has to act.
+    /// Returns who has to act after this error.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
@@ -215,7 +218,7 @@ impl Error {
 /// An error in the text of a file. The caller adds the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextProblem {
-    /// The line number, from 1. `None` if the error is in no single line.
+    /// The line number, counted from 1. `None` if the error is not in a single line.
     pub line: Option<usize>,
     /// The description of the error, and its fix.
     pub message: String,

@@ -1,5 +1,5 @@
-//! A mark that shows that a `pierhead setup --hold` process is running, for example for container
-//! probes.
+//! A mark by which other processes, such as container probes, see that a `pierhead setup --hold`
+//! process is running.
 //!
 //! The mark is an abstract Unix socket. Unlike a file, such a socket disappears when its process
 //! ends.
@@ -21,7 +21,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Sets the mark.
+    /// Creates the mark.
     ///
     /// # Errors
     /// [`Error::Hold`] if another process holds the same setup.
@@ -32,10 +32,10 @@ impl Hold {
     }
 }
 
-/// Whether a process in this network namespace holds the setup.
+/// Whether a process in this network namespace holds the setup of this client.
 ///
 /// # Errors
-/// Errors of the system.
+/// Errors of the operating system.
 pub fn is_held(client: Client, root: &ConfigRoot) -> io::Result<bool> {
     match UnixDatagram::unbound()?.connect_addr(&address(client, root)?) {
         Ok(()) => Ok(true),

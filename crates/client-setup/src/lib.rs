@@ -1,15 +1,18 @@
 //! Changes the configuration files of docker, containerd, podman and CRI-O so that they pull
 //! through pierhead, and undoes the change (`pierhead setup`).
 //!
-//! 1. [`Setup::plan`] computes the new text of each file from its old text. It changes nothing.
-//! 2. [`Setup::apply`] records the text of each file, then replaces all files or none.
-//! 3. [`Undo`] restores each file from the record, and keeps later changes by others.
+//! 1. [`Setup::plan`] computes the new text of each file from its old text. This call changes
+//!    nothing.
+//! 2. [`Setup::apply`] records the old text of each file, and then replaces either all files or
+//!    none.
+//! 3. [`Undo`] restores each file from the record, and keeps the later changes of other programs
+//!    and users.
 //!
 //! A plan starts from the original files, without the changes of pierhead. Therefore a second run
 //! changes nothing, and an undo restores every byte.
 //!
-//! This crate reads no environment and no command line, and prints nothing. Between plan and apply,
-//! the caller shows the changes and asks the user for consent.
+//! This crate reads no environment and no command line, and prints nothing. Between [`Setup::plan`]
+//! and [`Setup::apply`], the caller shows the changes and asks the user for consent.
 
 #![forbid(unsafe_code)]
 

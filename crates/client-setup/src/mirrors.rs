@@ -1,5 +1,5 @@
-//! Reads the registry mirrors in the present configuration files of a client, whoever configured
-//! them.
+//! Reads the registry mirrors in the present configuration files of a client, whether pierhead or a
+//! user configured these mirrors.
 
 use std::path::Path;
 
@@ -17,16 +17,16 @@ pub struct ConfiguredMirrors {
     pub mirrors: Vec<String>,
     /// The registries for which the client uses these mirrors, as text.
     pub scope: String,
-    /// The reason why the client does not use the mirrors, if any.
+    /// The reason why the client does not use the mirrors; `None` if the client uses them.
     pub problem: Option<String>,
 }
 
 impl ConfiguredMirrors {
-    /// Reads the client's files. `daemon_json` is the configuration file of dockerd if it is not
-    /// the default file. Blocks.
+    /// Reads the mirrors in the client's files. `daemon_json` is the configuration file of dockerd,
+    /// if that is not the default file. The call blocks.
     ///
     /// # Errors
-    /// The file that cannot be read or parsed, with the line of the error.
+    /// The error names the file that cannot be read or parsed, and the line.
     pub fn read(
         root: &ConfigRoot,
         client: Client,

@@ -10,7 +10,8 @@ use crate::error::Error;
 /// Reads configuration files without the changes of pierhead.
 pub(crate) struct OriginalFiles<'a> {
     pub(crate) root: &'a ConfigRoot,
-    /// The original text of each file that pierhead wrote. `None` means that there was no file.
+    /// The original text of each file that pierhead wrote. `None` means that the file did not
+    /// exist.
     pub(crate) restored: BTreeMap<PathBuf, Option<String>>,
 }
 
@@ -21,7 +22,7 @@ impl<'a> OriginalFiles<'a> {
         Self { root, restored }
     }
 
-    /// Returns the text of a file. `None` if there is no file.
+    /// Returns the original text of a file, or `None` if the file does not exist.
     pub(crate) fn read(&self, path: &Path) -> Result<Option<String>, Error> {
         match self.restored.get(path) {
             Some(text) => Ok(text.clone()),

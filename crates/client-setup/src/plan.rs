@@ -25,10 +25,11 @@ pub struct Options<'a> {
     pub address: &'a Address,
     /// The text of a PEM file with the CA certificate of pierhead, which the client will trust.
     pub ca: Option<&'a str>,
-    /// The registries to mirror. If empty, all registries that the client can mirror; for podman
-    /// and CRI-O, the registries of a built-in list.
+    /// The registries that the client pulls through pierhead. An empty list stands for all
+    /// registries that the client can mirror, and for podman and CRI-O for a built-in list of
+    /// registries.
     pub registries: &'a [String],
-    /// The absolute path of the client's main file, if it is not the default file.
+    /// The absolute path of the client's main file, if that is not the default file.
     pub config: Option<&'a Path>,
 }
 
@@ -39,11 +40,11 @@ pub(crate) struct Plan {
     pub(crate) notes: Vec<String>,
 }
 
-/// Computes the plan.
+/// Computes the new text of each file of a client.
 ///
 /// # Errors
-/// A file that the client would refuse, or that cannot be changed safely, with the line of the
-/// error.
+/// The error names a file that the client would refuse, or that cannot be changed safely, and the
+/// line.
 pub(crate) fn plan(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Result<Plan, Error> {
     match options.client {
         Client::Docker => for_docker(originals, options),
@@ -52,8 +53,8 @@ pub(crate) fn plan(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Resu
     }
 }
 
-/// Returns the path of dockerd's configuration file: the given path, else the path in its flags,
-/// else the default path.
+/// Returns the path of dockerd's configuration file: the given path, else the path in dockerd's
+/// flags, else the default path.
 pub(crate) fn docker_file(root: &ConfigRoot, named: Option<&Path>) -> PathBuf {
     named
         .map(Path::to_owned)
@@ -173,8 +174,8 @@ pub(crate) struct ContainerdFiles {
 }
 
 impl ContainerdFiles {
-    /// Returns the folder of `hosts.toml` files that containerd's CRI plugin reads, from the last
-    /// file that sets it.
+    /// Returns the folder of `hosts.toml` files that containerd's CRI plugin reads, as the last
+    /// file that sets this folder names it.
     pub(crate) fn certs(&self) -> Option<PathBuf> {
         let certs = self
             .files
@@ -188,7 +189,7 @@ impl ContainerdFiles {
 /// Reads all files of containerd's configuration.
 ///
 /// # Errors
-/// A file that containerd would refuse, with the line of the error.
+/// The error names a file that containerd would refuse, and the line.
 pub(crate) fn containerd_files(
     originals: &OriginalFiles<'_>,
     main: &Path,
@@ -212,9 +213,9 @@ pub(crate) fn containerd_files(
     let cri_disabled = main_settings.is_some_and(|settings| settings.cri_disabled);
     let imports = match main_settings.and_then(|settings| settings.imports.clone()) {
         Some(imports) => imports,
-        // containerd imports this folder by default since 2.2, even if it has another main file. A
-        // drop-in in this folder would change every containerd of the machine, so it is used only
-        // for the default main file.
+        // Since version 2.2, containerd imports this folder by default, even with another main
+        // file. A drop-in file in this folder would change every containerd of the machine. So the
+        // folder is used only if the main file is the default file.
         None if is_default && daemon::containerd_imports_by_default(root) => {
             vec![root.etc("containerd/conf.d/*.toml").display().to_string()]
         }
@@ -233,8 +234,8 @@ pub(crate) fn containerd_files(
     })
 }
 
-/// Returns the folder of `hosts.toml` files. If no file names a folder, adds the change of a file
-/// that does to the plan.
+/// Returns the folder of `hosts.toml` files. If no file names a folder, adds to the plan a change
+/// that names one.
 fn config_path(
     originals: &OriginalFiles<'_>,
     main: &Path,
@@ -338,7 +339,7 @@ fn for_containers(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Resul
     Ok(plan)
 }
 
-/// Returns the files that podman reads, in the order in which it reads them.
+/// Returns the files that podman reads, in the order in which podman reads these files.
 fn containers_files(originals: &OriginalFiles<'_>) -> Result<Vec<PathBuf>, Error> {
     let root = originals.root;
     let mut paths = Vec::new();
@@ -354,7 +355,7 @@ fn containers_files(originals: &OriginalFiles<'_>) -> Result<Vec<PathBuf>, Error
 /// Returns the mirrors of podman and CRI-O that are in effect, by registry.
 ///
 /// # Errors
-/// A file that podman would refuse, with the line of the error.
+/// The error names a file that podman would refuse, and the line.
 pub(crate) fn containers_mirrors(
     root: &ConfigRoot,
 ) -> Result<BTreeMap<String, Vec<String>>, Error> {

@@ -1,5 +1,5 @@
-//! Checks whether a registry is reachable at an address. `pierhead setup` prints a warning if there
-//! is none.
+//! Checks whether a registry is reachable at an address. If there is no registry, `pierhead setup`
+//! prints a warning.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -8,14 +8,14 @@ use std::time::Duration;
 use crate::address::Address;
 
 /// Timeout of one connect and of one read when setup checks the address of pierhead. pierhead is
-/// near, so a slower server deserves the warning.
+/// usually near, so a server that takes longer is worth the warning.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The reason why there is no registry at an address.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unreachable {
-    /// The connect failed.
+    /// No server accepts the connection.
     #[error("no server accepts connections ({0})")]
     NoConnection(io::Error),
     /// The server accepts connections and sends no response.
@@ -29,12 +29,12 @@ pub enum Unreachable {
     NotARegistry,
 }
 
-/// Sends `GET /v2/` over plain HTTP. If the address uses TLS, this only connects, because the
-/// client verifies the certificate. Blocks for at most 1 s for each address of the host and 1 s for
-/// the response.
+/// Sends `GET /v2/` over plain HTTP. If the address uses TLS, the call only connects, since the
+/// client itself will verify the certificate. The call blocks for at most 1 s for each IP address
+/// of the host, and for 1 s for the response.
 ///
 /// # Errors
-/// The reason why no registry is reachable.
+/// The error is the reason why no registry is reachable.
 pub fn probe(address: &Address) -> Result<(), Unreachable> {
     let targets = (address.host(), address.port()).to_socket_addrs();
     let mut last = io::Error::from(io::ErrorKind::NotFound);
@@ -48,7 +48,8 @@ pub fn probe(address: &Address) -> Result<(), Unreachable> {
     Err(Unreachable::NoConnection(last))
 }
 
-/// Checks the response. A server that refuses this client (401, 403) counts as a registry, too.
+/// Checks the status of the response. A server that refuses this client with 401 or 403 also counts
+/// as a registry.
 fn check_registry(mut stream: TcpStream, address: &Address) -> Result<(), Unreachable> {
     let status = request_status(&mut stream, address.authority());
     let status = status.map_err(Unreachable::NoResponse)?;
@@ -65,7 +66,7 @@ fn check_registry(mut stream: TcpStream, address: &Address) -> Result<(), Unreac
 fn request_status(stream: &mut TcpStream, host: &str) -> io::Result<[u8; 12]> {
     stream.set_read_timeout(Some(PROBE_TIMEOUT))?;
     // The request is sent in one write, because a server may respond to the request line and close
-    // before a second write.
+    // the connection before a second write.
     let request = format!("GET /v2/ HTTP/1.0\r\nhost: {host}\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut status = [0; 12];

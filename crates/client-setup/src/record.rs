@@ -1,5 +1,5 @@
-//! The record of the files that `pierhead setup` changed, from which an undo restores them. Each
-//! kind of client has one record, a JSON file.
+//! The record of the files that `pierhead setup` changed. From this record, an undo restores the
+//! files. Each kind of client has one record, a JSON file.
 //!
 //! 1. The record is written before the first change.
 //! 2. The record is removed after the last change is undone.
@@ -25,33 +25,33 @@ const VERSION: u32 = 1;
 pub(crate) struct Record {
     version: u32,
     pub(crate) files: BTreeMap<PathBuf, FileRecord>,
-    /// The folders that pierhead created, inner folders first.
+    /// The folders that pierhead created. A folder comes before the folders that contain it.
     pub(crate) folders: Vec<PathBuf>,
 }
 
-/// The texts of one changed file. If a text is `None`, there was no file.
+/// The texts of one changed file. If a text is `None`, the file did not exist.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileRecord {
-    /// The text of the file before the first run.
+    /// The text of the file before the first run of setup.
     pub(crate) before: Option<String>,
-    /// The text that the last run wrote.
+    /// The text that the last run of setup wrote.
     pub(crate) after: Option<String>,
-    /// The text that the last run found, if it is neither `before` nor `after`. An earlier run
-    /// wrote this text, and the last run may have been killed before it replaced the text.
+    /// The text that the last run of setup found, if it is neither `before` nor `after`. An earlier
+    /// run wrote this text, and the last run may have been killed before it replaced the text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) found: Option<String>,
 }
 
-/// The error for a file in which somebody has edited the lines of pierhead.
+/// The error for a file in which a user has edited the lines of pierhead.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct EditConflict;
 
 impl FileRecord {
     /// Returns the text that the file would have without pierhead: the text from before the first
-    /// run, with the later changes by others. `now` is the present text.
+    /// run, with the later changes of other programs and users. `now` is the present text.
     ///
     /// # Errors
-    /// [`EditConflict`].
+    /// [`EditConflict`] if a user has edited the lines of pierhead.
     pub(crate) fn original(&self, now: Option<&str>) -> Result<Option<String>, EditConflict> {
         if now == self.after.as_deref() || now == self.before.as_deref() {
             return Ok(self.before.clone());
@@ -60,7 +60,8 @@ impl FileRecord {
             return Ok(self.before.clone());
         }
         match (&self.after, now, &self.before) {
-            // Somebody has removed a file that pierhead created, so there is nothing to undo.
+            // Another program or a user has removed a file that pierhead created, so there is
+            // nothing to undo.
             (_, None, None) => Ok(None),
             (Some(after), Some(now), before) => {
                 let before = before.as_deref();
@@ -68,8 +69,8 @@ impl FileRecord {
                     Ok(merged) => {
                         Ok(Some(merged).filter(|it| before.is_some() || !it.trim().is_empty()))
                     }
-                    // Somebody has rewritten the file without the values of pierhead, so the file
-                    // needs no undo.
+                    // Another program or a user has rewritten the file without the values of
+                    // pierhead, so the file needs no undo.
                     Err(_) if has_no_value_of_pierhead(after, now, before) => {
                         Ok(Some(now.to_owned()))
                     }
@@ -81,11 +82,12 @@ impl FileRecord {
     }
 }
 
-/// Whether the present text has none of the values (addresses, folders) that pierhead wrote.
+/// Whether the present text has none of the values (such as addresses and folders) that pierhead
+/// wrote.
 fn has_no_value_of_pierhead(after: &str, now: &str, before: Option<&str>) -> bool {
     let old = quoted(before.unwrap_or(""));
     let new = quoted(after).into_iter().filter(|it| !old.contains(it));
-    // Only values count, because anybody may write a key such as `registry-mirrors`.
+    // Only values count, because a key such as `registry-mirrors` is not specific to pierhead.
     let mut values = new.filter(|it| it.contains(['/', ':'])).peekable();
     values.peek().is_some() && values.all(|value| !now.contains(value))
 }
@@ -115,7 +117,7 @@ impl Record {
         root.real(root.state()).join(name)
     }
 
-    /// Reads the record. `None` if there is no record.
+    /// Reads the record of a client. Returns `None` if there is no record.
     pub(crate) fn load(root: &ConfigRoot, client: Client) -> Result<Option<Self>, Error> {
         let path = Self::path(root, client);
         let text = match fs::read_to_string(&path) {
@@ -130,8 +132,8 @@ impl Record {
         }
     }
 
-    /// Writes the record. Only its owner can read it, because configuration files may contain
-    /// secrets.
+    /// Writes the record of a client. Only the owner of the file can read it, because configuration
+    /// files may contain secrets.
     pub(crate) fn save(&self, root: &ConfigRoot, client: Client) -> Result<(), Error> {
         let path = Self::path(root, client);
         match serde_json::to_string_pretty(self) {
@@ -140,7 +142,7 @@ impl Record {
         }
     }
 
-    /// Deletes the record, and its folder if the folder is empty.
+    /// Deletes the record, and also the folder of records if that is empty.
     pub(crate) fn remove(root: &ConfigRoot, client: Client) -> Result<(), Error> {
         let path = Self::path(root, client);
         match fs::remove_file(&path) {
@@ -156,8 +158,8 @@ impl Record {
 }
 
 /// The lock that allows one setup or undo at a time. The caller holds the lock from before the plan
-/// until the plan is applied. Dropping the lock removes the folders that were created for it, if
-/// they are empty.
+/// until the plan is applied. Dropping the lock removes those folders that were created for the
+/// lock and are empty.
 #[derive(Debug)]
 pub struct Lock<'a> {
     root: &'a ConfigRoot,
@@ -166,7 +168,7 @@ pub struct Lock<'a> {
 }
 
 impl<'a> Lock<'a> {
-    /// Takes the lock. Blocks while another process holds it.
+    /// Takes the lock. The call blocks while another process holds the lock.
     ///
     /// # Errors
     /// An error while the folder of records is created or locked.
@@ -216,7 +218,8 @@ mod tests {
     }
 
     proptest! {
-        /// The undo is exact even after a run that was killed before it wrote the file.
+        /// Tests that an undo is exact even after a run of setup that was killed before it wrote
+        /// the file.
         #[test]
         fn an_undo_restores_the_exact_text_from_before(
             before in proptest::option::of("\\PC{0,40}"),
@@ -272,7 +275,7 @@ mod tests {
         let path = Record::path(&root, Client::Podman);
         let mode = fs::metadata(&path).expect("a file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        // Both have one record, because podman and CRI-O read the same files.
+        // podman and CRI-O share one record, because they read the same files.
         assert_eq!(
             Record::load(&root, Client::Crio).expect("read"),
             Some(record)

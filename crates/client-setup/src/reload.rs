@@ -12,7 +12,7 @@ use crate::daemon;
 use crate::error::Error;
 use crate::format::daemon_json;
 
-/// The command that makes a client read its new files.
+/// The command that makes a client read its changed files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reload {
     client: Client,
@@ -23,8 +23,8 @@ pub struct Reload {
 }
 
 impl Reload {
-    /// Returns the command after these changes. `None` if the client reads the changed files for
-    /// each pull.
+    /// Returns the command that is needed after these changes, or `None` if the client reads the
+    /// changed files at each pull.
     pub fn after(client: Client, root: &ConfigRoot, changes: &[Change]) -> Option<Self> {
         let main: Vec<_> = changes.iter().filter(|change| is_main(change)).collect();
         let has_mirrors = |change: &&Change| {
@@ -33,8 +33,8 @@ impl Reload {
         };
         let loses_mirrors = !main.iter().all(has_mirrors);
         let words: &[&str] = match client {
-            // On SIGHUP, dockerd ignores that a key was removed: it keeps its mirrors until it
-            // restarts.
+            // On SIGHUP, dockerd ignores that a key was removed: dockerd keeps its mirrors until
+            // its restart.
             Client::Docker if loses_mirrors => &["restart", "docker"],
             // A reload sends SIGHUP: dockerd reads the mirrors again, and containers keep running.
             Client::Docker if !main.is_empty() => &["reload", "docker"],
@@ -62,17 +62,17 @@ impl Reload {
         self.command.join(" ")
     }
 
-    /// Whether dockerd keeps its old mirrors until the command has run. If so, the command is a
-    /// restart, which stops containers unless live-restore is on.
+    /// Whether dockerd keeps its old mirrors until the command has run. In this case, the command
+    /// is a restart, which stops containers unless live-restore is on.
     pub fn keeps_old_mirrors(&self) -> bool {
         self.keeps_old_mirrors
     }
 
-    /// Runs the command. Without systemd, only dockerd can be reloaded, by SIGHUP. Blocks until the
-    /// command ends. Returns a message for the user.
+    /// Runs the command. Without systemd, only dockerd can be reloaded, by SIGHUP. The call blocks
+    /// until the command ends, and returns a message for the user.
     ///
     /// # Errors
-    /// [`Error::NotReloaded`].
+    /// [`Error::NotReloaded`] if the client cannot be reloaded.
     pub fn run(&self) -> Result<String, Error> {
         if !Path::new("/run/systemd/system").exists() {
             return self.signal_dockerd();

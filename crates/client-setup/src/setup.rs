@@ -1,4 +1,5 @@
-//! Plans and applies the changes by which a client pulls through pierhead.
+//! Plans the changes to a client's configuration files that make the client pull through pierhead,
+//! and applies these changes.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,18 +21,19 @@ pub struct Setup<'a> {
     client: Client,
     changes: Vec<Change>,
     notes: Vec<String>,
-    /// The record of an earlier run, if any.
+    /// The record of an earlier run of setup, if there is one.
     previous: Option<Record>,
-    /// The files that the record has after this run.
+    /// The files that the record will have after this run of setup.
     files: BTreeMap<PathBuf, FileRecord>,
 }
 
 impl<'a> Setup<'a> {
-    /// Computes the new files, and writes nothing. A caller that applies the plan takes the
-    /// [`Lock`] before this call. Blocks.
+    /// Computes the new files, and writes nothing. A caller that will apply the plan must take the
+    /// [`Lock`] before this call. The call blocks.
     ///
     /// # Errors
-    /// A file that cannot be read or changed safely, or an option that the client does not support.
+    /// The error names a file that cannot be read or changed safely, or an option that the client
+    /// does not support.
     pub fn plan(root: &'a ConfigRoot, options: &Options<'_>) -> Result<Self, Error> {
         let client = options.client;
         let previous = Record::load(root, client)?;
@@ -45,7 +47,7 @@ impl<'a> Setup<'a> {
         };
         let originals = OriginalFiles { root, restored };
         let Plan { files: new, notes } = plan::plan(&originals, options)?;
-        // A file that an earlier run wrote and that this run does not need is restored.
+        // Restores a file that an earlier run of setup wrote and that this run does not need.
         let mut wanted = originals.restored.clone();
         wanted.extend(new.into_iter().map(|(path, text)| (path, Some(text))));
         let mut files = BTreeMap::new();
@@ -75,7 +77,8 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// Returns the changes to write. Empty if the client already pulls through pierhead.
+    /// Returns the changes to write. The list is empty if the client already pulls through
+    /// pierhead.
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
@@ -85,7 +88,7 @@ impl<'a> Setup<'a> {
         &self.notes
     }
 
-    /// Writes the record, then either all files or none. Blocks.
+    /// Writes the record, and then either all files or none. The call blocks.
     ///
     /// # Errors
     /// [`Error::NotApplied`], [`Error::NotRestored`], or an error while the record is written.
@@ -106,8 +109,8 @@ impl<'a> Setup<'a> {
         Err(error)
     }
 
-    /// Returns the folders that pierhead creates in this run or created in an earlier run, inner
-    /// folders first.
+    /// Returns the folders that pierhead creates in this run or created in an earlier run, where a
+    /// folder comes before the folders that contain it.
     fn created_folders(&self, lock: &Lock<'_>) -> Vec<PathBuf> {
         let previous = self.previous.as_ref();
         let mut folders = previous.map_or_else(Vec::new, |record| record.folders.clone());

@@ -1,4 +1,5 @@
-//! Restores the original files of a client, and keeps later changes by others.
+//! Restores the original files of a client, and keeps the later changes of other programs and
+//! users.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use crate::config_root::ConfigRoot;
 use crate::error::{Error, Outcome};
 use crate::record::{EditConflict, Lock, Record};
 
-/// A planned undo.
+/// A planned undo of a setup.
 #[derive(Debug)]
 pub struct Undo<'a> {
     root: &'a ConfigRoot,
@@ -22,11 +23,12 @@ pub struct Undo<'a> {
 }
 
 impl<'a> Undo<'a> {
-    /// Computes the original files, and writes nothing. `None` if pierhead changed no file. A
-    /// caller that applies the plan takes the [`Lock`] before this call. Blocks.
+    /// Computes the original files, and writes nothing. Returns `None` if pierhead has changed no
+    /// file. A caller that will apply the plan must take the [`Lock`] before this call. The call
+    /// blocks.
     ///
     /// # Errors
-    /// The record or a file that cannot be read.
+    /// The error names the record or a file that cannot be read.
     pub fn plan(root: &'a ConfigRoot, client: Client) -> Result<Option<Self>, Error> {
         let Some(record) = Record::load(root, client)? else {
             return Ok(None);
@@ -44,7 +46,7 @@ impl<'a> Undo<'a> {
         }))
     }
 
-    /// Returns the changes to write.
+    /// Returns the changes that the undo will write.
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
@@ -54,7 +56,7 @@ impl<'a> Undo<'a> {
         self.edited.0.is_empty()
     }
 
-    /// Restores the files, and removes them from the record. Blocks.
+    /// Restores the files, and removes the restored files from the record. The call blocks.
     ///
     /// # Errors
     /// [`Error::NotApplied`], [`Error::NotRestored`], or an error while the record is written.
@@ -79,13 +81,13 @@ impl<'a> Undo<'a> {
     /// Reports the files that cannot be restored.
     ///
     /// # Errors
-    /// Returns [`Error::Edited`], unless [`Undo::is_complete`].
+    /// [`Error::Edited`], unless [`Undo::is_complete`] is true.
     pub fn check_edited(&self, outcome: Outcome) -> Result<(), Error> {
         self.edited.check(self.root, self.client, outcome)
     }
 }
 
-/// The files in which somebody has edited the lines of pierhead, with the diff of each.
+/// The files in which a user has edited the lines of pierhead, each with its diff.
 #[derive(Debug, Default)]
 pub(crate) struct EditedFiles(BTreeMap<PathBuf, String>);
 
@@ -110,8 +112,8 @@ impl EditedFiles {
         })
     }
 
-    /// Removes from `originals` each file that an edited file names, so that the undo keeps it. A
-    /// client does not start if its configuration names a missing certificate.
+    /// Removes from `originals` each file that an edited file names, so that the undo keeps the
+    /// named file. A client does not start if its configuration names a missing certificate.
     fn keep_named_files(
         &self,
         root: &ConfigRoot,

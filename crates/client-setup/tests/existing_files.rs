@@ -10,7 +10,7 @@ use pierhead_client_setup::{Client, ConfiguredMirrors, Error, Options, Setup};
 
 const PLAIN: &str = "http://10.0.0.1:5000";
 
-/// Returns the notes of a setup that is planned and not applied.
+/// Returns the notes of a setup that is only planned, and not applied.
 fn notes(machine: &Machine, client: Client, registries: &[&str]) -> Vec<String> {
     let address = NEAR.parse().expect("an address");
     let registries: Vec<_> = registries.iter().map(|name| (*name).to_owned()).collect();
@@ -43,7 +43,7 @@ fn a_flag_of_dockerd_conflicts_only_with_the_key_that_setup_needs() {
     let insecure = Machine::new(&[(defaults, "DOCKER_OPTS='--insecure-registry=10.0.0.9'\n")]);
     let error = insecure.set_up(Client::Docker, PLAIN).expect_err("refused");
     assert!(error.to_string().contains("--insecure-registry"), "{error}");
-    // An address on loopback or with TLS needs no entry in `insecure-registries`.
+    // A loopback address, or an address with TLS, needs no entry in `insecure-registries`.
     for address in [NEAR, FAR] {
         insecure.set_up(Client::Docker, address).expect("set up");
     }
@@ -134,7 +134,7 @@ fn a_plan_notes_files_that_keep_a_registry_from_pierhead() {
     );
     assert!(has("disables the CRI plugin"), "{all:?}");
     assert!(has("--hosts-dir /etc/containerd/certs.d"), "{all:?}");
-    // A setup of this registry adds pierhead to its file.
+    // A setup for the registry quay.io adds pierhead to the file of this registry.
     let one = notes(&machine, Client::Containerd, &["quay.io"]);
     assert!(!one.iter().any(|note| note.contains("quay.io")), "{one:?}");
     let podman = notes(&machine, Client::Podman, &[]);

@@ -1,5 +1,5 @@
-//! Tests of setup and undo that were killed after any of their writes: the next run completes them,
-//! and an undo restores every original byte.
+//! Tests of setup and undo that were killed after any of their writes: the next run completes the
+//! work, and an undo restores every original byte.
 
 mod machine;
 
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use machine::{FAR, Machine, NEAR};
 use pierhead_client_setup::{Client, Lock};
 
-/// Files of a machine on which the clients are configured already.
+/// Files of a machine on which the clients are already configured.
 const FILES: [(&str, &str); 4] = [
     (
         "etc/docker/daemon.json",
@@ -151,7 +151,7 @@ fn a_second_setup_that_was_killed_after_any_write_still_knows_the_originals() {
                 let first = texts(&machine);
                 machine.set_up(client, FAR).expect("set up again");
                 let second = texts(&machine);
-                // The record of the second run is written before its files.
+                // The second run writes its record before its files.
                 write_some(&machine, &first, &second, killed_after);
                 if is_completed {
                     machine.set_up(client, FAR).expect("completed");
@@ -181,7 +181,7 @@ fn an_undo_that_was_killed_after_any_write_is_completed_by_the_next_one() {
         let record = record.expect("a record").expect("an entry").path();
         let saved = fs::read(&record).expect("read");
         for killed_after in 0..=differences(&before, &after) {
-            // The record is removed after the last file is restored.
+            // The undo removes the record after it has restored the last file.
             write_some(&machine, &after, &before, killed_after);
             fs::create_dir_all(&records).expect("created");
             fs::write(&record, &saved).expect("written");

@@ -48,7 +48,7 @@ fn an_undo_restores_existing_files_byte_for_byte() {
     let before = machine.everything();
     for client in [Client::Docker, Client::Containerd, Client::Podman] {
         machine.set_up(client, NEAR).expect("set up");
-        // The address of the second run replaces the address of the first.
+        // The address of the second run replaces the address of the first run.
         machine
             .set_up(client, "http://10.0.0.1:5000")
             .expect("again");
@@ -261,7 +261,8 @@ fn the_folder_in_the_last_file_of_containerd_is_used() {
         machine.read("etc/containerd/config.toml").as_deref(),
         Some(main)
     );
-    // If no file names a folder of `hosts.toml` files, pierhead's drop-in names one.
+    // If no file names a folder of `hosts.toml` files, the drop-in file of pierhead names such a
+    // folder.
     let machine = Machine::new(&[("etc/containerd/config.toml", main)]);
     machine.set_up(Client::Containerd, NEAR).expect("set up");
     let ours = machine.read("etc/containerd/conf.d/50-pierhead.toml");

@@ -1,13 +1,13 @@
 //! Edits `config.toml` of containerd: sets the folder in which its CRI plugin looks for
 //! `hosts.toml` files.
 //!
-//! containerd 1.x reads versions 1 and 2 of the format, and containerd 2.x reads 2, 3 and 4. Each
-//! version has another name for the section of the registries, so this module refuses an unknown
-//! version.
+//! containerd 1.x reads versions 1 and 2 of the format, and containerd 2.x reads versions 2, 3 and
+//! 4. In each version, the section of the registries has another name, so this module refuses an
+//! unknown version.
 //!
 //! If an imported file has a section of a plugin, containerd 1.x ignores the same section of the
-//! main file. Therefore the key goes into a file that already has the section. If no file has the
-//! section, the key goes into the last file.
+//! main file. Therefore, this module sets the key in a file that already has the section. If no
+//! file has the section, it sets the key in the last file.
 
 use toml::{Table, Value};
 
@@ -38,7 +38,7 @@ pub(crate) struct RegistrySettings {
     pub(crate) certs: Option<String>,
     /// Whether the file has the section of the plugin that reads registries.
     pub(crate) has_section: bool,
-    /// Patterns of imported files. `None` if the key `imports` is missing.
+    /// Patterns of the files that this file imports. `None` if the key `imports` is missing.
     pub(crate) imports: Option<Vec<String>>,
     /// Whether the CRI plugin is disabled, so that Kubernetes cannot use this containerd.
     pub(crate) cri_disabled: bool,
@@ -47,7 +47,7 @@ pub(crate) struct RegistrySettings {
 /// Reads a `config.toml` or a drop-in.
 ///
 /// # Errors
-/// The text is no TOML, or has mirrors in the deprecated form. containerd refuses a file that has
+/// The text is not TOML, or has mirrors in the deprecated form. containerd refuses a file that has
 /// both these mirrors and `config_path`.
 pub(crate) fn read(text: &str) -> Result<RegistrySettings, TextProblem> {
     let table = toml_text::parse(text)?;
@@ -108,11 +108,11 @@ pub(crate) fn read(text: &str) -> Result<RegistrySettings, TextProblem> {
     })
 }
 
-/// Returns the text of the file with this `config_path`. Every other byte stays. A new file has
-/// version 2, which containerd reads since 1.3.
+/// Returns the text of the file with this `config_path`. All other bytes are kept. A new file has
+/// version 2, which containerd reads since version 1.3.
 ///
 /// # Errors
-/// The text is no TOML, or the key cannot be inserted into it.
+/// The text is not TOML, or the key cannot be inserted into the text.
 pub(crate) fn with_config_path(text: Option<&str>, certs: &str) -> Result<String, TextProblem> {
     let text = match text {
         Some(text) if !text.trim().is_empty() => text,

@@ -8,13 +8,13 @@ use serde_json::Value;
 use crate::address::Address;
 use crate::error::TextProblem;
 
-/// The key of the mirrors.
+/// The key of `daemon.json` with the list of mirrors.
 pub(crate) const MIRRORS: &str = "registry-mirrors";
-/// The key of the registries to which dockerd connects over plain HTTP. A loopback address needs no
-/// entry.
+/// The key of `daemon.json` with the list of registries to which dockerd connects over plain HTTP.
+/// A loopback address needs no entry in this list.
 pub(crate) const INSECURE: &str = "insecure-registries";
 
-/// Returns the text of the file with pierhead as the first mirror. Every other byte stays.
+/// Returns the text of the file with pierhead as the first mirror. All other bytes are kept.
 ///
 /// # Errors
 /// dockerd would refuse the text.
@@ -37,7 +37,8 @@ pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<Strin
         })?;
     }
     let after = root.to_string();
-    // If a key occurs twice, dockerd reads the last one, and the edit may have changed the first.
+    // If a key occurs twice, dockerd reads the last of the two, but the edit may have changed the
+    // first.
     if parse(&after).ok().as_ref() == Some(&expected) {
         Ok(after)
     } else {
@@ -51,7 +52,7 @@ pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<Strin
 /// Returns the mirrors in a `daemon.json`.
 ///
 /// # Errors
-/// The errors of [`with_mirror`].
+/// The same errors as from [`with_mirror`].
 pub(crate) fn mirrors(text: &str) -> Result<Vec<String>, TextProblem> {
     if text.trim().is_empty() {
         return Ok(Vec::new());

@@ -7,13 +7,14 @@ use super::toml_text;
 use crate::address::Address;
 use crate::error::TextProblem;
 
-/// Returns the text of the file with pierhead as the first host. Every other byte stays.
+/// Returns the text of the file with pierhead as the first host. All other bytes are kept.
 ///
-/// `server` is the address of the registry itself, for a new file about one registry. The file in
-/// the folder `_default` needs no `server`, because containerd then uses the name of the registry.
+/// `server` is the address of the registry itself, which a new file about one registry needs. The
+/// file in the folder `_default` needs no `server`, because containerd then uses the name of the
+/// registry.
 ///
 /// # Errors
-/// The text is no TOML, or pierhead cannot be inserted as the first host.
+/// The text is not TOML, or pierhead cannot be inserted as the first host.
 pub(crate) fn with_host(
     text: Option<&str>,
     address: &Address,
@@ -41,10 +42,10 @@ pub(crate) fn with_host(
     }
 }
 
-/// Returns the hosts in a file.
+/// Returns the hosts that a `hosts.toml` file names.
 ///
 /// # Errors
-/// The text is no TOML.
+/// The text is not TOML.
 pub(crate) fn names(text: &str) -> Result<Vec<String>, TextProblem> {
     let table = toml_text::parse(text)?;
     let hosts = table.get("host").and_then(Value::as_table);

@@ -9,8 +9,8 @@ use super::toml_text;
 use crate::address::Address;
 use crate::error::TextProblem;
 
-/// The registries that get a mirror by default. The format has no entry for all registries, so the
-/// user names further registries one by one.
+/// The registries that get a mirror by default. The format has no entry that stands for all
+/// registries, so a user has to name each further registry.
 pub(crate) const DEFAULT_REGISTRIES: [&str; 8] = [
     "docker.io",
     "gcr.io",
@@ -23,14 +23,14 @@ pub(crate) const DEFAULT_REGISTRIES: [&str; 8] = [
 ];
 
 /// The entries of other files, by prefix. The entry of pierhead's drop-in replaces the entry of
-/// another file with the same prefix, so it repeats the keys of that entry.
+/// another file with the same prefix, so pierhead's entry repeats the keys of the other entry.
 pub(crate) type RegistryEntries = BTreeMap<String, Table>;
 
 /// Adds the entries of one file to `entries`. A later entry replaces an earlier entry of the same
 /// prefix.
 ///
 /// # Errors
-/// The text is no TOML, or has version 1 of the format, which cannot be used together with
+/// The text is not TOML, or has version 1 of the format, which cannot be used together with
 /// drop-ins.
 pub(crate) fn read(text: &str, entries: &mut RegistryEntries) -> Result<(), TextProblem> {
     let table = toml_text::parse(text)?;
@@ -59,8 +59,8 @@ pub(crate) fn read(text: &str, entries: &mut RegistryEntries) -> Result<(), Text
 }
 
 /// Returns the text of the drop-in. For each registry, the text names pierhead, then the mirrors of
-/// other files, then the registry itself. If pierhead uses plain HTTP, one more entry allows plain
-/// HTTP for the name of pierhead.
+/// other files, then the registry itself. If pierhead uses plain HTTP, a further entry allows plain
+/// HTTP for the address of pierhead.
 pub(crate) fn drop_in(
     address: &Address,
     registries: &[String],
@@ -74,7 +74,8 @@ pub(crate) fn drop_in(
         let others = others.get(registry).cloned().unwrap_or_default();
         entry(&mut text, registry, others, Some((&mirror, address)));
     }
-    // The entry is not written twice, because two entries with the same prefix would be an error.
+    // Writes no second entry for this name, because two entries with the same prefix would be an
+    // error.
     let is_named = registries.iter().any(|it| it == address.authority());
     if !address.is_tls() && !is_named {
         // This entry is for images whose name contains the address of pierhead.
@@ -101,7 +102,7 @@ fn entry(text: &mut String, prefix: &str, mut others: Table, ours: Option<(&str,
         "\n[[registry]]\nprefix = {}\n",
         toml_text::quoted(prefix)
     ));
-    // A location that is empty, as in an entry with a wildcard prefix, stays empty.
+    // Keeps an empty location, as in an entry with a wildcard prefix.
     let location = location.unwrap_or_else(|| prefix.to_owned());
     text.push_str(&format!("location = {}\n", toml_text::quoted(&location)));
     keys(text, &others);

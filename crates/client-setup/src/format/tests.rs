@@ -1,5 +1,5 @@
-//! Tests of the edits of configuration files: pierhead is added, every other byte stays, and invalid
-//! files are refused.
+//! Tests of the edits of configuration files: the edit adds pierhead and keeps all other bytes, and
+//! invalid files are refused.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -46,8 +46,8 @@ fn json_value() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Whatever dockerd's file contains: pierhead becomes the first mirror, all other bytes stay,
-    /// and a second edit changes nothing.
+    /// Tests that, whatever the file of dockerd contains, pierhead becomes the first mirror, all
+    /// other bytes are kept, and a second edit changes nothing.
     #[test]
     fn docker_gains_a_mirror_and_nothing_else(
         others in proptest::collection::btree_map("[a-z\"\\\\ -]{1,12}", json_value(), 0..5),
@@ -83,7 +83,8 @@ proptest! {
         }
     }
 
-    /// The edit works with a file of any version of containerd, whatever else the file contains.
+    /// Tests that the edit works with a file of any version of containerd, whatever else the file
+    /// contains.
     #[test]
     fn containerd_gains_a_folder_and_nothing_else(
         version in 0..5_u8,
@@ -127,7 +128,7 @@ proptest! {
         prop_assert_eq!(certs.as_deref(), Some(CERTS));
         prop_assert_eq!(containerd_config::with_config_path(Some(&after), CERTS).expect("again"), after.clone());
         if says.certs.is_none() {
-            // Every line stays, comments too, except for the line with the empty path.
+            // The edit keeps every line, including comments, except the line with the empty path.
             let missing: Vec<_> = text.lines().filter(|line| !after.lines().any(|it| it == *line)).collect();
             prop_assert!(missing.iter().all(|line| line.contains("config_path")), "{:?}", missing);
         }
@@ -149,8 +150,8 @@ proptest! {
         }
     }
 
-    /// In a file of hosts that somebody wrote by hand, pierhead becomes the first host, and the
-    /// other hosts keep their order.
+    /// Tests that, in a `hosts.toml` file that was written by hand, pierhead becomes the first
+    /// host, and the other hosts keep their order.
     #[test]
     fn hosts_come_after_pierhead(
         names in proptest::collection::btree_set("[a-z]{1,8}", 0..4),
@@ -230,7 +231,8 @@ fn what_somebody_else_configured_is_carried_on() {
     assert_eq!(ours.matches("insecure = true").count(), 3, "{ours}");
 }
 
-/// podman connects to a registry only by HTTPS, unless an entry for its name allows plain HTTP.
+/// Tests the entry that allows plain HTTP: without an entry for its name, podman connects to a
+/// registry only by HTTPS.
 #[test]
 fn podman_may_pull_by_the_name_of_pierhead() {
     let registries = ["quay.io".to_owned()];
@@ -310,7 +312,7 @@ fn errors_of_others_have_a_line() {
             .as_deref(),
         Some("/a")
     );
-    // No key can be inserted below an inline table without rewriting the table.
+    // In an inline table, no key can be inserted unless the whole table is rewritten.
     let inline = "version = 2\nplugins = { \"io.containerd.grpc.v1.cri\" = { registry = {} } }\n";
     let refused = containerd_config::with_config_path(Some(inline), CERTS).expect_err("refused");
     assert!(refused.message.contains("by hand"), "{}", refused.message);

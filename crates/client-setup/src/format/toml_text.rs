@@ -1,21 +1,22 @@
-//! Edits TOML text in such a way that every other byte stays.
+//! Edits TOML text: inserts a key, and keeps all other bytes.
 //!
-//! An edit inserts a key into the text, and parses the result again. The result must have the same
-//! values as before, plus the new key. Otherwise the edit is refused.
+//! An edit inserts a key into the text, and parses the result again. If the result does not have
+//! the same values as before plus the new key, the edit is refused.
 //!
-//! `toml_edit` 0.25.18 does not keep every byte, so this module does not use it. It writes each
-//! line end as LF and adds a last line end (toml-rs/toml issue 1158), so an undo would not restore
-//! the file. An edit in place needs only the spans of keys and values, which `toml` provides.
+//! `toml_edit` 0.25.18 does not keep every byte, so this module does not use it. That crate writes
+//! each line end as LF and adds a last line end (toml-rs/toml issue 1158), so an undo would not
+//! restore the file. An edit in place needs only the spans of keys and values, which the crate
+//! `toml` provides.
 
 use toml::Table;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::TextProblem;
 
-/// Parses the text.
+/// Parses TOML text.
 ///
 /// # Errors
-/// The line with the syntax error.
+/// The error names the line with the syntax error.
 pub(crate) fn parse(text: &str) -> Result<Table, TextProblem> {
     toml::from_str(text).map_err(|error| TextProblem {
         line: error.span().map(|span| line_of(text, span.start)),
@@ -23,7 +24,7 @@ pub(crate) fn parse(text: &str) -> Result<Table, TextProblem> {
     })
 }
 
-/// Returns the number of the line that contains a byte, from 1.
+/// Returns the number of the line that contains a byte, counted from 1.
 pub(crate) fn line_of(text: &str, offset: usize) -> usize {
     let before = text.as_bytes().iter().take(offset);
     1 + before.filter(|byte| **byte == b'\n').count()
@@ -46,11 +47,11 @@ pub(crate) fn at<'a>(table: &'a Table, path: &[&str]) -> Option<&'a toml::Value>
 
 /// Returns the text with `path` set to the string `value`.
 ///
-/// Tries three places in this order: the place of the present value, the line below the header of
-/// its table, and a new table at the end.
+/// The edit tries three places in this order: the place of the present value, the line below the
+/// header of its table, and a new table at the end.
 ///
 /// # Errors
-/// There is no place at which the edit changes only that value.
+/// There is no place at which the edit would change only this value.
 pub(crate) fn set(text: &str, path: &[&str], value: &str) -> Result<String, TextProblem> {
     let before = parse(text)?;
     let mut expected = before.clone();
@@ -95,7 +96,7 @@ pub(crate) fn set(text: &str, path: &[&str], value: &str) -> Result<String, Text
 }
 
 /// Returns the text with a block of lines inserted before the first `[header]` of the table
-/// `table`. If there is no such header, the block goes to the end.
+/// `table`. If there is no such header, the block is inserted at the end.
 ///
 /// # Errors
 /// The result does not have exactly the old values and the values of the block.
