@@ -1,21 +1,23 @@
-//! JSON requests and responses of the endpoints for bundles and traces.
+//! The JSON documents of the endpoints for bundles and traces: request bodies, responses and error
+//! details.
 
 use pierhead_oci::Digest;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// Maximum size of a request body in bytes.
+/// Maximum size in bytes of the body of a request for a bundle, or of a trace.
 pub const MAX_DOCUMENT: usize = 1 << 20;
 
 /// Maximum number of base images in a request. The server may read the TOC (table of contents) of
 /// each base image.
 pub const MAX_BASE_IMAGES: usize = 256;
 
-/// Maximum number of shares of a bundle. Each share takes a connection.
+/// Maximum number of shares of a bundle. Each share takes its own connection.
 pub const MAX_SHARES: u16 = 64;
 
-/// Maximum number of files in one trace. A start of the largest images opens some thousands.
+/// Maximum number of files in one trace. A start of the largest images opens some thousands of
+/// files.
 pub const MAX_TRACE: usize = 16_384;
 
 /// The media type of the response with a bundle.
@@ -25,34 +27,34 @@ pub const MEDIA_TYPE: &str = "application/vnd.pierhead.bundle.v1";
 /// server does not know them or the client may not pull them.
 pub const UNKNOWN_BASE_IMAGES: &str = "pierhead-unknown-have";
 
-/// Body of `POST /v2/<name>/_pierhead/bundle`.
+/// A request for a bundle: the body of `POST /v2/<name>/_pierhead/bundle`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BundleQuery {
     /// The wanted image: a tag, or the digest of a manifest.
     pub want: String,
-    /// The platform, to choose an image of an index: `os/architecture[/variant]`.
+    /// The platform by which the server chooses an image of an index: `os/architecture[/variant]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<String>,
     /// The base images: manifests of complete images that the worker has, in any order. The server
     /// uses the 16 base images that are most similar to the wanted image.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub have: Vec<Digest>,
-    /// The base images whose layers the worker can rebuild.
+    /// The base images of which the worker can rebuild the layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub have_layers: Vec<Digest>,
-    /// Whether the worker will rebuild the layers. If not, the worker only mounts the image and
-    /// needs fewer contents.
+    /// Whether the worker will rebuild the layers of the image. A worker that does not rebuild
+    /// layers only mounts the image, and needs fewer contents.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub layers: bool,
-    /// Requests only records of a bundle whose header the worker received before, for the same
-    /// `want` and `have`.
+    /// Requests only some records of a bundle. The worker has received the header of the bundle
+    /// before, for the same `want` and `have`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
     /// Requests one of several shares of the whole bundle. The worker requests all shares at once,
-    /// each over its own connection. Excludes `part`.
+    /// each over its own connection. A request with `share` must not have `part`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<Share>,
-    /// If `share` is set: whether the server may divide the header into pieces and send one piece
+    /// Only with `share`: whether the server may divide the header into pieces and send one piece
     /// before the records of each share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pieces: bool,
@@ -62,50 +64,52 @@ pub struct BundleQuery {
     pub start_order: bool,
 }
 
-/// The expected order of file opens at a container start. The response to a [`BundleQuery`] with
-/// `start_order`.
+/// The order in which a container start is expected to open files: the response to a
+/// [`BundleQuery`] with `start_order`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartOrder {
-    /// The source of the order.
+    /// Where the order comes from.
     pub source: OrderSource,
-    /// Paths in the image, without a leading slash, at most [`MAX_TRACE`].
+    /// At most [`MAX_TRACE`] paths in the image, without a leading slash, in the expected order.
     pub files: Vec<String>,
-    /// Whether a bundle without base images already carries these files first.
+    /// Whether a bundle for workers without base images already sends these files first.
     pub applied: bool,
     /// Number of layers of the image.
     pub layers: u32,
-    /// Number of layers whose packs are compressed at a low level and wait for better compression.
+    /// Number of layers whose packed files are still compressed at a low level, and wait for better
+    /// compression.
     pub layers_waiting: u32,
 }
 
-/// The source of a [`StartOrder`].
+/// Where a [`StartOrder`] comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OrderSource {
-    /// The order comes from container starts that clients recorded, of this image or an earlier
-    /// version.
+    /// The order comes from container starts that clients recorded. They started this image or an
+    /// earlier version.
     Trace {
-        /// The manifest of the image that was started.
+        /// The digest of the manifest of the image that was started.
         image: Digest,
-        /// Number of clients that recorded a start of the image. Absent if the server does not
-        /// count them.
+        /// Number of clients that recorded a start of the image. The field is absent if the server
+        /// does not count these clients.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         clients: Option<u32>,
     },
-    /// The order comes from the entrypoint and command of the image config, with their interpreters
+    /// The order comes from the image config: its entrypoint and command, with their interpreters
     /// and libraries.
     Config,
 }
 
-/// One share of a bundle, which a client receives over several connections: share `nth` of `of`, in
-/// JSON `[nth, of]`. The first share starts with the header. The other shares contain only records.
+/// One share (part) of a bundle that a client receives over several connections: share `nth` of
+/// `of` shares. The JSON form is `[nth, of]`. The first share starts with the header. The other
+/// shares contain only records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share(pub u16, pub u16);
 
 impl Share {
-    /// The byte range of this share, if a bundle has `bytes` bytes. The ranges of all shares have
-    /// about equal length, and cover all bytes.
+    /// Returns the byte range of this share, if the whole bundle has `bytes` bytes. The ranges of
+    /// all shares have about equal length, and cover all bytes.
     pub fn of(self, bytes: u64) -> std::ops::Range<u64> {
         let begin = |nth: u16| {
             let place = u128::from(bytes) * u128::from(nth) / u128::from(self.1.max(1));
@@ -115,53 +119,57 @@ impl Share {
     }
 }
 
-/// A range of records of a bundle, by frame numbers.
+/// A range of the records of a bundle, given by frame numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// The `ETag` of the response with the header, with its quotes.
+    /// The `ETag` of the response with the header, including its quotes.
     pub etag: String,
-    /// The first frame.
+    /// Number of the first frame of the range.
     pub first: u32,
-    /// The frame after the last one. When absent, the range goes to the end.
+    /// Number of the frame after the last frame of the range. When this field is absent, the range
+    /// goes to the end of the bundle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<u32>,
 }
 
-/// Body of `POST /v2/<name>/_pierhead/trace`.
+/// The record of a container start (a trace): the body of `POST /v2/<name>/_pierhead/trace`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
     /// The started image: a tag, or the digest of a manifest.
     pub image: String,
-    /// The platform, to choose an image of an index: `os/architecture[/variant]`.
+    /// The platform by which the server chooses an image of an index: `os/architecture[/variant]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<String>,
-    /// Paths in the image, in the order of their first open, without a leading slash.
+    /// Paths of files in the image, without a leading slash, in the order in which each file was
+    /// first opened.
     pub files: Vec<String>,
 }
 
-/// The response to a [`Trace`].
+/// The response of the server to a [`Trace`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceReport {
     /// Number of distinct entries of the trace that are regular files of the image.
     pub matched: u64,
-    /// Number of clients with a trace of this image. Older servers omit it.
+    /// Number of clients of which the server has a trace of this image. Older servers omit this
+    /// number.
     #[serde(default)]
     pub clients: u64,
 }
 
-/// The `detail` of the error body of a 503: the progress of the requested image.
+/// How far the server has prepared the requested image: the `detail` in the error body of a
+/// response with status 503.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// The current stage.
+    /// The current stage of the preparation.
     pub stage: Stage,
-    /// How much of `total` is done: bytes while the proxy pulls, or layers while the server
-    /// indexes.
+    /// How much of `total` is done. The unit is bytes while the proxy pulls layers, and layers
+    /// while the server indexes them.
     pub done: u64,
     /// Total number of bytes or layers, or 0 when it is not known yet.
     pub total: u64,
 }
 
-/// The stage of an image that is not ready.
+/// The stage of an image that is not ready for bundles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -178,7 +186,8 @@ impl BundleQuery {
     /// Parses a request body.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for a body that exceeds a limit, or is no valid document of this type.
+    /// [`Error::Malformed`] for a body that exceeds a limit, or is not a valid document of this
+    /// type.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let ask: Self = parse(json, "bundle request")?;
         let fits = |Share(nth, of)| nth < of && of <= MAX_SHARES && ask.part.is_none();
@@ -201,7 +210,8 @@ impl Trace {
     /// Parses a request body.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for a body that exceeds a limit, or is no valid document of this type.
+    /// [`Error::Malformed`] for a body that exceeds a limit, or is not a valid document of this
+    /// type.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let trace: Self = parse(json, "trace")?;
         match trace.files.len() {
@@ -220,7 +230,8 @@ fn parse<T: for<'a> Deserialize<'a>>(json: &[u8], what: &'static str) -> Result<
         return Err(Error::malformed(what, why));
     }
     serde_json::from_slice(json).map_err(|error| {
-        // The text of the error can quote the document, so only its first 200 characters are used.
+        // The text of the error can quote the document, so only the first 200 characters of the
+        // text are used.
         let why: String = error.to_string().chars().take(200).collect();
         Error::malformed(what, why)
     })

@@ -1,8 +1,9 @@
-//! The error type of this crate: what is wrong with the bytes of a bundle, and whose fault it is.
+//! The error type of the crate `pierhead-bundle`. An error tells what is wrong with the bytes of a
+//! bundle, and whose fault this is.
 
 use pierhead_toc::Fault;
 
-/// Why a request, a header, a frame or a patch cannot be read or written.
+/// Why a request for a bundle, a header, a frame or a patch cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -17,7 +18,7 @@ pub enum Error {
     /// The SHA-256 of some bytes differs from the promised digest.
     #[error("{what} has the digest {found}, not {expected}")]
     Digest {
-        /// Name of the object whose bytes were hashed, for the message.
+        /// Name of the object whose bytes were hashed, for the error message.
         what: String,
         /// The promised digest.
         expected: String,
@@ -27,13 +28,13 @@ pub enum Error {
     /// zstd failed on bytes in memory. The only known reason is a lack of memory.
     #[error("zstd cannot compress a frame: {0}")]
     Compression(&'static str),
-    /// Another error of the crate `toc`.
+    /// Any other error of the crate `pierhead-toc`.
     #[error(transparent)]
     Toc(pierhead_toc::Error),
 }
 
 impl Error {
-    /// Whose fault the error is. A retry is useless only after [`Fault::Input`].
+    /// Returns whose fault the error is. A retry is useless only after [`Fault::Input`].
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Malformed { .. } | Self::Digest { .. } => Fault::Input,
@@ -42,7 +43,7 @@ impl Error {
         }
     }
 
-    /// Makes the error of a parser. `what` is the name of the format.
+    /// Makes the error of a parser whose input is malformed. `what` is the name of the format.
     pub fn malformed(what: &'static str, why: impl Into<String>) -> Self {
         Self::Malformed {
             what,
@@ -51,8 +52,8 @@ impl Error {
     }
 }
 
-/// Converts each variant to the variant of the same meaning, so that callers of this crate match
-/// one enum.
+/// Converts each variant of the error to the variant of [`Error`] with the same meaning, so that
+/// callers of this crate match one enum.
 impl From<pierhead_toc::Error> for Error {
     fn from(error: pierhead_toc::Error) -> Self {
         use pierhead_toc::Error as Toc;

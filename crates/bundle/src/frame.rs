@@ -1,9 +1,9 @@
-//! Frames: groups of file contents that are compressed together. A frame is the unit of packing,
-//! sending and resuming.
+//! The types of frames. A frame is a group of file contents that are compressed together: the unit
+//! that the server packs and sends, and at which a download resumes.
 //!
-//! On the wire and in packs, a frame is one *record*: [`RECORD_HEAD`] bytes and the payload. The
-//! header of the bundle says which contents the payload decodes to, and against which bases. So the
-//! server sends the records of packs unchanged.
+//! In a bundle and in a pack, a frame is one *record*: a head of [`RECORD_HEAD`] bytes, and the
+//! payload. The header of the bundle says which contents result from decoding the payload, and
+//! which bases (old contents) are needed. So the server can send the records of packs unchanged.
 
 use crate::Error;
 use pierhead_toc::FileDigest;
@@ -23,14 +23,14 @@ pub const RECORD_HEAD: usize = 40;
 pub struct RecordHead {
     /// The coding of the payload; never [`Coding::Copy`].
     pub coding: Coding,
-    /// Length of the payload in bytes: 1 to [`MAX_FRAME`].
+    /// Length of the payload in bytes, from 1 to [`MAX_FRAME`].
     pub len: u32,
-    /// SHA-256 of the payload.
+    /// SHA-256 hash of the payload.
     pub digest: FileDigest,
 }
 
 impl RecordHead {
-    /// The head for a payload. Computes its SHA-256.
+    /// Makes the head for a payload, and computes the SHA-256 hash of the payload.
     ///
     /// # Errors
     /// [`Error::Malformed`] when the payload is empty or too long, or for [`Coding::Copy`].
@@ -43,7 +43,7 @@ impl RecordHead {
         head.check()
     }
 
-    /// Encodes the head.
+    /// Encodes the head of a record.
     pub fn encode(&self) -> [u8; RECORD_HEAD] {
         let mut bytes = [0; RECORD_HEAD];
         bytes[0] = self.coding.number();
@@ -52,10 +52,10 @@ impl RecordHead {
         bytes
     }
 
-    /// Parses the head of a record, and checks its limits.
+    /// Parses the head of a record, and checks the limits of the record.
     ///
     /// # Errors
-    /// [`Error::Malformed`].
+    /// [`Error::Malformed`] for a malformed head.
     pub fn decode(bytes: &[u8; RECORD_HEAD]) -> Result<Self, Error> {
         let [coding, 0, 0, 0, a, b, c, d, digest @ ..] = *bytes else {
             return Err(Error::malformed("record", "reserved bytes are set"));
@@ -93,42 +93,42 @@ impl RecordHead {
     }
 }
 
-/// A range of a content, by its number in a TOC.
+/// A range of a file content. The content is given by its number in a TOC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slice {
     /// Number of the content in the TOC.
     pub content: u32,
-    /// The first byte.
+    /// Offset of the first byte of the range.
     pub offset: u64,
-    /// Number of bytes; at least one.
+    /// Number of bytes of the range; at least one.
     pub len: u64,
 }
 
-/// A range of a content of a base image.
+/// A range of a file content of a base image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BaseSlice {
-    /// Position of the base image in the header: see [`crate::format::Header::base_images`].
+    /// Position of the base image in [`crate::format::Header::base_images`].
     pub image: u16,
-    /// The range. Its content number is that of the base image's TOC.
+    /// The range, whose content number is a number of the base image's TOC.
     pub slice: Slice,
 }
 
 /// How the bytes of a frame are coded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Coding {
-    /// The payload is the bytes of the frame.
+    /// The payload has the uncompressed bytes of the frame.
     Stored,
     /// The payload is one zstd frame.
     Zstd,
     /// The payload is one zstd frame whose prefix is the concatenation of all bases (`zstd
     /// --patch-from`).
     Patch,
-    /// The bytes of the frame are the bytes of the bases. There is no record.
+    /// The bytes of the frame are the bytes of the bases, so the frame has no record.
     Copy,
 }
 
 impl Coding {
-    /// The number of the coding in all formats.
+    /// Returns the number that stands for the coding in all formats.
     pub const fn number(self) -> u8 {
         match self {
             Self::Stored => 0,
@@ -138,7 +138,7 @@ impl Coding {
         }
     }
 
-    /// The coding with this number.
+    /// Returns the coding that has this number.
     ///
     /// # Errors
     /// [`Error::Malformed`] for an unknown number.
@@ -160,9 +160,9 @@ impl Coding {
 /// [`MAX_FRAME`] bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The ranges of contents that the frame decodes to, in order.
+    /// The ranges of contents that the decoded frame consists of, in order.
     pub members: Vec<Slice>,
-    /// The ranges of old contents that decoding needs. Empty for [`Coding::Stored`] and
+    /// The ranges of old contents that decoding needs. The list is empty for [`Coding::Stored`] and
     /// [`Coding::Zstd`].
     pub bases: Vec<BaseSlice>,
     /// How the bytes of the frame are coded.

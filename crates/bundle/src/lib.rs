@@ -1,8 +1,8 @@
-//! The wire format of delta bundles, which update a container image: request, header, frames and
-//! patches.
+//! The wire format of delta bundles: responses with the file contents and patches that a worker
+//! lacks of a container image. The crate has the requests, the header, the frames and the patches.
 //!
-//! This crate does no I/O and starts no thread. The server writes bundles with it, and the worker
-//! reads them.
+//! The crate does no I/O and starts no thread. The server writes bundles with this crate, and the
+//! worker reads bundles with it.
 //!
 //! Modules, from the bottom up: [`Frame`] and [`RecordHead`] (the unit of sending), [`patch`]
 //! (compression of frames against older contents), [`mod@format`] (the byte stream of a bundle),

@@ -1,5 +1,5 @@
-//! Tests of the wire format of bundles, without a server and a worker: the reader accepts what the
-//! writer writes, and refuses all other bytes.
+//! Tests of the wire format of bundles, without a server and a worker: the decoders accept what the
+//! encoders write, and refuse all other bytes.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 #![allow(
     clippy::cast_possible_truncation,

@@ -1,8 +1,8 @@
 //! Measures the CPU time and the peak memory of indexing the layers of an OCI layout: `cargo run
 //! --release -p pierhead-toc --example index -- LAYOUT [LEAST_BYTES] [--rebuild]`.
 //!
-//! With `--rebuild`, also rebuilds each tar from its skeleton (the tar without file contents) and
-//! from the file contents, which it reads through the checkpoints.
+//! With `--rebuild`, the example also rebuilds each tar: from its skeleton (the tar without file
+//! contents), and from the file contents, which are read through the checkpoints of the index.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -111,7 +111,7 @@ fn check(index: &layer::LayerIndex, blob: &Arc<dyn Blob>) -> Result<(), Box<dyn 
     Ok(())
 }
 
-/// CPU time of this thread since its start.
+/// Returns the CPU time of this thread since its start.
 fn cpu() -> Result<Duration, Box<dyn Error>> {
     let text = fs::read_to_string("/proc/thread-self/schedstat")?;
     let nanos = text.split(' ').next().unwrap_or_default().parse()?;

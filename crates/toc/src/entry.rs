@@ -1,14 +1,14 @@
-//! An entry of a layer's or an image's file tree: path, kind, and all attributes that a mount
-//! needs.
+//! The type [`Entry`]: one entry (such as a file) in the tree of a layer or of an image, with its
+//! path, its kind, and all attributes that a mount needs.
 
 use crate::FileDigest;
 
 /// A time, as seconds and nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time {
-    /// Seconds; negative before 1970.
+    /// Seconds since 1970; negative for earlier times.
     pub seconds: i64,
-    /// Nanoseconds, below 10^9.
+    /// Nanoseconds after the second, below 10^9.
     pub nanos: u32,
 }
 
@@ -16,20 +16,20 @@ pub struct Time {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// A relative, clean path: components with single slashes between them, no `.` or `..`, no
-    /// slash at either end, no NUL. The root is the empty path. At most 4096 bytes, and 255 per
-    /// component.
+    /// slash at either end, no NUL. The root is the empty path. A path has at most 4096 bytes, and
+    /// at most 255 bytes per component.
     pub path: Vec<u8>,
     /// The kind of the entry.
     pub kind: Kind,
-    /// Permission bits with setuid, setgid and sticky: the lower 12.
+    /// Permission bits including setuid, setgid and sticky: the lower 12 bits of the mode.
     pub mode: u32,
     /// User ID of the owner.
     pub uid: u32,
-    /// Group ID.
+    /// Group ID of the entry.
     pub gid: u32,
-    /// Time of the last modification.
+    /// Time of the last modification of the entry.
     pub modified: Time,
-    /// Extended attributes, sorted by name. Each name occurs once.
+    /// Extended attributes, sorted by name, without duplicate names.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -41,40 +41,42 @@ pub enum Kind {
     Directory,
     /// A regular file.
     File {
-        /// Digest of the contents. The holes of a sparse file count as zeros.
+        /// Digest of the file's content. The holes of a sparse file count as zeros.
         content: FileDigest,
-        /// Size in bytes.
+        /// Size of the file in bytes.
         size: u64,
     },
     /// A symbolic link.
     Symlink {
-        /// The target, unchanged from the layer: 1 to 4096 bytes without NUL.
+        /// The target of the link, as the layer states it: 1 to 4096 bytes without NUL.
         target: Vec<u8>,
     },
     /// Another name of a file, device or symbolic link of the same tree.
     HardLink {
-        /// The path of the other name, as in [`Entry::path`]. In a merged tree, the target is never
-        /// a hard link.
+        /// The path of the other name, as in [`Entry::path`]. In a merged tree, this path is never
+        /// the path of a hard link.
         target: Vec<u8>,
     },
     /// A character device.
     CharDevice {
-        /// Major number.
+        /// Major number of the device.
         major: u32,
-        /// Minor number.
+        /// Minor number of the device.
         minor: u32,
     },
     /// A block device.
     BlockDevice {
-        /// Major number.
+        /// Major number of the device.
         major: u32,
-        /// Minor number.
+        /// Minor number of the device.
         minor: u32,
     },
     /// A named pipe.
     Fifo,
-    /// Only in a layer: deletes the entry of this path in lower layers. The tar has `.wh.NAME`.
+    /// A whiteout, which only layers have: deletes the entry of this path in lower layers. In the
+    /// tar, the name is `.wh.NAME`.
     Whiteout,
-    /// Only in a layer: the directory of this path hides all entries of lower layers in it.
+    /// An opaque marker, which only layers have: the directory of this path hides all its entries
+    /// in lower layers.
     Opaque,
 }

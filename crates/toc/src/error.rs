@@ -1,11 +1,12 @@
-//! The error type of this crate: what failed, and whose fault it is.
+//! The error type of the crate `pierhead-toc`. An error tells what failed, and whose fault the
+//! failure is.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// Why a layer, an index or a TOC cannot be read or written. `Display` names the operation and the
-/// cause.
+/// Why a layer, a layer index or a TOC (table of contents) cannot be read or written. `Display`
+/// names the operation and the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -13,8 +14,8 @@ pub enum Error {
     /// result.
     #[error("this image cannot be bundled: {0}")]
     Image(String),
-    /// Bytes of an index or a TOC violate the format: the sender is at fault, or the file is
-    /// damaged.
+    /// Bytes of a layer index or of a TOC violate the format. Either their sender is at fault, or
+    /// their file is damaged.
     #[error("malformed {what}: {why}")]
     Malformed {
         /// The name of the violated format.
@@ -25,7 +26,7 @@ pub enum Error {
     /// The SHA-256 of some bytes differs from the promised digest.
     #[error("{what} has the digest {found}, not {expected}")]
     Digest {
-        /// Name of the object whose bytes were hashed, for the message.
+        /// Name of the object whose bytes were hashed, for the error message.
         what: String,
         /// The promised digest.
         expected: String,
@@ -35,15 +36,15 @@ pub enum Error {
     /// A file or a content does not exist, or no longer exists.
     #[error("{0} is not here")]
     Missing(String),
-    /// The caller stopped this work.
+    /// The caller stopped the work that returns this error.
     #[error("stopped")]
     Stopped,
     /// The file system failed.
     #[error("cannot {doing}: {source}")]
     Io {
-        /// The operation, with the path.
+        /// The failed operation, with the path of the file.
         doing: String,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -51,16 +52,17 @@ pub enum Error {
 /// Whose fault an error of `toc`, `bundle` or `bundle-server` is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The fault of the image or of the sender. Every retry gives the same result.
+    /// The image or its sender is at fault. Every retry gives the same result.
     Input,
-    /// The fault of this host. A retry may help after the operator has fixed the cause.
+    /// This host is at fault. A retry may help after the operator has fixed the cause.
     Host,
-    /// Nobody's fault: something does not exist yet, or no longer exists. A retry may help.
+    /// Nobody is at fault: a file or content does not exist yet, or no longer exists. A retry may
+    /// help.
     Nobody,
 }
 
-/// Whether the error is a lack of file descriptors or memory. A retry after such an error may
-/// succeed.
+/// Whether an I/O error means that file descriptors or memory are used up. A retry after such an
+/// error may succeed.
 pub fn is_exhausted(error: &io::Error) -> bool {
     const EXHAUSTED: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
     EXHAUSTED
@@ -69,7 +71,7 @@ pub fn is_exhausted(error: &io::Error) -> bool {
 }
 
 impl Error {
-    /// Whose fault the error is. A retry is useless only after [`Fault::Input`].
+    /// Returns whose fault the error is. A retry is useless only after [`Fault::Input`].
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Image(_) | Self::Malformed { .. } | Self::Digest { .. } => Fault::Input,
@@ -78,7 +80,8 @@ impl Error {
         }
     }
 
-    /// Whether a file is damaged: its bytes differ from the bytes that were written.
+    /// Whether the error means that a file is damaged: its bytes differ from the bytes that were
+    /// written.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Malformed { .. } => true,
@@ -87,13 +90,13 @@ impl Error {
         }
     }
 
-    /// Whether the error is a lack of file descriptors or memory. The file that could not be read
-    /// may be intact.
+    /// Whether the error means that file descriptors or memory are used up. The file that could not
+    /// be read may be intact.
     pub fn is_exhausted(&self) -> bool {
         matches!(self, Self::Io { source, .. } if is_exhausted(source))
     }
 
-    /// Makes the error of a parser. `what` is the name of the format.
+    /// Makes the error of a parser whose input is malformed. `what` is the name of the format.
     pub fn malformed(what: &'static str, why: impl Into<String>) -> Self {
         Self::Malformed {
             what,
@@ -101,7 +104,8 @@ impl Error {
         }
     }
 
-    /// Makes an error of the file system. `doing` follows the word "cannot".
+    /// Makes an error of the file system. `doing` is the part of the message after the word
+    /// "cannot".
     pub fn io(doing: impl Into<String>, source: io::Error) -> Self {
         Self::Io {
             doing: doing.into(),

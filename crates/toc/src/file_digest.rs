@@ -1,32 +1,32 @@
-//! The SHA-256 of the contents of one file.
+//! The type `FileDigest`: the SHA-256 hash of the content of one file.
 
 use std::fmt;
 
 use pierhead_oci::{Algorithm, Digest};
 
-/// SHA-256 of the contents of a file. A `FileDigest` takes 32 bytes, half of a [`Digest`], since a
-/// TOC (table of contents) has many of them.
+/// SHA-256 of the contents of a file. A `FileDigest` takes 32 bytes, half of the size of a
+/// [`Digest`]. The size matters because a TOC (table of contents) has many digests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileDigest([u8; 32]);
 
 impl FileDigest {
-    /// Computes the digest of bytes.
+    /// Computes the digest of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         let digest = Digest::of(Algorithm::Sha256, bytes);
         Self::try_from(&digest).unwrap_or(Self([0; 32]))
     }
 
-    /// The digest with this raw hash.
+    /// Returns the digest that has this raw hash.
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The raw hash.
+    /// Returns the raw hash, which has 32 bytes.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// Lower-case hexadecimal. Allocates.
+    /// Returns the digest as lower-case hexadecimal text, in new memory.
     pub fn hex(&self) -> String {
         Digest::from(*self).hex()
     }
@@ -38,7 +38,7 @@ impl From<FileDigest> for Digest {
     }
 }
 
-/// If the algorithm is not SHA-256, `Err` contains the digest.
+/// Fails if the algorithm of the digest is not SHA-256; the error then contains the digest.
 impl TryFrom<&Digest> for FileDigest {
     type Error = Digest;
 

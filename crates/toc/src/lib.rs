@@ -1,8 +1,8 @@
-//! Describes the contents of layers and images: the index of a layer, the table of contents (TOC)
-//! of an image, and file digests.
+//! Describes the file contents of layers and images. The crate has the index of a layer, the table
+//! of contents (TOC) of an image, and file digests.
 //!
-//! The bundle server and the worker share this crate. The crate knows no cache, no network and no
-//! async runtime. The crate reads layers through [`Blob`] and file contents through [`Source`].
+//! The bundle server and the worker share this crate. The crate depends on no cache, no network and
+//! no async runtime. It reads layers through [`Blob`] and file contents through [`Source`].
 //!
 //! Modules, from the bottom up: [`FileDigest`] and [`Entry`] (basic types), [`layer`] (the index of
 //! one layer), [`image_toc`] (the TOC of an image), [`Tree`] (the files of an image by path).

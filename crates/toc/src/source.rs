@@ -1,4 +1,5 @@
-//! Traits for sources of bytes: file contents on server and worker, blobs of layers on the server.
+//! Traits for sources of bytes: file contents on the bundle server and on workers, and blobs of
+//! layers on the server.
 
 use std::fs::File;
 use std::io;
@@ -14,10 +15,10 @@ use crate::FileDigest;
 ///
 /// Every implementation runs the conformance suite of `testkit`.
 pub trait Source {
-    /// The size of a content; `None` when the source does not have it.
+    /// Returns the size of a content, or `None` when the source does not have the content.
     ///
     /// # Errors
-    /// Errors of the medium.
+    /// Returns errors of the medium.
     fn size(&self, content: &FileDigest) -> io::Result<Option<u64>>;
 
     /// Fills `buf` with the bytes of a content from `offset` on.
@@ -30,7 +31,7 @@ pub trait Source {
 
 /// The bytes of one blob, such as a compressed layer. The methods block.
 pub trait Blob: Send + Sync {
-    /// The size of the blob in bytes.
+    /// Returns the size of the blob in bytes.
     fn size(&self) -> u64;
 
     /// Fills `buf` with the bytes of the blob from `offset` on.
@@ -42,15 +43,15 @@ pub trait Blob: Send + Sync {
 
 /// A source of blobs: the cache. Opening a blob does not count as an access for eviction.
 pub trait Blobs: Send + Sync {
-    /// Opens a blob. The blob stays readable through this handle after its eviction. `None` when
-    /// the blob is not cached.
+    /// Opens a blob. Returns `None` when the blob is not cached. The blob stays readable through
+    /// the returned handle, even after the eviction of the blob.
     ///
     /// # Errors
-    /// Errors of the medium.
+    /// Returns errors of the medium.
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>>;
 }
 
-/// A blob in a file.
+/// A [`Blob`] whose bytes are in a file.
 #[derive(Debug)]
 pub struct FileBlob {
     file: File,
@@ -61,7 +62,7 @@ impl FileBlob {
     /// Makes a blob whose size is the current length of the file.
     ///
     /// # Errors
-    /// Errors of the medium.
+    /// Returns errors of the medium.
     pub fn new(file: File) -> io::Result<Self> {
         let size = file.metadata()?.len();
         Ok(Self { file, size })

@@ -6,14 +6,14 @@ use crate::{FileDigest, ImageToc};
 /// A TOC, and the number of its contents that belong to the view.
 #[derive(Clone, Copy, Debug)]
 pub struct TocView<'a> {
-    /// The TOC.
+    /// The TOC behind the view.
     pub toc: &'a ImageToc,
-    /// The view consists of the contents with lower numbers.
+    /// The view consists of the contents whose numbers are below this number.
     pub contents: u32,
 }
 
 impl<'a> TocView<'a> {
-    /// The view with the contents of the merged tree, which a mount needs.
+    /// Returns the view with the contents of the merged tree, which a mount needs.
     pub const fn mounted(toc: &'a ImageToc) -> Self {
         Self {
             toc,
@@ -21,7 +21,7 @@ impl<'a> TocView<'a> {
         }
     }
 
-    /// The view with all contents, including the contents that only rebuilding the layers needs.
+    /// Returns the view with all contents, including those that are needed only to rebuild layers.
     pub fn with_layers(toc: &'a ImageToc) -> Self {
         Self {
             toc,
@@ -29,7 +29,7 @@ impl<'a> TocView<'a> {
         }
     }
 
-    /// Digest and size of a content of the view.
+    /// Returns digest and size of a content of the view.
     pub fn content(&self, number: u32) -> Option<(FileDigest, u64)> {
         let contents = self.toc.contents();
         let meant = number < self.contents;
@@ -37,7 +37,7 @@ impl<'a> TocView<'a> {
     }
 
     /// Says for each content number whether the content is in this view, is not empty, and is in
-    /// none of the `others`. Compares sorted lists of digests.
+    /// none of the views `haves`. Compares sorted lists of digests.
     pub fn lacking(&self, haves: &[TocView<'_>]) -> Vec<bool> {
         let contents = self.toc.contents();
         let mut lacking: Vec<bool> = (0..contents.len())

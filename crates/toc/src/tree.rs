@@ -5,8 +5,8 @@ use crate::TocView;
 use crate::image_toc::{Node, compare};
 use crate::{Error, FileDigest};
 
-/// The files of an image in path order. Hard links count as files. A file takes about 16 bytes, and
-/// the bytes of its path.
+/// The files of an image in path order. Hard links count as files. A file takes about 16 bytes of
+/// memory, and the bytes of its path.
 #[derive(Debug)]
 pub struct Tree<'a> {
     image: TocView<'a>,
@@ -17,9 +17,9 @@ pub struct Tree<'a> {
 /// The object at a path of a [`Tree`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaf<'a> {
-    /// A regular file, by the number of its content.
+    /// A regular file. The number is the number of its content.
     File(u32),
-    /// A symbolic link and its target.
+    /// A symbolic link, with its target.
     Symlink(&'a [u8]),
 }
 
@@ -27,7 +27,8 @@ pub enum Leaf<'a> {
 struct Name {
     start: u32,
     path: u32,
-    /// End of the target of a symbolic link, which follows the path. Equal to `path` for a file.
+    /// End of the target of a symbolic link, which is stored after the path. For a file, this
+    /// equals `path`.
     end: u32,
     content: u32,
 }
@@ -40,11 +41,11 @@ const MAX_PATHS: usize = 96 << 20;
 const NO_CONTENT: u32 = u32::MAX;
 
 impl<'a> Tree<'a> {
-    /// Reads a TOC once.
+    /// Makes the tree of a TOC, which is read once.
     ///
     /// # Errors
-    /// [`Error::Image`] when the paths take more than 96 MiB; `Malformed`, but never for a TOC that
-    /// was parsed or built.
+    /// [`Error::Image`] when the paths take more than 96 MiB; `Malformed` for a malformed TOC. A
+    /// TOC that was parsed or built never causes this error.
     pub fn of(image: TocView<'a>) -> Result<Self, Error> {
         Self::within(image, MAX_PATHS)
     }
@@ -99,24 +100,24 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// Number of files and symbolic links.
+    /// Returns the number of files and symbolic links.
     pub fn len(&self) -> usize {
         self.names.len()
     }
 
-    /// Whether there is no file and no symbolic link.
+    /// Whether the tree has no files and no symbolic links.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
 
-    /// The path at a position.
+    /// Returns the path at a position of the tree.
     pub fn path(&self, at: usize) -> &[u8] {
         self.names
             .get(at)
             .map_or(&[], |name| self.slice(name.start, name.path))
     }
 
-    /// The object at a position.
+    /// Returns the object at a position of the tree.
     pub fn leaf(&self, at: usize) -> Option<Leaf<'_>> {
         let name = self.names.get(at)?;
         Some(match name.content {
@@ -125,30 +126,30 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// All regular files: position and content number.
+    /// Returns all regular files, each with its position and its content number.
     pub fn files(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
         let files = self.names.iter().enumerate();
         files.filter_map(|(at, name)| (name.content != NO_CONTENT).then_some((at, name.content)))
     }
 
-    /// The position of a path, found by a binary search. Follows no symbolic link.
+    /// Finds the position of a path by a binary search. Symbolic links are not followed.
     pub fn find(&self, path: &[u8]) -> Option<usize> {
         let order = |name: &Name| compare(self.slice(name.start, name.path), path);
         self.names.binary_search_by(order).ok()
     }
 
-    /// The content number of the regular file at a path.
+    /// Returns the content number of the regular file at a path.
     pub fn file(&self, path: &[u8]) -> Option<u32> {
         let name = self.names.get(self.find(path)?)?;
         (name.content != NO_CONTENT).then_some(name.content)
     }
 
-    /// Digest and size of a content in the view of this tree.
+    /// Returns digest and size of a content in the view of this tree.
     pub fn content(&self, number: u32) -> Option<(FileDigest, u64)> {
         self.image.content(number)
     }
 
-    /// The view from which the tree was made.
+    /// Returns the view from which the tree was made.
     pub const fn image(&self) -> &TocView<'a> {
         &self.image
     }

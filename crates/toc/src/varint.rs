@@ -1,5 +1,5 @@
 //! Encodes and decodes the variable-length numbers of the binary formats: LEB128 with at most ten
-//! bytes, only in the shortest form. Signed numbers use the zigzag encoding.
+//! bytes, of which only the shortest form is valid. Signed numbers use the zigzag encoding.
 
 use crate::{Error, FileDigest};
 
@@ -20,7 +20,8 @@ pub fn put_signed(out: &mut Vec<u8>, value: i64) {
     );
 }
 
-/// A reader of bytes in memory, which never reads past the end. Its errors name the format.
+/// A reader of bytes in memory, which never reads past the end. The errors of the reader name the
+/// format that it reads.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
@@ -28,22 +29,22 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A reader of `bytes`, which are a document of the format `what`.
+    /// Creates a reader of `bytes`, which are a document of the format `what`.
     pub const fn new(what: &'static str, bytes: &'a [u8]) -> Self {
         Self { rest: bytes, what }
     }
 
-    /// The unread bytes.
+    /// Returns the bytes that are not read yet.
     pub const fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// Makes an error that names this format.
+    /// Makes an error that names the format of this reader.
     pub fn wrong(&self, why: impl Into<String>) -> Error {
         Error::malformed(self.what, why)
     }
 
-    /// The next `len` bytes.
+    /// Takes the next `len` bytes.
     pub fn take(&mut self, len: usize) -> Result<&'a [u8], Error> {
         let (taken, rest) = self
             .rest
@@ -58,7 +59,7 @@ impl<'a> Reader<'a> {
         Ok(self.take(1)?[0])
     }
 
-    /// Reads a number.
+    /// Reads an unsigned number of up to 64 bits.
     pub fn u64(&mut self) -> Result<u64, Error> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -81,8 +82,8 @@ impl<'a> Reader<'a> {
         u32::try_from(value).map_err(|_| self.wrong(format!("{value} is too large")))
     }
 
-    /// The number of items that follow, each of at least one byte. The count is at most the number
-    /// of unread bytes, so that it limits an allocation.
+    /// Reads the number of items that follow, each of at least one byte. A number above the number
+    /// of unread bytes is an error, so that the result limits an allocation.
     pub fn count(&mut self) -> Result<usize, Error> {
         let value = self.u64()?;
         match usize::try_from(value) {
@@ -91,7 +92,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a signed number.
+    /// Reads a signed number of 64 bits.
     pub fn i64(&mut self) -> Result<i64, Error> {
         let value = self.u64()?;
         Ok((value >> 1).cast_signed() ^ -(value & 1).cast_signed())

@@ -1,4 +1,6 @@
-//! Integration tests of layer indexing: layers are indexed, read through checkpoints, and rebuilt.
+//! Integration tests of layer indexing: layers are indexed, read through checkpoints and rebuilt,
+//! and hot ranges are found. Submodules test attributes, damaged and hostile layers, and random
+//! tars.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -52,7 +54,7 @@ fn check(tar: &[u8], blob: &Arc<MemoryBlob>, index: &LayerIndex) {
     let digest = layer::rebuild(&mut &skeleton[..], files, &reader, limit, &mut again).unwrap();
     assert!(again == tar, "the rebuilt tar differs");
     assert_eq!(digest, index.diff_id());
-    // A limit that is one byte too low is an error.
+    // A limit that is one byte too low must be an error.
     let short = layer::rebuild(
         &mut &skeleton[..],
         &mut index.files(),
@@ -144,7 +146,7 @@ fn random_images_are_read_and_rebuilt() {
     }
 }
 
-/// A blob that allows reads only of these ranges.
+/// A blob of which only these ranges can be read.
 struct Only(Arc<MemoryBlob>, Vec<std::ops::Range<u64>>);
 
 impl Blob for Only {
@@ -181,7 +183,8 @@ fn hot_ranges_are_sufficient_to_read_the_contents() {
     for packing in Packing::ALL {
         let blob = packing.pack(&tar);
         let index = indexed(&blob, &tar).unwrap();
-        // The contents to read: two adjacent ones, a distant one, and one that the layer lacks.
+        // The contents to read: two adjacent contents, a distant content, and a content that the
+        // layer lacks.
         let hot = [
             contents[25],
             contents[11],

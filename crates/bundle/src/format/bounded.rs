@@ -1,5 +1,5 @@
 //! Compresses and decompresses zstd frames of known length, from buffer to buffer. Decompression
-//! allocates no window, even if the frame demands one.
+//! allocates no memory for a zstd window, even if the zstd frame demands a window.
 
 use zstd::zstd_safe::{CCtx, CParameter, DCtx, get_error_name, get_frame_content_size};
 
@@ -7,10 +7,10 @@ use crate::Error;
 
 const WHAT: &str = "zstd frame";
 
-/// Compresses bytes into one frame, which contains their length.
+/// Compresses bytes into one zstd frame, which also states the number of these bytes.
 ///
 /// # Errors
-/// Errors of zstd. No error is known for bytes in memory, except a lack of memory.
+/// Errors of zstd. For bytes in memory, the only known error is a lack of memory.
 pub fn compress(plain: &[u8], level: i32) -> Result<Vec<u8>, Error> {
     let mut context = CCtx::create();
     let mut out = Vec::with_capacity(zstd::zstd_safe::compress_bound(plain.len()));
@@ -21,12 +21,12 @@ pub fn compress(plain: &[u8], level: i32) -> Result<Vec<u8>, Error> {
     Ok(out)
 }
 
-/// Decompresses one frame of exactly `len` bytes. `prefix` has the bytes that the frame was
-/// compressed against, and may be empty. Allocates `len` bytes and no window: the frame refers only
-/// to the output and to the prefix.
+/// Decompresses one zstd frame to exactly `len` bytes. `prefix` has the bytes against which the
+/// frame was compressed, and may be empty. The call allocates `len` bytes and no window, since the
+/// frame refers only to the output and to the prefix.
 ///
 /// # Errors
-/// The input is not one frame, or decompresses to another length.
+/// The input is not exactly one zstd frame, or decompresses to another length.
 pub fn decompress(coded: &[u8], len: usize, prefix: &[u8]) -> Result<Vec<u8>, Error> {
     let mut out = Vec::new();
     decompress_into(coded, len, prefix, &mut out)?;

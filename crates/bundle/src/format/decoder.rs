@@ -9,33 +9,34 @@ use crate::{Coding, RECORD_HEAD, RecordHead};
 /// An event of a [`Decoder`].
 #[derive(Debug)]
 pub enum Event {
-    /// The first event of a complete bundle.
+    /// The header: the first event of a complete bundle.
     Header {
         /// The prelude of the bundle.
         prelude: Prelude,
-        /// The bytes of the header's body, to store them.
+        /// The bytes of the header's body, which the caller may store.
         body: Vec<u8>,
-        /// The decoded header.
+        /// The decoded header of the bundle.
         header: Box<Header>,
     },
-    /// The first event of a continuation.
+    /// The first event of a continuation (a response without a header).
     Continued(Prelude),
-    /// The record of a frame. The payload matches its digest.
+    /// The record of a frame. The payload was verified against its digest.
     Record {
-        /// Number of the frame.
+        /// Number of the frame in the bundle.
         frame: u32,
         /// The coding of the payload.
         coding: Coding,
-        /// The payload.
+        /// The payload: the encoded bytes of the frame.
         payload: Vec<u8>,
     },
-    /// The server does not send this frame, or its payload is corrupt. The worker then requests the
-    /// contents of the frame one by one.
+    /// The server does not send this frame, or its payload is corrupt. In both cases, the worker
+    /// requests the contents of the frame one by one.
     Unsent {
-        /// Number of the frame.
+        /// Number of the frame in the bundle.
         frame: u32,
     },
-    /// The last event. The counts in the end mark match the received records. No byte may follow.
+    /// The end mark: the last event, after which no byte may follow. The counts in the end mark
+    /// match the received records.
     End(End),
 }
 
@@ -43,7 +44,7 @@ pub enum Event {
 pub struct Decoder {
     state: State,
     buffer: Vec<u8>,
-    /// The codings of all frames, from the header. For a continuation, they come from the header
+    /// The codings of all frames, as the header states them. For a continuation, this is the header
     /// that was received before.
     codings: Vec<Coding>,
     expected: Option<[u8; 32]>,
@@ -63,7 +64,7 @@ enum State {
 const WHAT: &str = "bundle";
 
 impl Decoder {
-    /// A decoder for a response that must be a complete bundle.
+    /// Creates a decoder for a response that must be a complete bundle.
     pub fn new() -> Self {
         Self {
             state: State::Prelude,
@@ -79,8 +80,8 @@ impl Decoder {
         }
     }
 
-    /// A decoder for a response that is a complete bundle, or a continuation of the bundle with
-    /// this header.
+    /// Creates a decoder for a response that is a complete bundle, or a continuation of the bundle
+    /// with this header.
     pub fn resumed(digest: [u8; 32], header: &Header) -> Self {
         Self {
             codings: header.frames.codings().collect(),
@@ -90,10 +91,10 @@ impl Decoder {
     }
 
     /// Takes bytes from the front of `bytes` until an event is complete. Returns `None` if all
-    /// bytes were taken and the event needs more.
+    /// bytes were taken and the event needs more bytes.
     ///
     /// # Errors
-    /// The bundle is malformed. The caller must not feed more bytes.
+    /// The bundle is malformed. After an error, the caller must not feed more bytes.
     pub fn feed(&mut self, bytes: &mut &[u8]) -> Result<Option<Event>, Error> {
         loop {
             let needed = match &self.state {
@@ -107,7 +108,7 @@ impl Decoder {
             let missing = needed.saturating_sub(self.buffer.len());
             if self.buffer.is_empty() {
                 // Reserves the exact capacity, since the buffer becomes a part of the event. The
-                // length was checked against the limit before.
+                // length is within its limit, which was checked before.
                 self.buffer.reserve_exact(needed);
             }
             let (taken, rest) = bytes.split_at(missing.min(bytes.len()));
@@ -123,8 +124,8 @@ impl Decoder {
         }
     }
 
-    /// Length of the next payload, if its head was read already. The decoder will hold that many
-    /// bytes.
+    /// Returns the length of the next payload, if the head of its record was already read. The
+    /// decoder will hold this number of bytes in memory.
     pub fn announced(&self) -> Option<u64> {
         match &self.state {
             State::Payload(_, head) => Some(head.len.into()),
@@ -132,8 +133,8 @@ impl Decoder {
         }
     }
 
-    /// Whether the end mark was read. A stream that ends before the end mark was interrupted, and
-    /// the worker resumes it.
+    /// Whether the decoder has read the end mark. A response that ends before its end mark was
+    /// interrupted, so the worker resumes it.
     pub const fn is_ended(&self) -> bool {
         matches!(self.state, State::Ended)
     }
@@ -208,8 +209,9 @@ impl Decoder {
         self.counted.records += 1;
         self.state = State::Head;
         match head {
-            // A server may send the frame without bases where the header announces a patch. The
-            // reverse is an error, since the frame has no bases.
+            // Where the header announces a patch, a server may send the frame in another coding,
+            // which needs no bases. The reverse is an error, since a frame that is not announced as
+            // a patch has no bases.
             Head::Record(head) if head.coding == Coding::Patch && planned != Coding::Patch => {
                 Err(wrong("a patch against nothing"))
             }
@@ -221,7 +223,7 @@ impl Decoder {
         }
     }
 
-    /// The next frame with a record. Frames with the coding `Copy` have no record.
+    /// Returns the next frame that has a record. Frames with the coding `Copy` have no record.
     fn next_with_record(&self) -> Option<(u32, Coding)> {
         (self.next..self.until)
             .filter_map(|frame| {

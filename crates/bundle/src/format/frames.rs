@@ -10,31 +10,31 @@ use pierhead_toc::varint::{self, Reader};
 /// Maximum number of frames of a bundle.
 pub const MAX_FRAMES: usize = 1 << 18;
 
-/// Maximum number of members (ranges of contents) of a frame, and of its bases.
+/// Maximum number of members (ranges of contents) of a frame, and also of bases of a frame.
 pub const MAX_MEMBERS: usize = 1 << 14;
 
-/// Maximum size of a frame list before compression, in bytes. Server and worker hold the list in
-/// memory.
+/// Maximum size of a frame list before compression, in bytes. The server and the worker hold the
+/// list in memory.
 pub const MAX_FRAME_LIST: usize = 4 << 20;
 
-/// Maximum number of contents that are partly covered at any position of the list. This bounds the
-/// memory of a reader.
+/// Maximum number of contents that are partly covered at any position of a frame list. This bounds
+/// the memory of a reader.
 const MAX_OPEN: usize = 1 << 16;
 
 const WHAT: &str = "frame list";
 const COLUMNS: usize = 5;
 
-/// Tells the sizes of contents, by their numbers in a TOC. `None` for a number that the TOC does
-/// not have.
+/// Tells the sizes of contents, by their numbers in a TOC. The result is `None` for a number that
+/// the TOC does not have.
 pub trait Sizes {
-    /// The size of content number `content` of the wanted image.
+    /// Returns the size of content number `content` of the wanted image.
     fn wanted(&self, content: u32) -> Option<u64>;
-    /// The size of content number `content` of a base image. `image` is the position of the base
-    /// image in the header.
+    /// Returns the size of content number `content` of a base image. `image` is the position of the
+    /// base image in the header.
     fn base(&self, image: u16, content: u32) -> Option<u64>;
 }
 
-/// A frame list in its compact form, which takes about two bytes per member.
+/// The list of a bundle's frames, in a compact form that takes about two bytes per member.
 ///
 /// The ranges of one content are in ascending order without gaps, and cover the whole content. The
 /// compact form cannot express overlapping or missing ranges.
@@ -106,8 +106,8 @@ impl Frames {
         Ok(Self { bytes, count })
     }
 
-    /// Parses a compact frame list, as [`Frames::bytes`] returns it. Checks only the column of
-    /// codings. The cursor checks all other columns.
+    /// Parses a compact frame list, as [`Frames::bytes`] returns it. This call checks only the
+    /// column of codings. The cursor checks all other columns.
     ///
     /// # Errors
     /// [`Error::Malformed`] when the columns or the codings are malformed.
@@ -129,30 +129,30 @@ impl Frames {
         Ok(Self { bytes, count })
     }
 
-    /// Checks the whole list against the TOCs in one pass.
+    /// Checks the whole frame list against the TOCs in one pass.
     ///
     /// # Errors
-    /// Errors of [`Frames::encode`].
+    /// The same errors as from [`Frames::encode`].
     pub fn check(&self, sizes: &dyn Sizes) -> Result<(), Error> {
         self.cursor(sizes)?.try_for_each(|frame| frame.map(drop))
     }
 
-    /// The compact form, uncompressed.
+    /// Returns the compact form, uncompressed.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Number of frames.
+    /// Returns the number of frames.
     pub const fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there is no frame.
+    /// Whether the list has no frames.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The coding of every frame, in order.
+    /// Returns the coding of every frame, in order.
     pub fn codings(&self) -> impl ExactSizeIterator<Item = Coding> + '_ {
         let codings = columns(&self.bytes).map_or(&[][..], |[codings, ..]| codings);
         codings
@@ -160,11 +160,11 @@ impl Frames {
             .map(|byte| Coding::from_number(*byte).unwrap_or(Coding::Stored))
     }
 
-    /// Decodes the list from its first frame. Checks each frame as [`Frames::encode`] does, and at
-    /// the end that all contents are covered.
+    /// Decodes the list from its first frame. The cursor checks each frame as [`Frames::encode`]
+    /// does. At the end, it checks that all contents are covered.
     ///
     /// # Errors
-    /// Errors of [`Frames::parse`].
+    /// The same errors as from [`Frames::parse`].
     pub fn cursor<'a>(&'a self, sizes: &'a dyn Sizes) -> Result<Cursor<'a>, Error> {
         let [codings, counts, contents, slices, bases] = if self.bytes.is_empty() {
             [&[][..]; COLUMNS]
@@ -186,7 +186,7 @@ impl Frames {
     }
 }
 
-/// An iterator over the frames: see [`Frames::cursor`].
+/// An iterator over the frames of a list, which [`Frames::cursor`] returns.
 pub struct Cursor<'a> {
     codings: Reader<'a>,
     counts: Reader<'a>,
@@ -276,7 +276,7 @@ impl Iterator for Cursor<'_> {
     }
 }
 
-/// For each content that earlier frames cover only in part: the number of covered bytes.
+/// The contents that earlier frames cover only in part, each with the number of covered bytes.
 #[derive(Default)]
 struct Open(HashMap<u32, u64>);
 
@@ -300,7 +300,7 @@ impl Open {
         Ok(slice)
     }
 
-    /// Adds a slice. Returns whether the slice ends its content.
+    /// Adds a slice of a content. Returns whether the slice is the last of its content.
     fn advance(&mut self, slice: &Slice, sizes: &dyn Sizes) -> Result<bool, Error> {
         let size = sizes
             .wanted(slice.content)
@@ -319,7 +319,8 @@ impl Open {
         };
         if end == size {
             self.0.remove(&slice.content);
-            // Forgets a complete content. If the content comes again, the receiver ignores it.
+            // Removes a complete content from the map. If the content comes again, the receiver
+            // ignores it.
             return Ok(true);
         }
         if self.0.insert(slice.content, end).is_none() && self.0.len() > MAX_OPEN {

@@ -17,7 +17,8 @@ pub const PRELUDE: usize = 56;
 /// Maximum size of the header's body in bytes.
 pub const MAX_BODY: usize = 10 << 20;
 
-/// Maximum size of manifest and config together, in bytes. A worker holds both in memory.
+/// Maximum size of manifest and config together, in bytes. A worker holds manifest and config in
+/// memory.
 pub const MAX_DOCUMENTS: usize = 4 << 20;
 
 /// Maximum size of a TOC in its canonical form, in bytes: about 220 000 files. This bounds the
@@ -37,25 +38,26 @@ const WHAT: &str = "bundle header";
 /// follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prelude {
-    /// The body of the header does not follow, since the worker has it from an earlier response.
+    /// The body of the header does not follow, since the worker has this body from an earlier
+    /// response.
     pub continued: bool,
-    /// Only with `continued`: the piece of the header's body that belongs to the requested share
-    /// follows.
+    /// Only with `continued`: after the prelude comes the piece of the header's body that belongs
+    /// to the requested share.
     pub piece: bool,
-    /// The bundle includes extras: contents that only rebuilding the layers needs.
+    /// The bundle includes extras: contents that a worker needs only to rebuild layers.
     pub layers: bool,
     /// Length of the header's body in bytes, also when this response does not contain the body.
     pub body: u32,
-    /// The first frame whose record may follow.
+    /// Number of the first frame whose record may follow.
     pub first: u32,
-    /// The first frame after the frames whose records follow.
+    /// Number of the frame after the last frame whose record may follow.
     pub until: u32,
-    /// SHA-256 of the header's body.
+    /// SHA-256 hash of the header's body.
     pub digest: [u8; 32],
 }
 
 impl Prelude {
-    /// Encodes the prelude.
+    /// Encodes the prelude of a response.
     pub fn encode(&self) -> [u8; PRELUDE] {
         let mut bytes = [0; PRELUDE];
         let flags = (u16::from(self.continued) * CONTINUED)
@@ -71,7 +73,7 @@ impl Prelude {
         bytes
     }
 
-    /// Parses a prelude.
+    /// Parses the prelude of a response.
     ///
     /// # Errors
     /// [`Error::Malformed`] for another format or version, unknown flags, or a body or range that
@@ -110,13 +112,13 @@ impl Prelude {
         Ok(prelude)
     }
 
-    /// Length of the header's body in bytes.
+    /// Returns the length of the header's body in bytes.
     pub fn body_len(&self) -> usize {
         usize::try_from(self.body).unwrap_or(usize::MAX)
     }
 
-    /// An `ETag` that identifies only the header's body. A server that may send different records
-    /// with the same body uses a longer `ETag`. A worker treats the `ETag` as opaque.
+    /// Returns an `ETag` that identifies only the header's body. A server that may send different
+    /// records with the same body uses a longer `ETag`. A worker does not interpret the `ETag`.
     pub fn etag(&self) -> String {
         format!("\"{}\"", FileDigest::from_bytes(self.digest).hex())
     }
@@ -138,14 +140,15 @@ pub enum UsableContents {
     None,
     /// The contents of the merged tree, which a mount shows.
     Visible,
-    /// All contents, including the contents that only rebuilding the layers needs.
+    /// All contents, including those that a worker needs only to rebuild layers.
     All,
 }
 
-/// The TOC of the wanted image, compressed for the wire.
+/// The TOC of the wanted image, compressed for the transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WireToc {
-    /// Position in [`Header::base_images`] of the image whose TOC is the prefix of the compression.
+    /// Position in [`Header::base_images`] of the base image whose TOC is the prefix of the
+    /// compression.
     pub base: Option<u16>,
     /// SHA-256 of the TOC's canonical (uncompressed) bytes.
     pub digest: [u8; 32],
@@ -158,9 +161,9 @@ pub struct WireToc {
 /// The header of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The bundle includes extras: contents that only rebuilding the layers needs.
+    /// The bundle includes extras: contents that a worker needs only to rebuild layers.
     pub layers: bool,
-    /// Media type of the manifest.
+    /// Media type of the manifest of the wanted image.
     pub media_type: String,
     /// The exact bytes of the manifest.
     pub manifest: Vec<u8>,
@@ -173,14 +176,15 @@ pub struct Header {
     pub toc: WireToc,
     /// The frames of the bundle, in the order of sending.
     pub frames: Frames,
-    /// Number of bytes of all records with their heads, or 0 when the server does not know the
-    /// number. Used only for progress and for the split among connections.
+    /// Number of bytes of all records including their heads, or 0 when the server does not know
+    /// this number. A worker uses the number only for its progress bar, and to divide the bundle
+    /// among connections.
     pub records: u64,
 }
 
 impl Header {
-    /// Encodes prelude and body. The prelude announces the records of all frames. `level` is the
-    /// zstd level for the documents and the frame list.
+    /// Encodes the prelude and the body of the header. The prelude announces the records of all
+    /// frames. `level` is the zstd level for the documents and the frame list.
     ///
     /// # Errors
     /// [`Error::Malformed`] when a limit is exceeded.
@@ -230,11 +234,12 @@ impl Header {
     }
 
     /// Parses the body that a prelude announces. Encoding the returned header at the same level
-    /// gives the same bytes. Allocates at most [`MAX_DOCUMENTS`] + [`MAX_FRAME_LIST`] bytes besides
-    /// the body.
+    /// gives the same bytes. The call allocates at most [`MAX_DOCUMENTS`] + [`MAX_FRAME_LIST`]
+    /// bytes besides the body.
     ///
     /// # Errors
-    /// [`Error::Digest`] when the digest differs from the prelude; [`Error::Malformed`].
+    /// [`Error::Digest`] when the body does not match the digest in the prelude;
+    /// [`Error::Malformed`] for any other fault of the body.
     pub fn decode(prelude: &Prelude, body: &[u8]) -> Result<Self, Error> {
         let found: [u8; 32] = Sha256::digest(body).into();
         if found != prelude.digest {
@@ -314,7 +319,7 @@ impl BaseImage {
     /// Decodes the base images from the start of the body of a header.
     ///
     /// # Errors
-    /// [`Error::Malformed`].
+    /// [`Error::Malformed`] for a malformed body.
     pub fn all_of(body: &[u8]) -> Result<Vec<Self>, Error> {
         base_images(&mut Reader::new(WHAT, body))
     }
@@ -341,7 +346,7 @@ fn base_image(reader: &mut Reader<'_>) -> Result<BaseImage, Error> {
     Ok(BaseImage { manifest, usable })
 }
 
-/// Reads and decompresses one part of the body, of at most `most` bytes.
+/// Reads and decompresses one part of the body, which has at most `most` bytes.
 fn plain(reader: &mut Reader<'_>, most: usize) -> Result<Vec<u8>, Error> {
     let len = usize::try_from(reader.u64()?).unwrap_or(usize::MAX);
     if len > most {

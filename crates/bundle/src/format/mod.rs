@@ -1,4 +1,4 @@
-//! The wire format of a bundle, which has the file contents and patches that a client lacks.
+//! The wire format of a bundle, a response with the file contents and patches that a client lacks.
 //! `docs/formats/bundle.md` specifies the bytes.
 
 pub mod bounded;

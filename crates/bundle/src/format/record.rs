@@ -11,10 +11,10 @@ const END: u8 = 0xff;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Head {
     Record(RecordHead),
-    /// The server does not send the frame. The worker requests the contents of the frame one by
-    /// one.
+    /// The mark of a frame that the server does not send. The worker requests the contents of this
+    /// frame one by one.
     Unsent,
-    /// The bundle ends.
+    /// The end mark of the bundle.
     End(End),
 }
 
@@ -23,7 +23,7 @@ pub(super) enum Head {
 pub struct End {
     /// Number of records, including the marks of unsent frames.
     pub records: u32,
-    /// Number of bytes of all payloads.
+    /// Number of bytes of the payloads of all records.
     pub payload: u64,
 }
 
@@ -38,7 +38,7 @@ impl End {
     }
 }
 
-/// The mark of an unsent frame, in place of its record.
+/// Encodes the mark of an unsent frame, which stands in place of its record.
 pub fn unsent() -> [u8; RECORD_HEAD] {
     let mut bytes = [0; RECORD_HEAD];
     bytes[0] = UNSENT;

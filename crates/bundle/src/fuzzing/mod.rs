@@ -1,12 +1,11 @@
-//! Properties that fuzz targets check for the parsers of this crate: bundles, frame lists and
-//! patches.
+//! Properties of the parsers of bundles, frame lists and patches, which fuzz targets check.
 
 use crate::RECORD_HEAD;
 use crate::format::{Decoder, Event, Frames, Header, PRELUDE, Sizes, bounded};
 use pierhead_toc::FileDigest;
 
-/// Feeds a bundle with corrected digests as a whole and byte by byte. Property: both ways give the
-/// same events or the same error.
+/// Feeds the decoder a bundle with corrected digests, as a whole and byte by byte. The checked
+/// property: both ways give the same events or the same error.
 pub fn bundle(bytes: &[u8]) {
     let bytes = &*rightly_named(bytes);
     let events = |piece: usize| {
@@ -35,8 +34,8 @@ pub fn bundle(bytes: &[u8]) {
     }
 }
 
-/// Parses a frame list over TOCs whose content number n has n % 7 * 1000 bytes. Property: the list
-/// is refused, or encoding the parsed list gives the same bytes.
+/// Parses a frame list over TOCs whose content number n has n % 7 * 1000 bytes. The checked
+/// property: the list is refused, or encoding the parsed list gives the same bytes.
 pub fn frames(bytes: &[u8]) {
     struct Made;
     impl Sizes for Made {
@@ -62,7 +61,8 @@ pub fn frames(bytes: &[u8]) {
 }
 
 /// Decompresses a patch. The input is the length of the base (2 bytes), the length of the output (2
-/// bytes), the base and the payload. Property: the patch is refused, or the output has this length.
+/// bytes), the base and the payload. The checked property: the patch is refused, or the output has
+/// this length.
 pub fn patch(bytes: &[u8]) {
     let Some(([a, b, c, d], rest)) = bytes.split_first_chunk() else {
         return;
@@ -77,7 +77,7 @@ pub fn patch(bytes: &[u8]) {
 }
 
 /// Replaces the digests of the body and of the payloads by the correct ones, since a fuzzer cannot
-/// find these by chance.
+/// find correct digests by chance.
 fn rightly_named(bytes: &[u8]) -> Vec<u8> {
     let mut named = bytes.to_vec();
     let at = |named: &[u8], place: usize| {

@@ -1,10 +1,10 @@
-//! Anchors: positions in a content that are chosen by the 64 bytes before them. So the same
-//! positions are found again in another version of the content.
+//! Finds anchors: positions in a file content that are chosen by the 64 bytes before the position.
+//! Because of this rule, the same positions are found again in another version of the content.
 //!
 //! A rolling hash (gear) is computed at every byte. A position is an anchor when the top bits of
-//! the hash are zero. So an insertion only moves the anchors after it. Chunks of 64 KiB are too
-//! coarse: after relinking, nearly every chunk of a program differs, but runs of 64 equal bytes are
-//! frequent.
+//! the hash are zero. So an insertion into the content only moves the anchors after the insertion.
+//! Chunks of 64 KiB would be too coarse to compare two versions of a program: after relinking,
+//! nearly every chunk differs, but runs of 64 equal bytes are frequent.
 
 use std::collections::BTreeSet;
 
@@ -26,12 +26,12 @@ pub struct Sampler {
     hash: u64,
     at: u64,
     shift: u32,
-    /// The hash of the last anchor.
+    /// The hash of the previous anchor.
     last: Option<u64>,
 }
 
 impl Sampler {
-    /// A sampler whose anchors have an average distance of `1 << every_log2` bytes.
+    /// Creates a sampler whose anchors have an average distance of `1 << every_log2` bytes.
     pub fn new(every_log2: u32) -> Self {
         Self {
             hash: 0,
@@ -60,8 +60,8 @@ impl Sampler {
     }
 }
 
-/// A sketch of a content: its smallest anchor hashes. The fraction of common hashes of two contents
-/// estimates the fraction of common bytes.
+/// A sketch of a content: the smallest hashes of its anchors. The fraction of hashes that two
+/// sketches have in common estimates the fraction of bytes that the two contents have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sketch(BTreeSet<u64>);
 
@@ -71,15 +71,15 @@ impl Sketch {
 
     /// Adds an anchor of the content.
     pub fn add(&mut self, anchor: Anchor) {
-        // The top bits are zero, and the low bits depend on few bytes, so the hash is mixed before
-        // comparison.
+        // The top bits of an anchor's hash are zero, and the low bits depend on only a few bytes.
+        // So the hash is mixed before the comparison.
         self.0.insert(mix(anchor.hash));
         if self.0.len() > Self::MAX_HASHES {
             self.0.pop_last();
         }
     }
 
-    /// The hashes of the sketch, ascending.
+    /// Returns the hashes of the sketch, in ascending order.
     pub fn hashes(&self) -> impl Iterator<Item = u64> + '_ {
         self.0.iter().copied()
     }

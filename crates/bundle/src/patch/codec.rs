@@ -1,4 +1,4 @@
-//! Codes the bytes of one frame as a patch, as a plain zstd frame, or stored, whichever is
+//! Encodes the bytes of one frame as a patch, as a plain zstd frame, or uncompressed, whichever is
 //! smallest.
 
 use zstd::zstd_safe::{CCtx, CParameter, compress_bound, get_error_name};
@@ -11,12 +11,13 @@ use crate::Error;
 /// the bases of a patch.
 const MARGIN: usize = 32;
 
-/// A patch that is larger than 1/`DOUBTFUL` of the data is compared with the plain zstd frame.
-/// Smaller patches were always smaller than the plain frame, in measurements on updates of Debian
-/// and Python images.
+/// A patch that is larger than 1/`DOUBTFUL` of the data is compared with the plain zstd frame. In
+/// measurements on updates of Debian and Python images, patches below this size were always smaller
+/// than the plain frame.
 const DOUBTFUL: usize = 4;
 
-/// Maximum window of zstd, as a power of two: prefix and data of the largest frame take 20 MiB.
+/// Base-2 logarithm of the maximum window of zstd. The window covers the prefix and the data of the
+/// largest frame, which take 20 MiB.
 const MAX_WINDOW_LOG: u32 = 25;
 
 /// The coded payload of a frame.
@@ -24,25 +25,25 @@ const MAX_WINDOW_LOG: u32 = 25;
 pub struct Coded {
     /// The chosen coding; never [`Coding::Copy`].
     pub coding: Coding,
-    /// The payload of the record.
+    /// The payload of the frame's record.
     pub payload: Vec<u8>,
 }
 
 /// Compresses frames at one level. The same input always gives the same output.
 ///
-/// Memory: the tables of zstd at that [`Level`], during a call.
+/// During a call, the encoder takes memory for the tables of zstd at that [`Level`].
 #[derive(Clone, Copy, Debug)]
 pub struct Encoder {
     level: Level,
 }
 
 impl Encoder {
-    /// An encoder of this level.
+    /// Creates an encoder for this level.
     pub const fn new(level: Level) -> Self {
         Self { level }
     }
 
-    /// Chooses the smallest coding. An empty prefix means that there are no bases.
+    /// Encodes the data in the smallest coding. An empty prefix means that the frame has no bases.
     ///
     /// # Errors
     /// [`Error::Compression`]. The only known reason is a lack of memory.
@@ -98,7 +99,7 @@ impl Encoder {
     }
 }
 
-/// The logarithm of a window of at least `len` bytes.
+/// Returns the base-2 logarithm of a window of at least `len` bytes.
 fn window_log(len: usize) -> u32 {
     len.next_power_of_two()
         .trailing_zeros()

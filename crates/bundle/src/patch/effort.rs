@@ -1,15 +1,15 @@
-//! Chooses the zstd level of frames from the number of bytes, so that the CPU time is limited. No
-//! clock is read, since bundles would then differ from run to run.
+//! Chooses the zstd level of frames by the number of bytes, so that the CPU time of a bundle is
+//! limited. The choice reads no clock, since with a clock, bundles would differ from run to run.
 
 /// A zstd level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Level(i8);
 
 impl Level {
-    /// The level of patches while a worker waits.
+    /// The zstd level of patches for which a worker waits.
     pub const FAST: Self = Self(3);
 
-    /// A level from 1 to 22. Clamps other numbers.
+    /// Creates a level from 1 to 22. Lower numbers become 1, and higher numbers become 22.
     pub const fn new(number: i8) -> Self {
         match number {
             ..1 => Self(1),
@@ -18,32 +18,33 @@ impl Level {
         }
     }
 
-    /// The number of the zstd level.
+    /// Returns the number of the zstd level.
     pub const fn number(self) -> i8 {
         self.0
     }
 
-    /// Whether zstd's long-distance matching is on. Higher levels do not need it, since their
-    /// regular tables cover prefix and data.
+    /// Whether zstd's long-distance matching is on. Higher levels do not need long-distance
+    /// matching, since their regular tables cover prefix and data.
     pub(super) const fn long_distance(self) -> bool {
         self.0 < 16
     }
 }
 
-/// The compression effort for a pair of images.
+/// The effort for the patches from one image to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// One level, the given one, for all frames.
+    /// The given level for all frames.
     Level(Level),
-    /// While a worker waits: [`Level::FAST`], and only when at most this number of bytes has to be
-    /// read or compressed.
+    /// The effort while a worker waits: patches at [`Level::FAST`], and only when at most this
+    /// number of bytes must be read or compressed.
     Waiting(u64),
-    /// In the background: the highest levels that keep a pair below about 40 CPU-seconds.
+    /// The effort in the background: the highest levels with which the patches between two images
+    /// take less than about 40 s of CPU time.
     Idle,
 }
 
-/// CPU milliseconds per MiB of data or prefix, by level. Measured on updates of Debian and Python
-/// images, with both cores of the machine busy.
+/// CPU time in milliseconds per MiB of data or prefix, by level. The values were measured on
+/// updates of Debian and Python images, with both cores of the machine busy.
 const COST: [(Level, u64); 8] = [
     (Level(3), 12),
     (Level(6), 25),
@@ -55,8 +56,9 @@ const COST: [(Level, u64); 8] = [
     (Level(19), 420),
 ];
 
-/// Levels for groups of small contents and for ranges of large contents, best compression first.
-/// Small contents get the higher levels, since text gains most from a higher level.
+/// Pairs of levels, for groups of small contents and for ranges of large contents. The pair with
+/// the best compression is first. Small contents get the higher levels, since text gains most from
+/// a higher level.
 const LADDER: [(Level, Level); 9] = [
     (Level(19), Level(19)),
     (Level(19), Level(17)),
@@ -69,16 +71,18 @@ const LADDER: [(Level, Level); 9] = [
     (Level(3), Level(3)),
 ];
 
-/// Maximum cost of a pair for [`Effort::Idle`], in milliseconds by [`COST`].
+/// Maximum cost of the patches between two images for [`Effort::Idle`], in milliseconds by
+/// [`COST`].
 const IDLE: u64 = 40_000;
 
-/// Maximum cost of a pair at the lowest level, in milliseconds. The maximum corresponds to 5 GiB. A
-/// pair with a higher cost gets no patches.
+/// Maximum cost of the patches between two images at the lowest level, in milliseconds. The maximum
+/// corresponds to 5 GiB. If the cost would be higher, the server makes no patches.
 const TOO_MUCH: u64 = 60_000;
 
 impl Effort {
-    /// Whether the work for a pair of images is within the limit of this effort. `compressed` is
-    /// the number of bytes of data and prefixes. `read` is the number of other bytes to read.
+    /// Whether the work for the patches between two images is within the limit of this effort.
+    /// `compressed` is the number of bytes of data and prefixes. `read` is the number of other
+    /// bytes that must be read.
     pub fn affords(self, compressed: u64, read: u64) -> bool {
         match self {
             Self::Level(_) => true,
@@ -87,8 +91,8 @@ impl Effort {
         }
     }
 
-    /// The levels for groups of small contents and for ranges of large contents. `small` and
-    /// `large` are the numbers of bytes of the two kinds, with prefixes.
+    /// Returns the levels for groups of small contents and for ranges of large contents. `small`
+    /// and `large` are the numbers of bytes of the two kinds, including prefixes.
     pub fn levels(self, small: u64, large: u64) -> (Level, Level) {
         match self {
             Self::Level(level) => (level, level),
@@ -101,7 +105,7 @@ impl Effort {
     }
 }
 
-/// The cost of compressing `bytes`, in CPU milliseconds.
+/// Returns the cost of compressing `bytes`, in milliseconds of CPU time.
 fn cost(level: Level, bytes: u64) -> u64 {
     let per_mebibyte = COST.iter().find(|(at, _)| *at >= level);
     let per_mebibyte = per_mebibyte.map_or(0, |(_, cost)| *cost);

@@ -1,5 +1,5 @@
-//! Patches: zstd frames that are compressed against (with the prefix of) an older version of the
-//! contents. The worker has the older version.
+//! Makes patches: zstd frames that are compressed with an older version of the contents as the
+//! prefix. The worker already has the older version.
 
 mod anchors;
 mod codec;

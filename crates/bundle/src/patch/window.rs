@@ -1,15 +1,15 @@
-//! Finds the range of a large old content that is most similar to a range of its new version.
+//! For a range of a large file content, finds the most similar range of the content's old version.
 
 use std::ops::Range;
 
 use super::Anchor;
 
 /// Maximum number of positions of an anchor in the old content. An anchor with more positions is
-/// ignored, since it identifies no single position.
+/// ignored, since it would not identify a single position.
 const COMMON: usize = 4;
 
-/// Aligns a new content with its old version: holds the sorted anchors of the old version, at 16
-/// bytes each.
+/// Aligns a new content with its old version. The value holds the sorted anchors of the old
+/// version, of which each takes 16 bytes.
 #[derive(Debug)]
 pub struct Alignment {
     anchors: Vec<Anchor>,
@@ -18,7 +18,7 @@ pub struct Alignment {
 }
 
 impl Alignment {
-    /// `anchors` are all anchors of the old content. The sizes are in bytes.
+    /// Creates the alignment. `anchors` are all anchors of the old content; the sizes are in bytes.
     pub fn new(mut anchors: Vec<Anchor>, old_size: u64, new_size: u64) -> Self {
         anchors.sort_unstable();
         Self {
@@ -28,9 +28,9 @@ impl Alignment {
         }
     }
 
-    /// A window of at most `len` bytes of the old content for a range of the new one with these
-    /// anchors. This window contains more of the anchors than any other. If the two contents have
-    /// no anchor in common, the window is at the proportional position.
+    /// Returns a window of at most `len` bytes of the old content, for a range of the new content
+    /// that has these anchors. The window contains more of these anchors than any other window. If
+    /// the two contents have no anchor in common, the window is at the proportional position.
     pub fn window(&self, range: &Range<u64>, anchors: &[Anchor], len: u64) -> Range<u64> {
         if self.old_size <= len {
             return 0..self.old_size;
@@ -62,7 +62,8 @@ impl Alignment {
     }
 }
 
-/// The window of at most `len` bytes with the largest number of `offsets`, which are sorted.
+/// Returns the window of at most `len` bytes with the largest number of `offsets`, which are
+/// sorted.
 fn densest(offsets: &[u64], len: u64) -> Option<Range<u64>> {
     let mut best: Option<(usize, Range<u64>)> = None;
     let mut first = 0;
@@ -78,7 +79,8 @@ fn densest(offsets: &[u64], len: u64) -> Option<Range<u64>> {
     best.map(|(_, span)| span)
 }
 
-/// The position in the old content that is proportional to position `at` in the new one.
+/// Returns the position in the old content that is proportional to position `at` in the new
+/// content.
 fn scaled(at: u64, old: u64, new: u64) -> u64 {
     let scaled = u128::from(at) * u128::from(old) / u128::from(new.max(1));
     u64::try_from(scaled).unwrap_or(old)

@@ -27,7 +27,7 @@ impl Sizes for FixtureSizes {
     }
 }
 
-/// A range that covers all of a content.
+/// Returns a range that covers all of a content.
 pub(super) fn whole(content: u32) -> Slice {
     let len = FixtureSizes.wanted(content).expect("a known content");
     Slice {
@@ -37,7 +37,7 @@ pub(super) fn whole(content: u32) -> Slice {
     }
 }
 
-/// A frame of whole contents that needs no base image.
+/// Returns a frame of whole contents that needs no base image.
 pub(super) fn plain_frame(coding: Coding, contents: &[u32]) -> Frame {
     Frame {
         members: contents.iter().copied().map(whole).collect(),
@@ -46,7 +46,7 @@ pub(super) fn plain_frame(coding: Coding, contents: &[u32]) -> Frame {
     }
 }
 
-/// A frame whose bytes are those of the same contents in base image `image`.
+/// Returns a frame whose bytes are the bytes of the same contents in base image `image`.
 pub(super) fn copy_frame(image: u16, contents: &[u32]) -> Frame {
     let base = |content| BaseSlice {
         image,
@@ -79,12 +79,12 @@ pub(super) fn frames() -> impl Strategy<Value = Vec<Frame>> {
     proptest::collection::vec(frame(), 0..12)
 }
 
-/// The digest of a made-up manifest.
+/// Returns the digest of a made-up manifest.
 pub(super) fn digest(byte: u8) -> Digest {
     Digest::from_bytes(Algorithm::Sha256, &[byte; 32]).expect("32 bytes")
 }
 
-/// A header over `frames` with three base images.
+/// Returns the header of a bundle of `frames` with three base images.
 pub(super) fn header(frames: &[Frame]) -> Header {
     let base = |byte| BaseImage {
         manifest: digest(byte),
@@ -107,7 +107,7 @@ pub(super) fn header(frames: &[Frame]) -> Header {
     }
 }
 
-/// One record of a frame: the payload is `len` bytes that depend on `number`.
+/// Returns one record of a frame, whose payload is `len` bytes that depend on `number`.
 pub(super) fn record(coding: Coding, number: usize) -> Vec<u8> {
     let payload: Vec<u8> = (0..=number % 50).map(|at| (at + number) as u8).collect();
     let payload = match coding {
@@ -118,7 +118,8 @@ pub(super) fn record(coding: Coding, number: usize) -> Vec<u8> {
     [&head.encode()[..], &payload].concat()
 }
 
-/// The records of `frames`, each with its own coding; frames that copy have none.
+/// Returns the records of `frames`, each with the coding of its frame. Frames that only copy have
+/// no record.
 pub(super) fn records(frames: &[Frame]) -> Vec<Vec<u8>> {
     let coded = frames
         .iter()
@@ -129,7 +130,7 @@ pub(super) fn records(frames: &[Frame]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The end mark that follows these records.
+/// Returns the end mark that follows these records.
 pub(super) fn end(records: &[Vec<u8>]) -> Vec<u8> {
     let payload: usize = records
         .iter()
@@ -142,7 +143,7 @@ pub(super) fn end(records: &[Vec<u8>]) -> Vec<u8> {
     end.encode().to_vec()
 }
 
-/// A whole bundle as bytes: prelude, body, records, end mark.
+/// Returns the bytes of a whole bundle: prelude, body, records, end mark.
 pub(super) fn bundle(frames: &[Frame]) -> Vec<u8> {
     let (prelude, body) = header(frames).encode(3).expect("a valid header");
     let records = records(frames);

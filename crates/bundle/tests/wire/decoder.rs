@@ -1,5 +1,5 @@
-//! Tests of the decoder of bundles: any split of the bytes gives the same events. A stream that is
-//! not exactly one bundle is an error or stays incomplete.
+//! Tests of the decoder of bundles: any split of the bytes gives the same events. Bytes that are
+//! not exactly one bundle are an error, or the bundle stays incomplete.
 
 use pierhead_bundle::Error;
 use pierhead_bundle::format::{Decoder, End, Event, Header, Prelude, unsent};
@@ -8,7 +8,8 @@ use proptest::prelude::*;
 
 use super::bundles::{self, copy_frame, plain_frame};
 
-/// Feeds `bytes` in pieces of `piece` bytes; returns all events and whether the stream ended.
+/// Feeds `bytes` to the decoder in pieces of `piece` bytes. Returns all events, and whether the
+/// bundle ended.
 fn feed(mut decoder: Decoder, bytes: &[u8], piece: usize) -> Result<(Vec<Event>, bool), Error> {
     let mut events = Vec::new();
     for mut piece in bytes.chunks(piece) {
@@ -20,12 +21,12 @@ fn feed(mut decoder: Decoder, bytes: &[u8], piece: usize) -> Result<(Vec<Event>,
     Ok((events, decoder.is_ended()))
 }
 
-/// The events as text, to compare them.
+/// Returns the events as text, so that tests can compare them.
 fn text(events: &[Event]) -> Vec<String> {
     events.iter().map(|event| format!("{event:?}")).collect()
 }
 
-/// The start of a continuation of the bundle of `frames`, beginning with frame `first`.
+/// Returns the start of a continuation of the bundle of `frames`, beginning with frame `first`.
 fn continuation(frames: &[Frame], first: u32) -> (Prelude, Vec<u8>) {
     let (prelude, _) = bundles::header(frames).encode(3).unwrap();
     let prelude = Prelude {
@@ -46,14 +47,14 @@ fn continuation(frames: &[Frame], first: u32) -> (Prelude, Vec<u8>) {
     (prelude, bytes.concat())
 }
 
-/// A decoder that knows the header of `frames` from an earlier response.
+/// Creates a decoder that knows the header of `frames` from an earlier response.
 fn resumed(frames: &[Frame]) -> Decoder {
     let header = bundles::header(frames);
     let (prelude, _) = header.encode(3).unwrap();
     Decoder::resumed(prelude.digest, &header)
 }
 
-/// Three frames, of which the second is a copy without a record.
+/// Returns three frames, of which the second only copies and has no record.
 fn three_frames() -> [Frame; 3] {
     [
         plain_frame(Coding::Stored, &[1]),
@@ -73,7 +74,8 @@ proptest! {
         let (in_pieces, is_ended) = feed(Decoder::new(), &bytes, piece).unwrap();
         prop_assert!(is_ended);
         prop_assert_eq!(text(&events), text(&in_pieces));
-        // The events are one header, one record for each frame that is no copy, and one end.
+        // The events are one header, one record for each frame that does not only copy, and one
+        // end.
         let copies = frames.iter().filter(|frame| frame.coding == Coding::Copy).count();
         prop_assert_eq!(events.len(), 2 + frames.len() - copies);
     }
@@ -203,7 +205,7 @@ fn a_frame_that_the_server_does_not_send_has_its_number() {
 }
 
 /// Decodes the bundle of three frames with `records` in place of its own records. Returns whether
-/// the stream ended.
+/// the bundle ended.
 fn with_records(records: &[&[u8]]) -> Result<bool, Error> {
     let (prelude, body) = bundles::header(&three_frames()).encode(3).unwrap();
     let bytes = [&prelude.encode()[..], &body, &records.concat()].concat();

@@ -182,7 +182,7 @@ impl Sizes for EqualSizes {
     }
 }
 
-/// A frame of `members` whole contents of `len` bytes, with `bases` bases.
+/// Returns a frame of `members` whole contents of `len` bytes, with `bases` bases.
 fn equal_frame(coding: Coding, len: u64, members: usize, bases: usize) -> Frame {
     let slice = |content: usize| Slice {
         content: content as u32,
@@ -235,8 +235,8 @@ fn the_number_of_frames_is_bounded() {
 
 #[test]
 fn the_number_of_contents_that_are_incomplete_is_bounded() {
-    // First one byte of each content comes, then the other byte of each. So all contents are
-    // incomplete at once.
+    // Each content has two bytes. First comes one byte of each content, and then the other byte of
+    // each content, so that all contents are incomplete at once.
     let half = |offset| {
         move |content: u32| Slice {
             content,

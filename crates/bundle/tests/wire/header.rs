@@ -92,7 +92,8 @@ proptest! {
         body[place] ^= change;
         let error = Header::decode(&prelude, &body).unwrap_err();
         prop_assert!(matches!(error, Error::Digest { .. }), "{}", error);
-        // A hostile server sends the correct digest of its malformed bytes.
+        // The digest in the prelude is correct, since a hostile server can also send the correct
+        // digest of malformed bytes.
         prelude.digest = Sha256::digest(&body).into();
         if let Ok(decoded) = Header::decode(&prelude, &body) {
             prop_assert_ne!(decoded, header);
@@ -130,8 +131,8 @@ fn each_field_of_a_prelude_is_checked() {
     assert!(refused(|bytes| bytes[0] = b'P').contains("no bundle"));
     assert!(refused(|bytes| bytes[8] = 2).contains("version 2"));
     assert!(refused(|bytes| bytes[9] = 1).contains("version 257"));
-    // The flag of value 8 is unknown. The flag of value 4 (a piece) needs the flag of value 1 (a
-    // continuation).
+    // The flag with the value 8 is unknown. The flag with the value 4 (a piece) is valid only
+    // together with the flag with the value 1 (a continuation).
     for flags in [8, 4, 6, 0x80] {
         let mut bytes = valid.encode();
         bytes[10] = flags;

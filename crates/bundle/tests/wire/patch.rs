@@ -9,7 +9,7 @@ use pierhead_bundle::patch::{Alignment, Anchor, Coded, Effort, Encoder, Level, S
 use pierhead_bundle::{Coding, MAX_BASE, MAX_FRAME, RecordHead};
 use proptest::prelude::*;
 
-/// Random bytes, always the same for one seed.
+/// Returns random bytes, which are always the same for one seed.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..len).map(|_| random.u8(..)).collect()
@@ -79,8 +79,8 @@ fn the_encoder_takes_the_smallest_coding() {
     let coding = |prefix: &[u8], data: &[u8]| encoder.encode(prefix, data).unwrap().coding;
     assert_eq!(coding(&[], &random), Coding::Stored);
     assert_eq!(coding(&[], &[7; 8000]), Coding::Zstd);
-    // The prefix is a copy, since zstd ignores the part of a prefix that overlaps the data in
-    // memory.
+    // The prefix is a copy of the data, since zstd ignores the part of a prefix that overlaps the
+    // data in memory.
     assert_eq!(coding(&random, &random.clone()), Coding::Patch);
     assert_eq!(coding(&random, &noise(2, 8000)), Coding::Stored);
 }
@@ -112,7 +112,7 @@ fn decompression_needs_exactly_one_frame_of_the_expected_length() {
     refused(&[&coded[..], &coded].concat());
     refused(&coded[..coded.len() - 1]);
     refused(&[]);
-    // Bytes that an earlier frame left in the buffer are cleared.
+    // Decoding must clear the bytes that an earlier frame left in the buffer.
     let mut buffer = vec![1; 10];
     bounded::decompress_into(&coded, 3000, &[], &mut buffer).unwrap();
     assert_eq!(buffer, plain);
@@ -165,7 +165,7 @@ fn an_effort_falls_with_the_bytes_that_it_pays_for() {
     assert_eq!(Effort::Level(level).levels(u64::MAX, 0), (level, level));
 }
 
-/// All anchors of a content that is fed in pieces of `piece` bytes.
+/// Returns all anchors of a content that is fed in pieces of `piece` bytes.
 fn anchors(content: &[u8], piece: usize) -> Vec<Anchor> {
     let mut sampler = Sampler::new(8);
     let mut found = Vec::new();

@@ -31,7 +31,8 @@ fn query() -> impl Strategy<Value = BundleQuery> {
                     have,
                     have_layers,
                     layers,
-                    // The server refuses a request with both a share and a part.
+                    // The request has no part if it has a share, since the server refuses a request
+                    // with both.
                     share: share
                         .filter(|_| part.is_none())
                         .map(|(nth, of)| Share(nth, of)),

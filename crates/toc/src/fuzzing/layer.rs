@@ -28,8 +28,8 @@ impl Blob for Memory {
     }
 }
 
-/// Indexes a blob. Property: the blob is refused, or all entries are valid, every content has its
-/// digest, and rebuilding gives the same tar. Writes the index into `folder`.
+/// Indexes a blob. The checked property: the blob is refused, or all entries are valid, every
+/// content has its digest, and rebuilding gives the same tar. Writes the index into `folder`.
 pub fn layer(bytes: &[u8], folder: &Path) {
     let blob = Arc::new(Memory(bytes.to_vec()));
     let out = folder.join("index");
@@ -99,7 +99,7 @@ pub fn layer(bytes: &[u8], folder: &Path) {
     assert_eq!(tar.len() as u64, index.size());
 }
 
-/// A source that has every content and returns only zeros.
+/// A source of file contents that has every content, and whose bytes are all zeros.
 struct Zeros;
 
 impl Source for Zeros {
@@ -113,8 +113,8 @@ impl Source for Zeros {
     }
 }
 
-/// Rebuilds a tar from an untrusted skeleton. Property: the skeleton is refused, or the tar is
-/// within the limit and has the returned digest.
+/// Rebuilds a tar from an untrusted skeleton. The checked property: the skeleton is refused, or the
+/// tar is within the limit and has the returned digest.
 pub fn skeleton(bytes: &[u8]) {
     let rebuild = |files: &mut dyn Iterator<Item = Result<(FileDigest, u64), Error>>| {
         let mut tar = Vec::new();
@@ -123,7 +123,7 @@ pub fn skeleton(bytes: &[u8]) {
         made.map(|digest| (digest, tar))
     };
     let file = || Ok((FileDigest::of(b""), 10));
-    // The list of files is endless, and the test counts how many files the skeleton needs.
+    // Passes an endless list of files, and counts how many files the skeleton needs.
     let mut asked = 0usize;
     let endless = rebuild(&mut std::iter::from_fn(|| {
         asked += 1;

@@ -1,4 +1,5 @@
-//! Properties of the parsers of this crate, which fuzz targets and corpus tests check.
+//! Properties of the parsers of the crate `pierhead-toc`, which fuzz targets and corpus tests
+//! check.
 
 mod layer;
 
@@ -8,8 +9,8 @@ use crate::ImageToc;
 use crate::image_toc::{LayerEntries, Node, compare};
 use crate::{Entry, Kind};
 
-/// Parses a TOC. Property: the TOC is refused, or a walk over the TOC ends without an error, and
-/// merging its own entries gives the same tree.
+/// Parses a TOC. The checked property: the TOC is refused, or a walk over the TOC ends without an
+/// error, and merging its own entries gives the same tree.
 pub fn toc(bytes: &[u8]) {
     let Ok(toc) = ImageToc::parse(bytes.to_vec()) else {
         return;

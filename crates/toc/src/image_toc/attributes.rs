@@ -1,5 +1,5 @@
-//! Attribute sets: mode, owner, group and extended attributes, which many entries share. Reading a
-//! set allocates nothing.
+//! Encodes and decodes the attribute sets of a TOC: mode, owner, group and extended attributes.
+//! Many entries share one set. To read a set, no memory is allocated.
 
 use std::collections::HashSet;
 
@@ -9,47 +9,47 @@ use crate::{Entry, Error};
 use super::format::reader;
 use super::layout::{Layout, widen};
 
-/// Maximum length of the name of an extended attribute in bytes, as in Linux.
+/// Maximum length of the name of an extended attribute in bytes, which is the limit of Linux.
 const MAX_XATTR: usize = 255;
-/// Maximum length of the value of an extended attribute in bytes, as in Linux.
+/// Maximum length of the value of an extended attribute in bytes, which is the limit of Linux.
 const MAX_VALUE: usize = 64 << 10;
 
-/// Memory of an extended attribute besides its name and value, in bytes.
+/// Number of bytes of memory that an extended attribute takes besides its name and value.
 const XATTR: usize = 48;
 /// Maximum memory of all extended attributes of a TOC, in bytes.
 pub(super) const MAX_HELD: usize = 32 << 20;
 
-/// An attribute set of entries.
+/// The attribute set of one or more entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes<'a> {
-    /// Permission bits with setuid, setgid and sticky.
+    /// Permission bits including setuid, setgid and sticky.
     pub mode: u32,
     /// User ID of the owner.
     pub uid: u32,
-    /// Group ID.
+    /// Group ID of the entry.
     pub gid: u32,
-    /// Extended attributes.
+    /// Extended attributes of the entry.
     pub xattrs: Xattrs<'a>,
 }
 
-/// Encoded extended attributes: names and values, sorted by name, names unique.
+/// Encoded extended attributes: names and values, sorted by name, without duplicate names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Xattrs<'a>(&'a [u8]);
 
 impl<'a> Xattrs<'a> {
-    /// Whether there are no extended attributes.
+    /// Whether the set has no extended attributes.
     pub const fn is_empty(self) -> bool {
         self.0.is_empty()
     }
 
-    /// Iterates over names and values. The iterator ends at malformed bytes, which do not occur in
-    /// an opened TOC.
+    /// Returns an iterator over names and values. The iterator ends at malformed bytes, which do
+    /// not occur in an opened TOC.
     pub fn iter(self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         let mut reader = reader(self.0);
         std::iter::from_fn(move || pair(&mut reader).ok())
     }
 
-    /// An owned copy.
+    /// Returns an owned copy of names and values.
     pub fn to_vec(self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let pairs = self.iter();
         pairs
@@ -65,11 +65,11 @@ fn pair<'a>(reader: &mut Reader<'a>) -> Result<(&'a [u8], &'a [u8]), Error> {
     Ok((name, reader.take(len)?))
 }
 
-/// All attribute sets of a TOC, by number.
+/// All attribute sets of a TOC, by their number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbered<'a> {
     section: &'a [u8],
-    /// Offset of each set in the section.
+    /// Offset of each attribute set in the section of attributes.
     starts: &'a [u32],
 }
 
@@ -88,7 +88,7 @@ impl<'a> Numbered<'a> {
             mode: reader.u32().ok()?,
             uid: reader.u32().ok()?,
             gid: reader.u32().ok()?,
-            // The extended attributes follow their number.
+            // The number of extended attributes precedes the attributes.
             xattrs: match reader.count() {
                 Ok(0) | Err(_) => Xattrs(&[]),
                 Ok(_) => Xattrs(reader.rest()),
@@ -97,8 +97,8 @@ impl<'a> Numbered<'a> {
         Some(attributes)
     }
 
-    /// Whether two sets are equal. Equal sets have equal bytes, since a number has only one encoded
-    /// form.
+    /// Whether the TOC has two equal sets. Equal sets have equal bytes, since every number has only
+    /// one encoded form.
     pub(super) fn has_twice(&self) -> bool {
         let mut seen = HashSet::with_capacity(self.len());
         (0..self.len()).any(|number| !seen.insert(self.coded(number)))
@@ -112,7 +112,7 @@ impl<'a> Numbered<'a> {
     }
 }
 
-/// The offset of each set in its section. Checks all sets.
+/// Returns the offset of each attribute set in its section, and checks all sets.
 pub(super) fn starts(layout: &Layout, bytes: &[u8]) -> Result<Vec<u32>, Error> {
     let section = layout.attributes(bytes);
     let mut reader = reader(section);
@@ -160,7 +160,7 @@ pub(super) fn encode(entry: &Entry, mode: u32, out: &mut Vec<u8>) {
     }
 }
 
-/// Memory that the extended attributes of an entry take, in bytes.
+/// Returns the memory that the extended attributes of an entry take, in bytes.
 pub(super) fn held(entry: &Entry) -> usize {
     let held = |(name, value): &(Vec<u8>, Vec<u8>)| XATTR + name.len() + value.len();
     entry.xattrs.iter().map(held).sum()

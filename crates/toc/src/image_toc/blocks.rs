@@ -1,7 +1,7 @@
-//! The file of a table of contents, in blocks. A reader loads each block by `pread` and verifies
-//! its checksum before use.
+//! The file of a table of contents (TOC), which consists of blocks. A reader loads each block by
+//! `pread` and verifies its checksum before use.
 //!
-//! Because of an unreadable disk sector, only the reads of this sector fail.
+//! So if a sector of the disk is unreadable, only reads of this sector fail.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -18,20 +18,22 @@ use super::contents::Index;
 use super::format::{MAX_TOC, WHAT};
 use super::layout::{DIGEST, HEAD, Layout, widen};
 
-/// Bytes per checksum: one page. So a lookup reads no more bytes than the kernel reads for it
-/// anyway.
+/// Number of bytes per checksum. This is the size of a page, so a lookup reads no more bytes than
+/// the kernel reads anyway.
 pub(super) const BLOCK: usize = 4096;
 
-/// The last bytes of every file. The very last byte is the format version.
+/// The last bytes of every TOC file. The very last byte is the version of the format.
 const MAGIC: [u8; 8] = *b"phtfile\x02";
 
-/// Bytes of the trailer: length of the body, checksum of the checksums and of that length, magic.
+/// Number of bytes of the trailer, which has the length of the body, a checksum over this length
+/// and all block checksums, and the magic.
 const TRAILER: usize = 8 + 4 + 8;
 
-/// Bytes of one checksum.
+/// Number of bytes of one checksum.
 const SUM: usize = 4;
 
-/// The bytes after the body: a checksum for each of its blocks, and the trailer.
+/// Returns the bytes after the body of a TOC file: a checksum for each block of the body, and the
+/// trailer.
 pub(super) fn sums(parts: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::new();
     let (mut sum, mut filled, mut len) = (0, 0, 0_u64);
@@ -60,18 +62,19 @@ pub(super) fn sums(parts: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// The blocks of a TOC file. The checksums are in memory, and take 1 byte per KiB of the file.
+/// The blocks of a TOC file. The checksums are kept in memory, where they take 1 byte per KiB of
+/// the file.
 pub(super) struct Blocks {
     blob: Box<dyn Blob>,
     sums: Vec<u8>,
-    /// Bytes of the body.
+    /// Number of bytes of the body.
     len: u64,
-    /// Name of the file, for messages.
+    /// Name of the file, for error messages.
     name: String,
 }
 
 impl Blocks {
-    /// Opens the file and reads its trailer.
+    /// Opens a TOC file and reads its trailer.
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Error::Missing(path.display().to_string()),
@@ -104,8 +107,8 @@ impl Blocks {
             return Err(wrong("not a TOC file, or of another version"));
         }
         let body = u64::from_le_bytes(len.try_into().map_err(|_| wrong("its trailer"))?);
-        // The derived data is smaller than the canonical bytes, so the body has at most twice their
-        // maximum size.
+        // The body has the canonical bytes of the TOC and derived data. The derived data is the
+        // smaller part, so the body has at most twice the maximum size of a TOC.
         let most = 2 * MAX_TOC as u64;
         let list = body.div_ceil(BLOCK as u64).saturating_mul(SUM as u64);
         if body > most || body.checked_add(list) != Some(at) {
@@ -121,7 +124,7 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// Bytes of the body.
+    /// Returns the number of bytes of the body.
     pub(super) const fn len(&self) -> u64 {
         self.len
     }
@@ -159,7 +162,7 @@ impl Blocks {
         }
     }
 
-    /// Reads bytes without verification.
+    /// Reads bytes of the file without verification.
     fn read_raw(&self, at: u64, out: &mut [u8]) -> Result<(), Error> {
         let read = self.blob.read_at(at, out);
         read.map_err(|error| match error.kind() {
@@ -169,16 +172,17 @@ impl Blocks {
     }
 }
 
-/// An LRU cache of verified blocks of many TOC files. All clones share one cache.
+/// A cache of verified blocks of many TOC files, which drops the least recently used blocks. All
+/// clones share one cache.
 #[derive(Clone)]
 pub struct BlockCache(Arc<Mutex<Lru>>);
 
-/// Identifier of an open file, and number of a block.
+/// Key of a block: the identifier of its open file, and the number of the block.
 type Key = (u64, usize);
 
 struct Lru {
     blocks: HashMap<Key, (u64, Arc<[u8]>)>,
-    /// Blocks by their last use.
+    /// The keys of the blocks, in the order of their last use.
     uses: BTreeMap<u64, Key>,
     clock: u64,
     next_id: u64,
@@ -186,7 +190,7 @@ struct Lru {
 }
 
 impl BlockCache {
-    /// Creates a cache of at most `bytes` bytes of blocks, but of at least one block.
+    /// Creates a cache of at most `bytes` bytes, but with room for at least one block.
     pub fn new(bytes: usize) -> Self {
         Self(Arc::new(Mutex::new(Lru {
             blocks: HashMap::new(),
@@ -240,7 +244,8 @@ impl Lru {
     }
 }
 
-/// A TOC file for single lookups. Each lookup reads and verifies only a few blocks.
+/// A TOC file that is opened for lookups of single contents. Each lookup reads and verifies only a
+/// few blocks.
 pub struct TocFile {
     id: u64,
     blocks: Blocks,
@@ -249,11 +254,12 @@ pub struct TocFile {
 }
 
 impl TocFile {
-    /// Opens a file that [`super::ImageToc::save`] wrote. Reads its trailer, its checksums and its
-    /// head.
+    /// Opens a file that [`super::ImageToc::save`] wrote. Reads the trailer, the checksums and the
+    /// head of the file.
     ///
     /// # Errors
-    /// `Missing` when there is none, `Malformed` when it is damaged, `Io`.
+    /// `Missing` when the file does not exist, `Malformed` when the file is damaged, and `Io` for
+    /// errors of the disk.
     pub fn open(path: &Path, cache: &BlockCache) -> Result<Self, Error> {
         Self::of(Blocks::open(path)?, cache)
     }
@@ -275,10 +281,10 @@ impl TocFile {
         }
     }
 
-    /// Number and size of a content, found by a binary search.
+    /// Finds the number and the size of a content by a binary search.
     ///
     /// # Errors
-    /// `Malformed` when a block that it reads is damaged, `Io`.
+    /// `Malformed` when a block that the search reads is damaged, and `Io` for errors of the disk.
     pub fn find(&self, content: &FileDigest) -> Result<Option<(u32, u64)>, Error> {
         let sizes = self.layout.end();
         let order = sizes + widen(self.layout.contents) * 8;
@@ -307,7 +313,7 @@ impl TocFile {
         Ok(None)
     }
 
-    /// Fills `out` from the body, block by block through the cache.
+    /// Fills `out` with bytes of the body, which are read block by block through the cache.
     fn read(&self, mut at: usize, mut out: &mut [u8]) -> Result<(), Error> {
         while !out.is_empty() {
             let (nth, from) = (at / BLOCK, at % BLOCK);
@@ -339,11 +345,11 @@ mod tests {
     use crate::ImageToc;
     use crate::image_toc::LayerEntries;
 
-    /// A fake file in memory with one unreadable byte. Counts the bytes read.
+    /// A fake file in memory with one unreadable byte, which counts the bytes that are read.
     #[derive(Default)]
     struct Disk {
         bytes: Vec<u8>,
-        /// Offset of the unreadable byte (`EIO`).
+        /// Offset of the byte whose read fails with `EIO`.
         bad: Option<usize>,
         read: Arc<AtomicUsize>,
     }
@@ -370,7 +376,7 @@ mod tests {
         FileDigest::of(&nth.to_le_bytes())
     }
 
-    /// A TOC with this number of contents, and the bytes of its file.
+    /// Returns a TOC with this number of contents, and the bytes of its file.
     fn toc(contents: u32) -> (ImageToc, Vec<u8>) {
         let files = (0..contents).map(|nth| Ok((content(nth), u64::from(nth) + 1)));
         let toc = ImageToc::merge([LayerEntries {
@@ -434,14 +440,15 @@ mod tests {
                     assert!(number.is_some());
                     found += 1;
                 }
-                // A read error does not prove that the file is damaged, so no file is deleted.
+                // An error of a read does not prove that the file is damaged, so the caller must
+                // not delete the file.
                 Err(error) => {
                     assert!(matches!(error, Error::Io { .. }) && !error.is_damage());
                     assert!(error.to_string().contains("disk"), "{error}");
                     failed += 1;
                 }
             }
-            // Reads of the other file still succeed.
+            // Reads of the other, undamaged file still succeed.
             assert!(sound.find(&content(7)).expect("readable").is_some());
         }
         assert!(failed > 0 && found > 0, "{failed} and {found}");

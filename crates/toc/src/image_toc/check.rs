@@ -7,7 +7,7 @@ use super::format::WHAT;
 use super::layout::widen;
 use super::{ImageToc, Node};
 
-/// Checks hard links, and that every section is in canonical form.
+/// Checks the hard links of a TOC, and that every section is in canonical form.
 pub(super) fn check(toc: &ImageToc) -> Result<(), Error> {
     check_rows(toc)?;
     check_layers(toc)?;
@@ -20,8 +20,8 @@ fn check_rows(toc: &ImageToc) -> Result<(), Error> {
     if toc.numbered().has_twice() {
         return wrong("duplicate attributes");
     }
-    /// Attribute number and time of an entry, which must equal those of its hard links. `None` for
-    /// an entry that can have only one name.
+    /// The attribute number and the time of an entry, which must equal the values of all hard links
+    /// to the entry. `None` for an entry that can have only one name.
     type Linked = Option<(u32, Time)>;
     let mut seen: Vec<Linked> = Vec::with_capacity(widen(toc.entries()));
     let mut rows = toc.rows();
@@ -46,8 +46,8 @@ fn check_rows(toc: &ImageToc) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that contents that are not visible are numbered by first use in the layers: the skeleton,
-/// and then the files.
+/// Checks the numbers of contents that only rebuilt layers need: they must be in the order of first
+/// use in the layers. In each layer, the skeleton comes first, and then the files.
 fn check_layers(toc: &ImageToc) -> Result<(), Error> {
     let mut next = toc.visible();
     for layer in toc.layers() {

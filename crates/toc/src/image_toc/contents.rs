@@ -19,59 +19,59 @@ impl<'a> Contents<'a> {
         Self { digests, sizes }
     }
 
-    /// Number of contents.
+    /// Returns the number of contents.
     pub fn len(&self) -> u32 {
         u32::try_from(self.digests.len() / DIGEST).unwrap_or(u32::MAX)
     }
 
-    /// Whether there is no content.
+    /// Whether the TOC has no contents.
     pub const fn is_empty(&self) -> bool {
         self.digests.is_empty()
     }
 
-    /// The digest of a content; `None` for a number out of range.
+    /// Returns the digest of a content, or `None` for a number out of range.
     pub fn content(&self, number: u32) -> Option<FileDigest> {
         let start = widen(number).checked_mul(DIGEST)?;
         let bytes = self.digests.get(start..)?.first_chunk()?;
         Some(FileDigest::from_bytes(*bytes))
     }
 
-    /// The size of a content; `None` for a number out of range.
+    /// Returns the size of a content, or `None` for a number out of range.
     pub fn size(&self, number: u32) -> Option<u64> {
         let start = widen(number).checked_mul(8)?;
         let bytes = self.sizes.get(start..)?.first_chunk()?;
         Some(u64::from_le_bytes(*bytes))
     }
 
-    /// Digests and sizes of all contents, by number.
+    /// Returns the digests and sizes of all contents, by content number.
     pub fn iter(&self) -> impl Iterator<Item = (FileDigest, u64)> + use<'a> {
         let this = *self;
         (0..this.len()).filter_map(move |number| Some((this.content(number)?, this.size(number)?)))
     }
 }
 
-/// All content numbers, sorted by digest.
+/// The numbers of all contents, sorted by digest.
 #[derive(Clone, Copy, Debug)]
 pub struct ByDigest<'a>(&'a [u8]);
 
 impl<'a> ByDigest<'a> {
-    /// Number of contents.
+    /// Returns the number of contents.
     pub fn len(&self) -> usize {
         self.0.len() / 4
     }
 
-    /// Whether there is no content.
+    /// Whether the TOC has no contents.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The content number at position `nth`.
+    /// Returns the content number at position `nth`, sorted by digest.
     pub fn get(&self, nth: usize) -> Option<u32> {
         let bytes = self.0.get(nth.checked_mul(4)?..)?.first_chunk()?;
         Some(u32::from_le_bytes(*bytes))
     }
 
-    /// All numbers.
+    /// Returns all content numbers, sorted by digest.
     pub fn iter(&self) -> impl Iterator<Item = u32> + use<'a> {
         self.0
             .chunks_exact(4)
@@ -80,22 +80,22 @@ impl<'a> ByDigest<'a> {
     }
 }
 
-/// Data derived from the canonical bytes: an array of sizes (u64) and an array of numbers by digest
-/// (u32), both little endian.
+/// The data that is derived from the canonical bytes of a TOC: an array of sizes (u64) and an array
+/// of numbers by digest (u32), both little endian.
 pub(super) struct Index(Vec<u8>);
 
 impl Index {
-    /// Length in bytes for this number of contents.
+    /// Returns the length in bytes of the derived data for this number of contents.
     pub(super) fn len_of(contents: u32) -> usize {
         widen(contents).saturating_mul(12)
     }
 
-    /// Decodes the result of [`Self::bytes`] from a file.
+    /// Wraps the derived data that was read from a TOC file, as [`Self::bytes`] returned it.
     pub(super) const fn read(bytes: Vec<u8>) -> Self {
         Self(bytes)
     }
 
-    /// Computes the derived data. Sorts the digests.
+    /// Computes the derived data, for which it sorts the digests.
     pub(super) fn of(layout: &Layout, bytes: &[u8]) -> Result<Self, Error> {
         let mut index = Vec::with_capacity(Self::len_of(layout.contents));
         let mut sizes = reader(layout.sizes(bytes));
@@ -133,7 +133,7 @@ impl Index {
         ByDigest(self.split().1)
     }
 
-    /// The bytes of the derived data in a TOC file.
+    /// Returns the bytes of the derived data in a TOC file.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.0
     }

@@ -15,10 +15,10 @@ use super::layout::Layout;
 use super::{ImageToc, attributes};
 
 impl ImageToc {
-    /// Writes the TOC file atomically and durably. Replaces an existing file.
+    /// Writes the TOC to a file, atomically and durably. Replaces an existing file.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Io` if the file cannot be written.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         let written = Options::new().write_with(path, |file| self.write(file));
         written.map_err(|error| Error::io(format!("write {}", path.display()), error))
@@ -37,7 +37,8 @@ impl ImageToc {
     /// Reads a whole TOC file into memory, and verifies it.
     ///
     /// # Errors
-    /// `Missing` when there is none, `Malformed` when it is damaged, `Io`.
+    /// `Missing` when the file does not exist, `Malformed` when the file is damaged, and `Io` for
+    /// errors of the disk.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let mut bytes = Blocks::open(path)?.all()?;
         let layout = Layout::read(&bytes, bytes.len())?;

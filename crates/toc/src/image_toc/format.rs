@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 
 use crate::varint::Reader;
 
-/// The name of this format in error messages.
+/// The name of the format in error messages.
 pub(super) const WHAT: &str = "TOC";
 
 /// Maximum size of a TOC in bytes. A TOC of a million entries is smaller.
@@ -17,8 +17,8 @@ pub(super) const MAX_PATH_ERROR: &str = "a path that is too long";
 /// Maximum number of entries of a TOC.
 pub const MAX_ENTRIES: u32 = 1 << 20;
 
-/// Compares two paths in the order of a TOC: component by component. This is bytewise order with
-/// `/` below every other byte.
+/// Compares two paths in the order of a TOC: component by component. This equals a comparison byte
+/// by byte in which `/` is below every other byte.
 pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     match (a.get(same), b.get(same)) {
@@ -29,13 +29,13 @@ pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
     }
 }
 
-/// The position of a byte in the order of paths. A path contains no NUL, so 0 is free for the
-/// slash.
+/// Returns the rank of a byte in the order of paths. A path contains no NUL, so the rank 0 is free
+/// for the slash.
 pub(super) const fn rank(byte: u8) -> u8 {
     if byte == b'/' { 0 } else { byte }
 }
 
-/// A reader of one section.
+/// Returns a reader of one section of a TOC.
 pub(super) fn reader(section: &[u8]) -> Reader<'_> {
     Reader::new(WHAT, section)
 }

@@ -1,14 +1,14 @@
-//! Interned byte strings: each string has a number, and is stored once.
+//! Interned byte strings: each distinct string is stored once, and has a number.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 
-/// Interned strings. A string takes its own bytes and about 25 bytes more. All strings together
-/// have at most 4 GiB.
+/// Interned strings. Each string takes its own bytes and about 25 more bytes of memory. All strings
+/// together have at most 4 GiB.
 #[derive(Default)]
 pub(super) struct Interned {
     bytes: Vec<u8>,
-    /// End offset of each string.
+    /// End offset of each string in the buffer.
     ends: Vec<u32>,
     /// The number of each string, by its hash, or by the next free hash after that hash.
     numbers: HashMap<u64, u32>,
@@ -16,12 +16,13 @@ pub(super) struct Interned {
 }
 
 impl Interned {
-    /// The number of an existing string.
+    /// Returns the number of a string, if the string is already stored.
     pub(super) fn find(&self, string: &[u8]) -> Option<u32> {
         self.look_up(string).ok()
     }
 
-    /// The number of a string. Adds a new string. `None` when there are too many strings.
+    /// Returns the number of a string, and stores a string that is new. Returns `None` when there
+    /// are too many strings.
     pub(super) fn get(&mut self, string: &[u8]) -> Option<u32> {
         let free = match self.look_up(string) {
             Ok(number) => return Some(number),
@@ -35,7 +36,7 @@ impl Interned {
         Some(number)
     }
 
-    /// The string of a number. Empty for an unknown number.
+    /// Returns the string that has this number. For an unknown number, the result is empty.
     pub(super) fn string(&self, number: u32) -> &[u8] {
         let at = usize::try_from(number).unwrap_or(usize::MAX);
         let wide = |end: &u32| usize::try_from(*end).unwrap_or(usize::MAX);
@@ -46,7 +47,7 @@ impl Interned {
             .unwrap_or_default()
     }
 
-    /// The number of a string, or the free hash for it.
+    /// Returns the number of a string, or the free hash under which the string can be stored.
     fn look_up(&self, string: &[u8]) -> Result<u32, u64> {
         let mut hash = self.hasher.hash_one(string);
         while let Some(number) = self.numbers.get(&hash) {
@@ -83,7 +84,7 @@ mod tests {
     fn strings_with_the_same_hash_have_different_numbers() {
         let mut strings = Interned::default();
         strings.get(b"one").unwrap();
-        // Makes the table look as if `two` had the hash of `one`.
+        // Changes the table so that `two` seems to have the hash of `one`.
         let hash = strings.hasher.hash_one(&b"two"[..]);
         strings.numbers = HashMap::from([(hash, 0)]);
         assert_eq!(strings.find(b"two"), None);

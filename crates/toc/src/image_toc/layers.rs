@@ -17,7 +17,7 @@ pub struct Layers<'a> {
 /// One layer of a TOC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TocLayer {
-    /// SHA-256 of the uncompressed tar.
+    /// SHA-256 hash of the uncompressed tar of the layer.
     pub diff_id: FileDigest,
     /// Content number of the layer's skeleton (its tar without file contents).
     pub skeleton: u32,

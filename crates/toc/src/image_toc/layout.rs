@@ -5,16 +5,16 @@ use crate::Error;
 
 use super::format::{MAX_ENTRIES, MAX_TOC, WHAT};
 
-/// First bytes of every TOC. The last byte is the version.
+/// First bytes of every TOC. The last of these bytes is the version of the format.
 pub(super) const MAGIC: [u8; 8] = *b"phtable\x01";
 
-/// Bytes before the first section.
+/// Number of bytes before the first section.
 pub(super) const HEAD: usize = 48;
 
-/// Bytes of a digest.
+/// Number of bytes of a digest.
 pub(super) const DIGEST: usize = 32;
 
-/// Counts, and the lengths of the sections in this order.
+/// The head of a TOC: the counts, and the lengths of the sections in the order of the sections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) entries: u32,
@@ -22,13 +22,13 @@ pub(super) struct Layout {
     pub(super) visible: u32,
     pub(super) contents: u32,
     pub(super) layer_count: u32,
-    /// Lengths of attributes, names, nodes, sizes and layers. The last section, digests, has
-    /// [`DIGEST`] bytes per content.
+    /// Lengths in bytes of the sections attributes, names, nodes, sizes and layers. The last
+    /// section, digests, has [`DIGEST`] bytes per content.
     pub(super) lengths: [u32; 5],
 }
 
 impl Layout {
-    /// Encodes the head.
+    /// Encodes the head of a TOC.
     pub(super) fn write(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         for number in self.numbers() {
@@ -54,7 +54,7 @@ impl Layout {
     }
 
     /// Parses the head of a TOC of `len` bytes. Checks that each section fits into the TOC, and
-    /// each count into its section.
+    /// that each count fits into its section.
     pub(super) fn read(bytes: &[u8], len: usize) -> Result<Self, Error> {
         let wrong = |why: &str| Error::malformed(WHAT, why);
         let (magic, rest) = bytes
@@ -124,7 +124,7 @@ impl Layout {
         bytes.get(start..start + sections[nth]).unwrap_or_default()
     }
 
-    /// Length of the TOC.
+    /// Returns the length of the whole TOC in bytes.
     pub(super) fn end(&self) -> usize {
         HEAD + self.sections().iter().sum::<usize>()
     }

@@ -1,8 +1,8 @@
 //! The table of contents (TOC) of an image: its merged file tree, in one canonical form.
 //!
-//! `docs/formats/toc.md` specifies the bytes. Entries are in path order, with each directory before
-//! its entries, so that one walk compares two TOCs. Entries refer to contents by number. All
-//! numbers are relative, so that an update of an image changes few bytes.
+//! `docs/formats/toc.md` specifies the bytes. Entries are sorted by path, with each directory
+//! before its entries, so that two TOCs can be compared in one walk. Entries refer to contents by
+//! number. All numbers are relative, so that an update of an image changes few bytes.
 
 mod attributes;
 mod blocks;
@@ -40,22 +40,22 @@ use contents::Index;
 use format::WHAT;
 use layout::Layout;
 
-/// The TOC of one image. Threads share it by reference.
+/// The TOC (table of contents) of one image. Several threads may share a TOC by reference.
 pub struct ImageToc {
-    /// The canonical bytes.
+    /// The canonical bytes of the TOC.
     bytes: Vec<u8>,
     layout: Layout,
-    /// Offset of each attribute set in its section.
+    /// Offset of each attribute set in the section of attributes.
     attributes: Vec<u32>,
     index: Index,
 }
 
 impl ImageToc {
-    /// Merges indexed layers, the lowest first. Reads each index twice. Takes about 200 bytes of
-    /// memory per entry.
+    /// Merges indexed layers, the lowest first. Each layer index is read twice. The merge takes
+    /// about 200 bytes of memory per entry.
     ///
     /// # Errors
-    /// `Image` when a runtime could not unpack the image; errors of the indexes.
+    /// `Image` when a runtime could not unpack the image; errors of the layer indexes.
     pub fn build(layers: &[&LayerIndex]) -> Result<Self, Error> {
         Self::build_at(layers, &mut Unpaced)
     }
@@ -63,7 +63,7 @@ impl ImageToc {
     /// Merges indexed layers as [`Self::build`] does, and calls `pace` every few hundred entries.
     ///
     /// # Errors
-    /// Errors of [`Self::build`]; [`Error::Stopped`] from `pace`.
+    /// The same errors as from [`Self::build`], and [`Error::Stopped`] from `pace`.
     pub fn build_at(layers: &[&LayerIndex], pace: &mut dyn Pace) -> Result<Self, Error> {
         let pace = &RefCell::new(pace);
         Self::merge(layers.iter().map(|layer| LayerEntries {
@@ -74,7 +74,7 @@ impl ImageToc {
         }))
     }
 
-    /// Merges layers, the lowest first, with the rules by which containerd and umoci unpack them.
+    /// Merges layers, the lowest first, by the rules with which containerd and umoci unpack layers.
     ///
     /// # Errors
     /// `Image` when a runtime could not unpack the image; errors of the layers.
@@ -90,8 +90,8 @@ impl ImageToc {
         Self::trusted(bytes)
     }
 
-    /// Parses bytes of an untrusted source. Checks every length, number and order, in about three
-    /// walks.
+    /// Parses the bytes of a TOC from an untrusted source. Checks every length, every number and
+    /// every order, in about three walks over the bytes.
     ///
     /// # Errors
     /// `Malformed` when the bytes are not a TOC in canonical form.
@@ -101,17 +101,18 @@ impl ImageToc {
         Ok(toc)
     }
 
-    /// The canonical bytes: the input of [`ImageToc::parse`].
+    /// Returns the canonical bytes, which [`ImageToc::parse`] reads.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Number of entries, with the root.
+    /// Returns the number of entries, including the root.
     pub const fn entries(&self) -> u32 {
         self.layout.entries
     }
 
-    /// A walk over the entries in the order of [`compare`], the root first.
+    /// Returns a walk over the entries: first the root, and then the other entries in the order of
+    /// [`compare`].
     pub fn rows(&self) -> Rows<'_> {
         Rows::new(
             self.layout.names(&self.bytes),
@@ -122,25 +123,25 @@ impl ImageToc {
         )
     }
 
-    /// All contents by number: first the [visible](Self::visible) contents, and then the contents
-    /// that only rebuilding the layers needs.
+    /// Returns all contents by number: first the [visible](Self::visible) contents, and then the
+    /// contents that are needed only to rebuild layers.
     pub fn contents(&self) -> Contents<'_> {
         Contents::new(self.layout.digests(&self.bytes), self.index.sizes())
     }
 
-    /// Number of visible contents: those of the merged tree, numbered by first use. Contents with
-    /// higher numbers are needed only to rebuild layers: skeletons, and contents that upper layers
-    /// hide.
+    /// Returns the number of visible contents: the contents of the merged tree, numbered by first
+    /// use. The other contents have higher numbers, and are needed only to rebuild layers:
+    /// skeletons (tars without file contents), and contents that upper layers hide.
     pub const fn visible(&self) -> u32 {
         self.layout.visible
     }
 
-    /// The numbers of all contents, by ascending digest.
+    /// Returns the numbers of all contents, sorted by digest.
     pub fn by_digest(&self) -> ByDigest<'_> {
         self.index.by_digest()
     }
 
-    /// The number of a content, found by a binary search.
+    /// Finds the number of a content by a binary search.
     pub fn find(&self, content: &FileDigest) -> Option<u32> {
         let contents = self.contents();
         let order = self.by_digest();
@@ -157,7 +158,7 @@ impl ImageToc {
         None
     }
 
-    /// The layers, the lowest first.
+    /// Returns the layers, the lowest layer first.
     pub fn layers(&self) -> Layers<'_> {
         Layers::new(
             self.layout.layers(&self.bytes),
@@ -166,7 +167,7 @@ impl ImageToc {
         )
     }
 
-    /// Makes a TOC from bytes that this crate wrote, or that the caller passes to [`check`] next.
+    /// Makes a TOC from bytes that this crate wrote, or that the caller will pass to [`check`].
     fn trusted(bytes: Vec<u8>) -> Result<Self, Error> {
         let layout = Layout::read(&bytes, bytes.len())?;
         if layout.end() != bytes.len() {
@@ -198,7 +199,7 @@ impl fmt::Debug for ImageToc {
     }
 }
 
-/// Returns an iterator over the same values, which calls `pace` every few hundred values.
+/// Returns an iterator over the same values that calls `pace` every few hundred values.
 fn paced<T>(
     values: impl Iterator<Item = Result<T, Error>>,
     pace: &RefCell<&mut dyn Pace>,

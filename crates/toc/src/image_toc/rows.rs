@@ -8,7 +8,7 @@ use super::contents::Contents;
 use super::format::{rank, reader};
 use super::layout::widen;
 
-/// The codes of the kinds of nodes, and their number.
+/// The codes of the kinds of nodes, and the number of kinds.
 pub(super) mod kind {
     pub(crate) const DIRECTORY: u8 = 0;
     pub(crate) const FILE: u8 = 1;
@@ -23,62 +23,62 @@ pub(super) mod kind {
 
 /// Flags in the first byte of an encoded entry.
 pub(super) mod flag {
-    /// The attributes differ from those of the last node of the same kind.
+    /// The attributes differ from the attributes of the previous node of the same kind.
     pub(crate) const ATTRIBUTES: u8 = 8;
-    /// The seconds differ from those of the last node of the same class.
+    /// The seconds of the time differ from the seconds of the previous node of the same class.
     pub(crate) const SECONDS: u8 = 16;
-    /// The nanoseconds are not 0.
+    /// The nanoseconds of the time are not 0.
     pub(crate) const NANOS: u8 = 32;
-    /// For a file: an earlier entry has the same content.
+    /// The entry is a file whose content an earlier entry also has.
     pub(crate) const AGAIN: u8 = 64;
     pub(crate) const NONE: u8 = 128;
 }
 
-/// Nanoseconds in a second.
+/// Number of nanoseconds in a second.
 const SECOND: u32 = 1_000_000_000;
 
 /// Maximum length of a path in bytes.
 pub(super) const MAX_PATH: usize = 4096;
 /// Maximum length of a name in bytes.
 pub(super) const MAX_NAME: usize = 255;
-/// One entry of a TOC. The path is valid until the next call of [`Rows::next`].
+/// One entry of a TOC. The path in this value is valid until the next call of [`Rows::next`].
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'p, 'a> {
     /// Position of the entry in the TOC; the root is 0.
     pub ordinal: u32,
-    /// The path, as in [`Entry::path`].
+    /// The path of the entry, as in [`Entry::path`].
     pub path: &'p [u8],
     /// The kind of the entry.
     pub node: Node<'a>,
     /// The attributes of the entry. A hard link has the attributes of its target.
     pub attributes: Attributes<'a>,
-    /// The last modification of the entry. A hard link has the time of its target.
+    /// Time of the last modification of the entry. A hard link has the time of its target.
     pub modified: Time,
 }
 
 /// The kind of a [`Row`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Node<'a> {
-    /// A directory. Its entries follow.
+    /// A directory, whose entries follow in the walk.
     Directory,
-    /// A regular file, by the number of its content.
+    /// A regular file. The number is the number of its content.
     File(u32),
-    /// A symbolic link and its target.
+    /// A symbolic link, with its target.
     Symlink(&'a [u8]),
     /// A hard link to the entry with this ordinal, which comes earlier and is neither a directory
     /// nor a hard link.
     HardLink(u32),
-    /// A character device: major and minor number.
+    /// A character device, with its major and minor number.
     CharDevice(u32, u32),
-    /// A block device: major and minor number.
+    /// A block device, with its major and minor number.
     BlockDevice(u32, u32),
     /// A named pipe.
     Fifo,
 }
 
 impl Row<'_, '_> {
-    /// An owned copy of the entry. `linked` is the path of the target if the entry is a hard link,
-    /// and is unused otherwise.
+    /// Returns an owned copy of the entry. If the entry is a hard link, `linked` is the path of its
+    /// target; for other entries, `linked` is not used.
     pub fn to_entry(self, contents: &Contents<'_>, linked: &[u8]) -> Option<Entry> {
         let kind = match self.node {
             Node::Directory => Kind::Directory,
@@ -108,17 +108,18 @@ impl Row<'_, '_> {
     }
 }
 
-/// A walk over the entries, in order. For any bytes, the walk guarantees: paths are clean and
-/// ascending, the directory of a path came earlier, and numbers are below their counts.
+/// A walk over the entries of a TOC, in order. The walk guarantees for any bytes that paths are
+/// clean and ascending, that the directory of a path came earlier, and that numbers are below their
+/// counts.
 #[derive(Debug)]
 pub struct Rows<'a> {
     names: Reader<'a>,
     nodes: Reader<'a>,
     attributes: Numbered<'a>,
     path: Vec<u8>,
-    /// Attribute number of the last row.
+    /// Attribute number of the previous row.
     pub(super) number: u32,
-    /// Whether the last row was a directory.
+    /// Whether the previous row was a directory.
     inside: bool,
     ordinal: u32,
     entries: u32,
@@ -126,19 +127,20 @@ pub struct Rows<'a> {
     state: State,
 }
 
-/// The values to which encoded numbers are relative. Reader and writer go through the same states.
+/// The values to which encoded numbers are relative. The reader and the writer of a TOC change
+/// these values in the same way.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) next_content: u32,
     pub(super) next_attributes: u32,
-    /// The last attribute number, by kind.
+    /// The last attribute number of each kind of entry.
     pub(super) attributes: [Option<u32>; kind::COUNT],
-    /// The last seconds of directories, and of all other entries.
+    /// The seconds of the last directory, and of the last other entry.
     pub(super) seconds: [i64; 2],
 }
 
-/// The class of a kind. Directories and files have separate classes, since the times of directories
-/// come from unpacking, and those of files from the build.
+/// Returns the class of a kind of entry. Directories and files have separate classes, since their
+/// times have different sources: unpacking for directories, and the build for files.
 pub(super) const fn class(of: u8) -> usize {
     if of == kind::DIRECTORY { 0 } else { 1 }
 }
@@ -165,10 +167,10 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The next entry; `None` after the last one.
+    /// Returns the next entry, or `None` after the last entry.
     ///
     /// # Errors
-    /// `Malformed`, but never for a TOC that was parsed or built.
+    /// `Malformed` for a malformed TOC. A TOC that was parsed or built never causes this error.
     #[expect(clippy::should_implement_trait, reason = "it lends its path")]
     pub fn next(&mut self) -> Result<Option<Row<'_, 'a>>, Error> {
         if self.ordinal == self.entries {

@@ -189,8 +189,8 @@ fn what_is_replaced_goes_but_a_directory_keeps_what_is_in_it() {
     assert_eq!(tree(&[&lower, &same]), expected);
     let over = [file("d", "new"), symlink("f", "d")];
     assert_eq!(tree(&[&lower, &over]), ["d=new", "f->d", "l->d"]);
-    // A folder replaces a file of a lower layer. In one layer, a file and a folder at one path are
-    // an error.
+    // A folder replaces a file of a lower layer. A file and a folder at the same path of one layer
+    // are an error.
     assert_eq!(
         tree(&[&lower, &[file("f/x", "new")]])[2..4],
         ["f/", "f/x=new"]
@@ -242,7 +242,8 @@ fn a_hard_link_keeps_what_its_target_was() {
     let lower = [file("b", "old"), file("z", "other")];
     let upper = [link("a", "b"), file("b", "new"), link("y", "z"), gone("z")];
     assert_eq!(tree(&[&lower, &upper]), ["a=old", "b=new", "y=other"]);
-    // The first name in path order has the content. The other names are hard links to it.
+    // The name that comes first in path order has the content. The other names are hard links to
+    // this first name.
     let first = [link("a", "b"), link("c", "a")];
     assert_eq!(tree(&[&lower, &first])[..3], ["a=old", "b=>a", "c=>a"]);
     // A hard link may also lead to a symbolic link itself, and to a device.
@@ -272,7 +273,7 @@ fn the_last_of_two_entries_counts_and_the_root_has_one_too() {
         (&b""[..], 0o711, 7)
     );
     assert!(merge(&[&[file("", "old")]]).is_err());
-    // An image without layers has only the root.
+    // The tree of an image without layers has only the root.
     assert_eq!(tree(&[]), Vec::<String>::new());
 }
 
@@ -453,8 +454,8 @@ fn a_link_to_a_directory_or_to_a_link_is_refused() {
     let bytes = toc.bytes();
     let layout = Layout::read(bytes, bytes.len()).expect("a head");
     let end = layout.nodes(bytes).as_ptr_range().end as usize - bytes.as_ptr() as usize;
-    // The last number in the section is the distance from `c` to the target of the hard link.
-    // Distance 1 would be `b`, and 3 the root.
+    // The last number in the section is the distance from `c` to the target of the hard link. With
+    // the distance 1, the target would be `b`, and with the distance 3, it would be the root.
     assert_eq!(bytes[end - 1], 2);
     for distance in [1, 3] {
         let mut changed = bytes.to_vec();
@@ -512,6 +513,7 @@ fn directories_count_by_the_memory_that_they_take() {
         }])
     };
     assert!(chains(100).is_ok());
-    // These directories are only a quarter of the maximum number of entries.
+    // The memory limit refuses these directories, although they are only a quarter of the maximum
+    // number of entries.
     assert!(matches!(chains(2700), Err(Error::Image(_))));
 }

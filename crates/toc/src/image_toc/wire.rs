@@ -12,7 +12,7 @@ use crate::Error;
 use super::ImageToc;
 use super::format::{MAX_TOC, WHAT};
 
-/// The base-2 logarithm of a zstd window that covers both the prefix and the TOC.
+/// Returns the base-2 logarithm of a zstd window that covers both the prefix and the TOC.
 fn window(base: usize, toc: usize) -> u32 {
     (base + toc)
         .next_power_of_two()
@@ -20,12 +20,12 @@ fn window(base: usize, toc: usize) -> u32 {
         .clamp(10, MAX_WINDOW)
 }
 
-/// Maximum window as a power of two: twice [`MAX_TOC`].
+/// Base-2 logarithm of the maximum window, which is twice [`MAX_TOC`].
 const MAX_WINDOW: u32 = 29;
 
-/// From this level on, zstd's search tables take 64 MiB, the whole memory of an indexing thread.
-/// The two limits below reduce the tables to 12 MiB. The limits do not reduce the compression,
-/// since repetitions in a TOC are near each other.
+/// From this level on, the search tables of zstd would take 64 MiB, which is the whole memory of an
+/// indexing thread. The two limits below reduce the tables to 12 MiB. The limits do not reduce the
+/// compression, since repetitions in a TOC are near each other.
 const SLOW: i32 = 13;
 const HASH_LOG: u32 = 20;
 const CHAIN_LOG: u32 = 21;
@@ -60,10 +60,10 @@ pub fn encode(toc: &ImageToc, base: Option<&ImageToc>, level: i32) -> Result<Vec
     run().map_err(|error| Error::io("compress a TOC", error))
 }
 
-/// Decompresses and parses a TOC.
+/// Decompresses and parses a TOC. `base` must be the TOC that was the prefix of the compression.
 ///
 /// # Errors
-/// `Malformed` when the frame is malformed, or has another prefix.
+/// `Malformed` when the zstd frame is malformed, or was compressed with another prefix.
 pub fn decode(frame: &[u8], base: Option<&ImageToc>) -> Result<ImageToc, Error> {
     let wrong = |error: std::io::Error| Error::malformed(WHAT, error.to_string());
     let base = base.map_or(&[][..], ImageToc::bytes);

@@ -11,7 +11,7 @@ use super::merge::{Item, Merged};
 use super::rows;
 use super::rows::{State, class, flag, kind};
 
-/// Assigns numbers by first use.
+/// Assigns numbers to identifiers, in the order of first use.
 #[derive(Default)]
 struct Numbers {
     of: HashMap<u32, u32>,
@@ -19,7 +19,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// The number of an identifier of the merged tree, and whether it is new.
+    /// Returns the number of an identifier of the merged tree, and whether this number is new.
     fn get(&mut self, id: u32) -> Result<(u32, bool), Error> {
         if let Some(number) = self.of.get(&id) {
             return Ok((*number, false));
@@ -94,7 +94,7 @@ pub(super) fn canonical_bytes(merged: &Merged) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// The sections of the TOC that are being written for the entries.
+/// The sections of the TOC that the walk over the entries writes.
 #[derive(Default)]
 struct Entries {
     names: Vec<u8>,

@@ -1,9 +1,9 @@
-//! The file format of a layer index: checksummed blocks of several streams, written once from front
-//! to back.
+//! The file format of a layer index: checksummed blocks of several streams, which are written once
+//! from front to back.
 //!
-//! Each block has whole records of one stream, compressed with zstd when that is smaller. A
-//! directory of the blocks follows, and then a foot of [`FOOT`] bytes. Readers and writers hold one
-//! block at a time in memory.
+//! Each block has whole records of one stream, compressed with zstd when that is smaller. After the
+//! blocks come a directory of all blocks and a foot of [`FOOT`] bytes. Readers and writers hold
+//! only one block at a time in memory.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// Magic of the format. The last two digits are its version.
+/// The magic of the format, whose last two digits are the version of the format.
 const MAGIC: &[u8; 8] = b"phlayr01";
 
 /// Size of a block before compression, in bytes.
@@ -34,7 +34,7 @@ const MAX_DIRECTORY: u64 = 32 << 20;
 
 const WHAT: &str = "layer index";
 
-/// The stream to which a block belongs.
+/// The stream (the type of records) to which a block belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Stream {
     Entries,
@@ -59,7 +59,7 @@ struct Row {
 
 pub(super) struct Writer {
     buffer: BufWriter<File>,
-    /// The temporary file. Dropping the writer before `finish` deletes it.
+    /// The temporary file. Dropping the writer before `finish` deletes this file.
     file: AtomicFile<'static>,
     out: PathBuf,
     open: [(u64, Vec<u8>); STREAM_COUNT],
@@ -89,7 +89,7 @@ impl Writer {
     }
 
     /// Appends a record, or several records that must be in one block. `key` orders the blocks of a
-    /// stream. The key of a block is that of its first record.
+    /// stream. The key of a block is the key of its first record.
     pub(super) fn put(&mut self, stream: Stream, key: u64, record: &[u8]) -> Result<(), Error> {
         let (_, open) = &self.open[stream as usize];
         if !open.is_empty() && open.len() + record.len() > BLOCK {
@@ -108,7 +108,7 @@ impl Writer {
         self.open[stream as usize].1.is_empty()
     }
 
-    /// Ends the block of a stream when a record of `len` bytes does not fit into it.
+    /// Ends the block of a stream when a record of `len` bytes does not fit into the block.
     pub(super) fn make_room(&mut self, stream: Stream, len: usize) -> Result<(), Error> {
         let open = &self.open[stream as usize].1;
         if !open.is_empty() && open.len() + len > BLOCK {
@@ -117,7 +117,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the block of a stream.
+    /// Ends the current block of a stream.
     pub(super) fn flush(&mut self, stream: Stream) -> Result<(), Error> {
         let (key, raw) = std::mem::take(&mut self.open[stream as usize]);
         if raw.is_empty() {
@@ -140,14 +140,14 @@ impl Writer {
             key,
         });
         self.write(bytes)?;
-        // Reuses the buffer, since indexing a layer fills it thousands of times.
+        // Reuses the buffer, since the indexing of a layer fills the buffer thousands of times.
         let mut raw = raw;
         raw.clear();
         self.open[stream as usize].1 = raw;
         Ok(())
     }
 
-    /// Writes the directory, and gives the file its final name.
+    /// Writes the directory of the blocks, and gives the file its final name.
     pub(super) fn finish<S: Serialize>(mut self, summary: &S) -> Result<(), Error> {
         for stream in ALL {
             self.flush(stream)?;
@@ -195,7 +195,7 @@ fn narrow(len: usize) -> Result<u32, Error> {
     u32::try_from(len).map_err(|_| Error::malformed(WHAT, "a block of 4 GiB"))
 }
 
-/// The row of one block in the directory.
+/// The row of one block in the directory of the file.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     at: u64,
@@ -205,7 +205,7 @@ struct Block {
     key: u64,
 }
 
-/// An open file. The directory is in memory, and takes 32 bytes per block.
+/// An open layer index. The directory of its blocks is in memory, and takes 32 bytes per block.
 #[derive(Debug)]
 pub(super) struct Reader {
     file: File,
@@ -214,7 +214,8 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Opens a file, and verifies its directory. Blocks are verified when they are read.
+    /// Opens a layer index, and verifies the directory of its blocks. A block itself is verified
+    /// when it is read.
     pub(super) fn open<S: for<'a> Deserialize<'a>>(path: &Path) -> Result<(Self, S), Error> {
         let io = |e| Error::io(format!("open {}", path.display()), e);
         let file = File::open(path).map_err(io)?;
@@ -277,25 +278,25 @@ impl Reader {
         ))
     }
 
-    /// Number of blocks of a stream.
+    /// Returns the number of blocks of a stream.
     pub(super) fn blocks(&self, stream: Stream) -> usize {
         self.streams[stream as usize].len()
     }
 
-    /// The last block of a stream whose key is below `key`, or equal with `or_equal`. Block 0 when
-    /// there is no such block.
+    /// Returns the last block of a stream whose key is below `key`, or with `or_equal` at most
+    /// `key`. If there is no such block, returns block 0.
     pub(super) fn find(&self, stream: Stream, key: u64, or_equal: bool) -> usize {
         let blocks = &self.streams[stream as usize];
         let after = blocks.partition_point(|b| b.key < key || (or_equal && b.key == key));
         after.saturating_sub(1)
     }
 
-    /// The key of a block, which is the key of its first record.
+    /// Returns the key of a block, which is the key of the first record in the block.
     pub(super) fn key(&self, stream: Stream, number: usize) -> Option<u64> {
         self.streams[stream as usize].get(number).map(|b| b.key)
     }
 
-    /// Reads and verifies a block. `None` after the last block.
+    /// Reads and verifies a block. Returns `None` after the last block.
     pub(super) fn read(&self, stream: Stream, number: usize) -> Result<Option<Vec<u8>>, Error> {
         let Some(block) = self.streams[stream as usize].get(number) else {
             return Ok(None);

@@ -1,5 +1,5 @@
-//! Writes a layer index during the walk over the tar. Only the rows of file contents take memory
-//! that grows with the layer.
+//! Writes a layer index during the walk over the tar. Only the rows of file contents (64 bytes
+//! each) take memory that grows with the layer.
 
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,7 @@ pub(super) struct Builder {
     skeleton: Encoder,
     skeleton_hash: Hasher,
     skeleton_size: u64,
-    /// Bytes of the skeleton that are not written yet.
+    /// Bytes of the skeleton (the tar without file contents) that are not written yet.
     operations: Vec<u8>,
 }
 
@@ -72,8 +72,8 @@ impl Builder {
         self.entries += 1;
         self.record.clear();
         record::encode(entry, &self.before, &mut self.record)?;
-        // If the block has no room, a new block starts. The record then shares no prefix with the
-        // previous record.
+        // If the block has no room, a new block starts. In a new block, the record shares no prefix
+        // with the previous record.
         self.file.make_room(Stream::Entries, self.record.len())?;
         if self.file.begins_block(Stream::Entries) {
             self.record.clear();
@@ -84,7 +84,7 @@ impl Builder {
         self.file.put(Stream::Entries, key, &self.record)
     }
 
-    /// Adds a file of the tar that is no entry of the tree.
+    /// Adds a file of the tar that is not an entry of the tree.
     pub(super) fn unseen(&mut self, content: FileDigest, size: u64) -> Result<(), Error> {
         self.record.clear();
         record::encode_unseen(content, size, &mut self.record)?;
@@ -96,8 +96,8 @@ impl Builder {
         self.file.put(Stream::Entries, key, &self.record)
     }
 
-    /// The numbers of chunks and extents so far. A caller takes these numbers before a content, to
-    /// know which chunks and extents belong to the content.
+    /// Returns the numbers of chunks and extents so far. The caller asks for these numbers before a
+    /// content, so that it knows which chunks and extents belong to the content.
     pub(super) fn marks(&self) -> (u32, u32) {
         (self.chunks, self.extents)
     }
@@ -160,7 +160,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Adds a checkpoint.
+    /// Adds a checkpoint (a position at which decoding can start).
     pub(super) fn point(&mut self, found: Found) -> Result<(), Error> {
         let mut point = Point {
             at: found.at,
@@ -184,11 +184,11 @@ impl Builder {
         Ok(())
     }
 
-    /// Writes the remaining data, and opens the finished file.
+    /// Writes the remaining data, and opens the finished layer index.
     pub(super) fn finish(mut self, outcome: Outcome) -> Result<LayerIndex, Error> {
         self.skeleton(Encoder::end)?;
         self.settle()?;
-        // If several contents are equal, only the row of the first one stays.
+        // If several rows are of equal contents, only the first of these rows is kept.
         self.rows
             .sort_unstable_by_key(|row| (row.content, row.offset));
         self.rows.dedup_by_key(|row| row.content);

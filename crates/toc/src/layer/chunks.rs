@@ -1,14 +1,14 @@
-//! Cuts large files into content-defined chunks, so that two versions of a file have chunks in
+//! Cuts large files into content-defined chunks, so that two versions of a file have many chunks in
 //! common.
 
 use fastcdc::v2020::FastCDC;
 
 use crate::{Error, FileDigest};
 
-/// Minimum size of a content that is cut into chunks, in bytes.
+/// Minimum size in bytes of a content that is cut into chunks.
 pub const CHUNKED_FROM: u64 = 256 << 10;
 
-/// Minimum size of a chunk in bytes, except for the last one of a content.
+/// Minimum size of a chunk in bytes, except for the last chunk of a content.
 pub const CHUNK_MIN: usize = 16 << 10;
 
 /// Average size of a chunk in bytes.
@@ -17,17 +17,17 @@ pub const CHUNK_AVERAGE: usize = 64 << 10;
 /// Maximum size of a chunk in bytes.
 pub const CHUNK_MAX: usize = 256 << 10;
 
-/// Bytes of a chunk in the index: digest and length.
+/// Number of bytes that a chunk takes in the index: digest and length.
 pub(super) const RECORD: usize = 36;
 
 /// A content-defined chunk of a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// SHA-256 of the chunk's bytes.
+    /// SHA-256 hash of the chunk's bytes.
     pub content: FileDigest,
     /// Offset of the chunk in its content.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the chunk in bytes.
     pub len: u32,
 }
 
@@ -56,7 +56,7 @@ impl Cutter {
         Self { held: Vec::new() }
     }
 
-    /// Takes the next bytes, and passes the record of each complete chunk to `each`.
+    /// Takes the next bytes of the content, and passes the record of each complete chunk to `each`.
     pub(super) fn feed(
         &mut self,
         mut bytes: &[u8],

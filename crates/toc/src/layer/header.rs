@@ -1,9 +1,10 @@
 //! Parses one header block (512 bytes) of a tar.
 //!
-//! The `tar` crate gives the positions of fields. This module parses the numbers by the rules of
-//! Go: the crate refuses the empty numbers that GNU tar writes for devices, and supports no
-//! negative numbers. The `Archive` of the crate is not used, since it trusts the sizes of links and
-//! gives no padding, which a skeleton needs.
+//! The crate `tar` gives the positions of fields. But this module itself parses the numbers, by the
+//! rules of Go, because the crate `tar` refuses the empty numbers that GNU tar writes for devices,
+//! and supports no negative numbers. The type `tar::Archive` is not used, since it trusts the sizes
+//! of links, and does not return the padding, which a skeleton (the tar without file contents)
+//! needs.
 
 use tar::Header;
 
@@ -12,14 +13,14 @@ use crate::Error;
 /// Size of a tar block in bytes.
 pub(super) const BLOCK: usize = 512;
 
-/// The fields of a header. Names have the bytes of the header.
+/// The fields of a header. Names are the unchanged bytes of the header.
 pub(super) struct Fields {
     pub(super) name: Vec<u8>,
     pub(super) link: Vec<u8>,
     pub(super) mode: i64,
     pub(super) uid: i64,
     pub(super) gid: i64,
-    /// Size in the header, in bytes.
+    /// The size that the header states, in bytes.
     pub(super) size: u64,
     pub(super) seconds: i64,
     pub(super) flag: u8,
@@ -28,6 +29,8 @@ pub(super) struct Fields {
 }
 
 impl Fields {
+    /// Parses a header block.
+    ///
     /// # Errors
     /// [`Error::Image`] for a wrong checksum or an invalid number.
     pub(super) fn parse(block: &[u8; BLOCK]) -> Result<Self, Error> {
@@ -70,18 +73,19 @@ impl Fields {
     }
 }
 
-/// Whether data follows a header. Links, devices and directories have no data, whatever size the
-/// header states.
+/// Whether data follows a header with this type flag. Links, devices and directories have no data,
+/// whatever size the header states.
 pub(super) fn has_data(flag: u8) -> bool {
     !matches!(flag, b'1'..=b'6')
 }
 
-/// The bytes of a field before its first NUL.
+/// Returns the bytes of a field before its first NUL byte.
 pub(super) fn text(field: &[u8]) -> &[u8] {
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// Verifies the checksum of a header. Historic writers used signed bytes, so both sums are valid.
+/// Verifies the checksum of a header. Old programs computed the checksum with signed bytes, so the
+/// signed and the unsigned sum are both valid.
 fn check(block: &[u8; BLOCK], sum: i64) -> Result<(), Error> {
     let fields = block[..148].iter().chain(&[b' '; 8]).chain(&block[156..]);
     let (unsigned, signed) = fields.fold((0, 0), |(unsigned, signed), byte| {
@@ -97,8 +101,8 @@ fn check(block: &[u8; BLOCK], sum: i64) -> Result<(), Error> {
     }
 }
 
-/// Parses a number: octal digits between spaces or NULs, where no digits mean 0; or base 256,
-/// marked by the top bit of the first byte.
+/// Parses a number: octal digits between spaces or NULs, of which there may be none, for 0; or base
+/// 256, marked by the top bit of the first byte.
 pub(super) fn number(field: &[u8]) -> Result<i64, Error> {
     let none = || bad("an invalid number");
     let Some(first) = field.first().filter(|first| **first & 0x80 != 0) else {

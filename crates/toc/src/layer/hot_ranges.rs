@@ -1,5 +1,5 @@
-//! Finds the ranges of a layer's compressed blob that have to be read for some file contents, by
-//! reading these contents and recording the reads.
+//! Finds the ranges of a layer's compressed blob that must be read to get some file contents: reads
+//! these contents, and records which bytes of the blob are read.
 
 use std::io;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::stored::LayerIndex;
 /// Number of bytes of a content that one read returns.
 const PIECE: usize = 256 << 10;
 
-/// A blob that records the ranges that are read.
+/// A blob that records which of its ranges are read.
 struct RecordingBlob {
     blob: Arc<dyn Blob>,
     read: Mutex<Vec<Range<u64>>>,
@@ -39,13 +39,13 @@ impl Blob for RecordingBlob {
 }
 
 impl LayerIndex {
-    /// The ranges of the layer's blob that a reader needs for these contents, in order and
-    /// disjoint. Ignores contents of other layers. A compressed layer needs the bytes from the
-    /// previous checkpoint on: 2 MiB of the tar on average, and for zstd the whole frame up to the
-    /// content. This method reads and decodes the ranges.
+    /// Returns the ranges of the layer's blob that a reader needs for these contents, in order and
+    /// disjoint. Contents of other layers are ignored. In a compressed layer, a reader needs the
+    /// bytes from the previous checkpoint on: on average 2 MiB of the tar, and for zstd the whole
+    /// frame up to the content. This method reads and decodes the ranges.
     ///
     /// # Errors
-    /// Errors of the index and of the blob; [`Error::Stopped`] from `pace`.
+    /// Errors of the index and of the blob, and [`Error::Stopped`] from `pace`.
     pub fn hot_ranges(
         &self,
         blob: Arc<dyn Blob>,
@@ -59,7 +59,7 @@ impl LayerIndex {
                     .map(|row| (row.offset, row.content, row.size)),
             );
         }
-        // Sorts the contents in the order of the tar, so that no byte is decoded twice.
+        // Sorts the contents by their position in the tar, so that no byte is decoded twice.
         rows.sort_unstable_by_key(|row| row.0);
         let recorder = Arc::new(RecordingBlob {
             blob,

@@ -1,8 +1,9 @@
-//! Indexes a layer in one pass, so that single files can be read without unpacking the rest.
+//! Indexes a layer in one pass, so that single files can be read without unpacking the whole layer.
 //!
 //! [`index`] writes one immutable file, a [`LayerIndex`]. The index has the entries of the tar, a
 //! SHA-256 of each file, chunks of large files, checkpoints into the compressed bytes, and the
-//! *skeleton*: the tar without file contents, from which [`rebuild`] makes the same tar again.
+//! *skeleton*: the tar without file contents, from which, with the contents, [`rebuild`] makes the
+//! same tar again.
 //!
 //! Tars are read by the rules of Go's `archive/tar`, which containerd uses. This module refuses a
 //! layer that containerd refuses, so that an image has the same tree in pierhead as in other
@@ -40,12 +41,13 @@ use crate::{Blob, Error};
 
 /// Reads a layer once, and writes its index to `out` atomically.
 ///
-/// Memory: below 32 MiB, plus 64 bytes per regular file, plus the zstd window.
+/// The indexing takes less than 32 MiB of memory, plus 64 bytes per regular file, plus the zstd
+/// window.
 ///
 /// # Errors
-/// [`Error::Image`] when the blob is no layer, or exceeds a limit; [`Error::Digest`] when its bytes
-/// do not match the diff ID; [`Error::Stopped`] from `pace`; [`Error::Io`]. After an error, `out`
-/// does not exist.
+/// [`Error::Image`] when the blob is not a layer, or exceeds a limit; [`Error::Digest`] when its
+/// uncompressed bytes do not match the diff ID; [`Error::Stopped`] from `pace`; [`Error::Io`] for
+/// errors of the disk. After an error, `out` does not exist.
 pub fn index(
     blob: &dyn Blob,
     request: &Request<'_>,

@@ -2,16 +2,16 @@
 
 use crate::Error;
 
-/// Slows down or stops background work.
+/// A function of the caller that slows down or stops background work.
 pub trait Pace {
-    /// Is called after every portion of work of at most 1 MiB. The call may block.
+    /// The work calls this function after every portion of at most 1 MiB. The call may block.
     ///
     /// # Errors
     /// [`Error::Stopped`] ends the work at once.
     fn pause(&mut self, bytes: u64) -> Result<(), Error>;
 }
 
-/// A pace that never blocks.
+/// A [`Pace`] that never blocks and never stops the work.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unpaced;
 

@@ -1,11 +1,12 @@
-//! Cleans the names of a layer as container runtimes do, and recognizes whiteouts.
+//! Cleans the names of entries in a layer as container runtimes do, and recognizes whiteouts
+//! (entries that delete files of lower layers).
 
 use crate::Error;
 
-/// Maximum length of a path in bytes, as in Linux.
+/// Maximum length of a path in bytes, which is the limit of Linux.
 pub(super) const MAX_PATH: usize = 4096;
 
-/// Maximum length of a component in bytes, as in Linux.
+/// Maximum length of a component in bytes, which is the limit of Linux.
 const MAX_COMPONENT: usize = 255;
 
 /// Prefix of the name of a whiteout.
@@ -17,11 +18,11 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 /// The meaning of an entry's name in a layer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Name {
-    /// An entry with this path.
+    /// The name is an entry with this path.
     Plain(Vec<u8>),
-    /// Deletes the entry with this path in lower layers.
+    /// The name deletes the entry with this path in lower layers.
     Whiteout(Vec<u8>),
-    /// Hides the entries of lower layers in the directory with this path.
+    /// The name hides the entries of lower layers in the directory with this path.
     Opaque(Vec<u8>),
 }
 
@@ -29,7 +30,8 @@ pub(super) enum Name {
 /// does not leave the root, as in a chroot.
 ///
 /// # Errors
-/// [`Error::Image`] for a name that Linux could not create: too long, or with a NUL.
+/// [`Error::Image`] for a name that Linux could not create, since the name is too long or contains
+/// a NUL.
 pub(super) fn clean(name: &[u8]) -> Result<Vec<u8>, Error> {
     if name.len() > 2 * MAX_PATH || name.contains(&0) {
         return Err(bad("too long or with a zero byte", name));
@@ -52,11 +54,11 @@ pub(super) fn clean(name: &[u8]) -> Result<Vec<u8>, Error> {
     Ok(path)
 }
 
-/// The meaning of a clean path in a layer.
+/// Returns the meaning of a clean path in a layer.
 ///
 /// # Errors
-/// [`Error::Image`] for a whiteout without a name, or of a name outside of its directory.
-/// containerd refuses both.
+/// [`Error::Image`] for a whiteout without a name, or for a whiteout of a name outside of its
+/// directory. containerd refuses both, too.
 pub(super) fn name(path: Vec<u8>) -> Result<Name, Error> {
     let at = path.iter().rposition(|byte| *byte == b'/');
     let (folder, base) = match at {

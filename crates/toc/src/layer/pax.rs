@@ -22,6 +22,8 @@ pub(super) struct Pax {
 const XATTR: &[u8] = b"SCHILY.xattr.";
 
 impl Pax {
+    /// Parses the records of an extended header.
+    ///
     /// # Errors
     /// [`Error::Image`] for a record that is not `LENGTH KEY=VALUE\n`.
     pub(super) fn parse(mut bytes: &[u8]) -> Result<Self, Error> {
@@ -51,7 +53,8 @@ impl Pax {
         Ok(this)
     }
 
-    /// The value of a key. `None` for an empty value, which cancels earlier records.
+    /// Returns the value of a key. Returns `None` for an empty value, which cancels earlier
+    /// records.
     pub(super) fn get(&self, key: &str) -> Option<&[u8]> {
         self.records
             .get(key.as_bytes())
@@ -59,21 +62,22 @@ impl Pax {
             .filter(|value| !value.is_empty())
     }
 
-    /// A decimal number.
+    /// Parses the value of a key as a decimal number.
     pub(super) fn number(&self, key: &str) -> Result<Option<u64>, Error> {
         self.get(key)
             .map(|value| decimal(value).ok_or_else(|| bad("an invalid number")))
             .transpose()
     }
 
-    /// A time in seconds with a fraction. Cuts digits below nanoseconds.
+    /// Parses the value of a key as a time in seconds with a fraction. Digits below nanoseconds are
+    /// cut off.
     pub(super) fn time(&self, key: &str) -> Result<Option<Time>, Error> {
         self.get(key)
             .map(|value| time(value).ok_or_else(|| bad("an invalid time")))
             .transpose()
     }
 
-    /// Extended attributes sorted by name.
+    /// Returns the extended attributes, sorted by name.
     pub(super) fn xattrs(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         self.records
             .iter()
@@ -85,7 +89,7 @@ impl Pax {
     }
 }
 
-/// Splits off the first record: returns the record without its length and newline, and the
+/// Splits off the first record. Returns the record without its length and newline, and the
 /// remaining bytes.
 fn cut(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let space = bytes.iter().take(20).position(|byte| *byte == b' ')?;
@@ -97,7 +101,7 @@ fn cut(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((record[space + 1..].strip_suffix(b"\n")?, rest))
 }
 
-/// Parses a number of digits only.
+/// Parses a number that has only digits.
 pub(super) fn decimal(bytes: &[u8]) -> Option<u64> {
     if bytes.is_empty() || !bytes.iter().all(u8::is_ascii_digit) {
         return None;

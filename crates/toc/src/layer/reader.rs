@@ -1,5 +1,5 @@
-//! Reads single contents from the blob of a layer. Decoding starts at the checkpoint before a
-//! content.
+//! Reads single file contents from the blob of a layer. Decoding starts at the checkpoint before
+//! the content.
 
 use std::io;
 use std::sync::Arc;
@@ -20,9 +20,10 @@ const POSITIONS: usize = 4;
 
 /// Reads the contents of one layer, including its skeleton.
 ///
-/// A read first decodes up to 4 MiB that it does not need, unless it continues one of the last four
-/// reads. Decoding of zstd can only start at the start of a frame, so a read decodes all bytes of
-/// the frame before its position. A caller that reads in the order of the tar is fastest.
+/// A read first decodes up to 4 MiB that the caller does not need, unless the read continues one of
+/// the last four reads. In a zstd layer, decoding can only start at the start of a frame, so a read
+/// decodes all bytes of the frame before its position. So reads in the order of the tar are the
+/// fastest.
 pub struct LayerReader {
     index: LayerIndex,
     blob: Arc<dyn Blob>,
@@ -32,12 +33,13 @@ pub struct LayerReader {
 #[derive(Default)]
 struct State {
     points: Option<Vec<Point>>,
-    /// Open decoders. The last used decoder is at the end.
+    /// Open decoders, in the order of their last use.
     positions: Vec<Stream>,
-    /// The row of the last read, since reads of one content follow each other.
+    /// The row of the content of the last read. It is kept because reads of one content follow each
+    /// other.
     row: Option<Row>,
     extents: Vec<(u64, u64)>,
-    /// The last read block of the skeleton, with its number.
+    /// The block of the skeleton that was read last, with the number of this block.
     skeleton: Option<(usize, Vec<u8>)>,
 }
 
@@ -50,7 +52,7 @@ impl LayerReader {
         }
     }
 
-    /// The index of the layer.
+    /// Returns the index of the layer.
     pub fn index(&self) -> &LayerIndex {
         &self.index
     }
@@ -62,8 +64,8 @@ impl LayerReader {
         let Some(row) = self.index.row(content)? else {
             return Ok(None);
         };
-        // The row is cleared first, since after an error the extents of the previous row must not
-        // be used.
+        // Clears the row first, since the extents of the previous row must not be used after an
+        // error.
         state.row = None;
         state.extents.clear();
         self.index
@@ -76,7 +78,7 @@ impl LayerReader {
         Ok(Some(row))
     }
 
-    /// Fills `buf` from a position in the tar.
+    /// Fills `buf` with the bytes from a position in the tar on.
     fn tar(&self, state: &mut State, at: u64, mut buf: &mut [u8]) -> Result<(), Error> {
         if buf.is_empty() {
             return Ok(());
@@ -110,7 +112,8 @@ impl LayerReader {
         Ok(())
     }
 
-    /// A stream at a position in the tar, or at most one checkpoint distance before the position.
+    /// Returns a stream at a position in the tar, or before the position, by at most the distance
+    /// of two checkpoints.
     fn position(&self, state: &mut State, at: u64) -> Result<Stream, Error> {
         let summary = &self.index.summary;
         let points = match &mut state.points {
@@ -227,8 +230,8 @@ impl Source for LayerReader {
     }
 }
 
-/// Splits a read of a sparse file. Calls `each` with an offset in the tar and a range of the
-/// buffer.
+/// Splits a read of a sparse file into reads of its stored parts. Calls `each` with an offset in
+/// the tar and a range of the buffer.
 fn pieces(
     extents: &[(u64, u64)],
     mut stored: u64,

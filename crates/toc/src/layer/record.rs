@@ -38,26 +38,27 @@ enum Stored<'a> {
     Fifo,
     Whiteout,
     Opaque,
-    /// A file of the tar that is no entry of the tree, such as a file whose path is the root.
-    /// Rebuilding the tar needs it.
+    /// A file of the tar that is not an entry of the tree, such as a file whose path is the root.
+    /// The file is needed to rebuild the tar.
     Unseen {
         content: [u8; 32],
         size: u64,
     },
 }
 
-/// An entry, or a file that is no entry.
+/// An entry of the tree, or a file of the tar that is not an entry of the tree.
 pub(super) enum Item {
     Entry(Entry),
     Unseen(FileDigest, u64),
 }
 
-/// Length of the common prefix of two paths.
+/// Returns the length of the common prefix of two paths.
 fn common(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// Appends an entry to `out`. `before` is the previous path in the block, or empty at its start.
+/// Appends an entry to `out`. `before` is the previous path in the block, or empty at the start of
+/// the block.
 pub(super) fn encode(entry: &Entry, before: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
     let shared = common(&entry.path, before);
     let kind = match &entry.kind {
@@ -92,7 +93,7 @@ pub(super) fn encode(entry: &Entry, before: &[u8], out: &mut Vec<u8>) -> Result<
     append(&record, out)
 }
 
-/// Appends a file that is no entry.
+/// Appends a file that is not an entry of the tree.
 pub(super) fn encode_unseen(
     content: FileDigest,
     size: u64,
@@ -121,8 +122,7 @@ fn append(record: &Record<'_>, out: &mut Vec<u8>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes the next item from `bytes`. `path` is the previous path, and becomes the path of this
-/// item.
+/// Takes the next item from `bytes`. `path` has the previous path, and gets the path of this item.
 pub(super) fn decode(bytes: &mut &[u8], path: &mut Vec<u8>) -> Result<Item, Error> {
     let (record, rest) = postcard::take_from_bytes::<Record<'_>>(bytes).map_err(bug)?;
     *bytes = rest;

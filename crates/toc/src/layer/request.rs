@@ -5,15 +5,16 @@ use pierhead_oci::Digest;
 /// Limits of a layer. A layer that exceeds a limit is refused with an error that names the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum bytes of the uncompressed tar. Also the maximum bytes of all its files together,
-    /// with the holes of sparse files.
+    /// Maximum number of bytes of the uncompressed tar. All files of the tar together, including
+    /// the holes of sparse files, have the same maximum.
     pub max_size: u64,
-    /// Maximum number of uncompressed bytes per byte of the blob. Also applies to the bytes of
-    /// files, with holes. The first [`RATIO_FREE`] bytes are not counted.
+    /// Maximum number of uncompressed bytes per byte of the blob. The limit also applies to the
+    /// bytes of files, including holes. The first [`RATIO_FREE`] bytes do not count.
     pub max_ratio: u64,
-    /// Maximum number of entries of the tar. Each takes up to 64 bytes of memory during indexing.
+    /// Maximum number of entries of the tar. During indexing, each entry takes up to 64 bytes of
+    /// memory.
     pub max_entries: u64,
-    /// Maximum window of a zstd frame in bytes. Indexing and reading hold it in memory.
+    /// Maximum window of a zstd frame in bytes. Indexing and reading hold the window in memory.
     pub max_window: u64,
 }
 
@@ -35,11 +36,11 @@ impl Default for Limits {
 /// The description of a layer, from the manifest and the config of its image.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Media type from the manifest. The compression is detected from the bytes, as in containerd.
-    /// Encrypted layers are refused.
+    /// Media type of the layer in the manifest. The media type only serves to refuse encrypted
+    /// layers: the compression is detected from the bytes, as in containerd.
     pub media_type: &'a str,
-    /// Diff ID from the config: the digest of the uncompressed bytes.
+    /// Diff ID of the layer in the config, which is the digest of the uncompressed bytes.
     pub diff_id: &'a Digest,
-    /// The limits to check.
+    /// The limits for the layer.
     pub limits: Limits,
 }

@@ -1,7 +1,8 @@
-//! The skeleton of a layer: its tar without file contents, from which the same tar can be rebuilt.
+//! The skeleton of a layer: its tar without file contents. The same tar can be rebuilt from the
+//! skeleton and the file contents.
 //!
-//! A skeleton starts with a version byte (1). Operations follow. Numbers are LEB128. Each operation
-//! outputs bytes of the tar:
+//! A skeleton starts with a version byte (1). After the version byte come operations, whose numbers
+//! are LEB128. Each operation outputs bytes of the tar:
 //!
 //! | byte | operands | output |
 //! |---|---|---|
@@ -34,7 +35,7 @@ const BYTES: u8 = 3;
 const ZEROS: u8 = 4;
 const FILE: u8 = 5;
 const SPARSE: u8 = 7;
-/// Added to [`FILE`] and [`SPARSE`] when no padding follows.
+/// The number to add to [`FILE`] or [`SPARSE`] when no padding follows.
 const BARE: u8 = 1;
 
 /// Maximum number of parts of a sparse file.
@@ -45,12 +46,12 @@ const COPY: usize = 256 << 10;
 
 const WHAT: &str = "layer skeleton";
 
-/// Number of zero bytes that pad `len` bytes to whole blocks.
+/// Returns the number of zero bytes that pad `len` bytes to whole blocks.
 pub(super) fn padding(len: u64) -> u64 {
     len.next_multiple_of(BLOCK as u64) - len
 }
 
-/// Writes a skeleton. Each call appends an operation to `out`.
+/// Writes a skeleton. Each call of a method appends an operation to `out`.
 pub(super) struct Encoder {
     before: [u8; BLOCK],
     zeros: u64,
@@ -85,7 +86,8 @@ impl Encoder {
         self.before = *block;
     }
 
-    /// Adds bytes of any kind. A run of whole zero blocks takes only a few bytes in the skeleton.
+    /// Adds any bytes of the tar. A run of whole zero blocks takes only a few bytes in the
+    /// skeleton.
     pub(super) fn bytes(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         for part in bytes.chunks(BLOCK) {
             if part.iter().all(|byte| *byte == 0) {
@@ -99,7 +101,7 @@ impl Encoder {
         }
     }
 
-    /// Adds a content, or the stored parts of a sparse file, and the padding after it.
+    /// Adds a file content (for a sparse file, its stored parts) and the padding after the content.
     pub(super) fn content(&mut self, size: u64, map: Option<&Map>, pad: &[u8], out: &mut Vec<u8>) {
         self.settle(out);
         let stored = map.map_or(size, |map| map.0.iter().map(|(_, len)| len).sum());
@@ -141,8 +143,8 @@ impl Encoder {
     }
 }
 
-/// The ranges in which two blocks differ. Ranges with at most two equal bytes between them are
-/// merged.
+/// Returns the ranges in which two blocks differ. Ranges with at most two equal bytes between them
+/// are merged.
 fn changed(base: &[u8; BLOCK], block: &[u8; BLOCK]) -> Vec<(usize, usize)> {
     let mut parts: Vec<(usize, usize)> = Vec::new();
     for at in (0..BLOCK).filter(|at| base[*at] != block[*at]) {
@@ -154,7 +156,7 @@ fn changed(base: &[u8; BLOCK], block: &[u8; BLOCK]) -> Vec<(usize, usize)> {
     parts
 }
 
-/// The checksum field of a header in the usual form, `%06o\0 `.
+/// Returns the checksum field of a header in the usual form `%06o\0 `.
 fn checksum(block: &[u8; BLOCK]) -> [u8; 8] {
     let fields = block[..148].iter().chain(&[b' '; 8]).chain(&block[156..]);
     let sum: u32 = fields.map(|byte| u32::from(*byte)).sum();
@@ -165,14 +167,16 @@ fn checksum(block: &[u8; BLOCK]) -> [u8; 8] {
     out
 }
 
-/// Rebuilds the tar of a layer, and returns its digest. The caller compares it with the diff ID.
+/// Rebuilds the tar of a layer, and returns its digest. The caller compares this digest with the
+/// diff ID.
 ///
 /// `files` are the contents in the order of the tar, from [`super::LayerIndex::files`] or from a
-/// TOC. Writes at most `limit` bytes. Memory: below 2 MiB for any skeleton.
+/// TOC. The function writes at most `limit` bytes, and takes less than 2 MiB of memory for any
+/// skeleton.
 ///
 /// # Errors
 /// [`Error::Malformed`] when the skeleton is malformed, does not match `files`, or exceeds `limit`;
-/// [`Error::Missing`] when the source lacks a content; [`Error::Io`].
+/// [`Error::Missing`] when the source lacks a content; [`Error::Io`] for errors of the disk.
 pub fn rebuild(
     skeleton: &mut dyn Read,
     files: &mut dyn Iterator<Item = Result<(FileDigest, u64), Error>>,
@@ -316,8 +320,8 @@ impl Tar<'_> {
         self.out.write_all(bytes).map_err(wrote)
     }
 
-    /// Writes `len` bytes. `fill` is called with a position and fills a buffer with the bytes at
-    /// this position.
+    /// Writes `len` bytes in pieces. For each piece, calls `fill` with a position and a buffer,
+    /// which `fill` fills with the bytes at this position.
     fn pieces(
         &mut self,
         len: u64,

@@ -8,10 +8,11 @@ use crate::Error;
 use super::header::{BLOCK, number};
 use super::pax::{MAX_SPECIAL, Pax, decimal};
 
-/// Maximum number of extents of one file. A reader holds them in memory.
+/// Maximum number of extents of one file. A reader holds all extents in memory.
 const MAX_EXTENTS: usize = 1 << 16;
 
-/// The extents of a sparse file: first byte and length. Sorted, disjoint, none empty.
+/// The extents of a sparse file, each with its first byte and its length. The extents are sorted
+/// and disjoint, and none is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Map(pub(super) Vec<(u64, u64)>);
 
@@ -41,7 +42,7 @@ impl Map {
     }
 }
 
-/// A map that is being parsed: pairs of offset and length.
+/// The part of a map that is already parsed: pairs of offset and length.
 #[derive(Debug, Default)]
 pub(super) struct Parts(Vec<(u64, u64)>);
 
@@ -70,7 +71,7 @@ impl Parts {
         Ok(this)
     }
 
-    /// Reads the parts of a header in GNU's format. Returns the size of the file, and whether a
+    /// Reads the parts in a header of GNU's format. Returns the size of the file, and whether a
     /// block with more parts follows.
     pub(super) fn old(&mut self, header: &[u8; BLOCK]) -> Result<(u64, bool), Error> {
         let header = Header::from_byte_slice(header);
@@ -81,7 +82,7 @@ impl Parts {
         Ok((positive(&gnu.realsize)?, gnu.isextended[0] > 0))
     }
 
-    /// Reads the parts of a following block. Returns whether another block follows.
+    /// Reads the parts in a block after the header. Returns whether another block follows.
     pub(super) fn more(&mut self, block: &[u8; BLOCK]) -> Result<bool, Error> {
         let mut header = GnuExtSparseHeader::new();
         header.as_mut_bytes().copy_from_slice(block);
@@ -91,7 +92,7 @@ impl Parts {
 
     fn gnu(&mut self, parts: &[GnuSparseHeader]) -> Result<(), Error> {
         for part in parts {
-            // An empty first byte ends the list.
+            // An empty first byte marks the end of the list.
             if part.offset[0] == 0 {
                 break;
             }
@@ -105,18 +106,18 @@ fn positive(field: &[u8]) -> Result<u64, Error> {
     u64::try_from(number(field)?).map_err(|_| bad("of negative numbers"))
 }
 
-/// The format of a sparse file, from its extended header.
+/// The format of a sparse file, as its extended header states it.
 #[derive(Debug)]
 pub(super) enum Form {
-    /// No sparse file.
+    /// The file is not sparse.
     None,
-    /// A sparse file whose map is in the extended header.
+    /// The file is sparse, and its map is in the extended header.
     Here(Parts),
-    /// A sparse file whose map is before the data, in decimal numbers.
+    /// The file is sparse, and its map is before the data, in decimal numbers.
     Ahead,
 }
 
-/// The format according to PAX records.
+/// Determines the format by the PAX records.
 pub(super) fn form(pax: &Pax) -> Result<Form, Error> {
     let version = |key| pax.get(key).unwrap_or_default();
     match (version("GNU.sparse.major"), version("GNU.sparse.minor")) {

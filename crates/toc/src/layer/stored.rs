@@ -1,5 +1,5 @@
-//! Reads a finished layer index. A block is read and verified when it is used, so the index is
-//! never loaded as a whole.
+//! Reads a finished layer index. A block is read and verified when it is used, so the whole index
+//! is never in memory.
 
 use std::io;
 use std::path::Path;
@@ -29,7 +29,7 @@ pub(super) struct Summary {
     pub(super) entries: u64,
     pub(super) files: u64,
     pub(super) contents: u64,
-    /// Maximum window of a zstd frame for readers, in bytes.
+    /// Maximum window of a zstd frame that readers allow, in bytes.
     pub(super) max_window: u64,
 }
 
@@ -41,17 +41,17 @@ pub(super) struct Row {
     /// Offset of the content's stored bytes in the tar.
     pub(super) offset: u64,
     pub(super) size: u64,
-    /// The number (index) of the content's first extent, and the count of its extents. A file that
+    /// The number of the content's first extent, and how many extents the content has. A file that
     /// is not sparse has no extents.
     pub(super) extents: (u32, u32),
-    /// The number (index) of the content's first chunk, and the count of its chunks.
+    /// The number of the content's first chunk, and how many chunks the content has.
     pub(super) chunks: (u32, u32),
 }
 
-/// Bytes of a [`Row`].
+/// Number of bytes of a [`Row`] in the index.
 pub(super) const ROW: usize = 64;
 
-/// Bytes of an extent: offset in the file, and length.
+/// Number of bytes of an extent in the index: offset in the file, and length.
 pub(super) const EXTENT: usize = 16;
 
 impl Row {
@@ -84,20 +84,21 @@ impl Row {
     }
 }
 
-/// The first eight bytes of a digest: the key by which the block with its row is found.
+/// Returns the first eight bytes of a digest. They are the key by which the block with the
+/// content's row is found.
 pub(super) fn prefix(content: &FileDigest) -> u64 {
     content.as_bytes()[..8]
         .iter()
         .fold(0, |n, b| n << 8 | u64::from(*b))
 }
 
-/// A little-endian number of up to 8 bytes.
+/// Reads a little-endian number of up to 8 bytes.
 pub(super) fn little(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
 }
 
-/// The index of one layer. Clones share one open file. An index takes 32 bytes of memory per 64 KiB
-/// of its file.
+/// The index of one layer. All clones share one open file. An index takes 32 bytes of memory per 64
+/// KiB of its file.
 #[derive(Clone, Debug)]
 pub struct LayerIndex {
     pub(super) file: Arc<Reader>,
@@ -108,8 +109,8 @@ impl LayerIndex {
     /// Opens a file that [`super::index`] wrote.
     ///
     /// # Errors
-    /// [`Error::Malformed`] when the directory of the file is damaged; [`Error::Io`]. Reads detect
-    /// damaged blocks.
+    /// [`Error::Malformed`] when the file's directory of blocks is damaged, and [`Error::Io`] for
+    /// errors of the disk. A damaged block is detected only when it is read.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let (file, summary) = Reader::open(path)?;
         Ok(Self {
@@ -118,37 +119,38 @@ impl LayerIndex {
         })
     }
 
-    /// SHA-256 of the uncompressed tar, which indexing verified.
+    /// Returns the SHA-256 hash of the uncompressed tar, which indexing verified.
     pub fn diff_id(&self) -> Digest {
         FileDigest::from_bytes(self.summary.diff_id).into()
     }
 
-    /// Size of the uncompressed tar in bytes.
+    /// Returns the size of the uncompressed tar in bytes.
     pub fn size(&self) -> u64 {
         self.summary.size
     }
 
-    /// Size of the blob in bytes.
+    /// Returns the size of the layer's blob in bytes.
     pub fn blob_size(&self) -> u64 {
         self.summary.blob_size
     }
 
-    /// Number of [`LayerIndex::entries`].
+    /// Returns the number of [`LayerIndex::entries`].
     pub fn entry_count(&self) -> u64 {
         self.summary.entries
     }
 
-    /// Number of [`LayerIndex::files`].
+    /// Returns the number of [`LayerIndex::files`].
     pub fn file_count(&self) -> u64 {
         self.summary.files
     }
 
-    /// Number of distinct contents.
+    /// Returns the number of distinct file contents.
     pub fn content_count(&self) -> u64 {
         self.summary.contents
     }
 
-    /// Digest and size of the skeleton. [`LayerIndex::reader`] reads it like any other content.
+    /// Returns digest and size of the skeleton (the tar without file contents).
+    /// [`LayerIndex::reader`] reads the skeleton like a file content.
     pub fn skeleton(&self) -> (FileDigest, u64) {
         (
             FileDigest::from_bytes(self.summary.skeleton),
@@ -156,15 +158,15 @@ impl LayerIndex {
         )
     }
 
-    /// All entries in the order of the tar, with duplicates. If a path occurs several times, its
-    /// last entry counts. The iterator holds one block at a time.
+    /// Returns all entries in the order of the tar, including duplicates. If a path occurs several
+    /// times, its last entry counts. The iterator holds one block at a time.
     pub fn entries(&self) -> Entries {
         Entries(self.items())
     }
 
-    /// Digest and size of each regular file that is not empty, in the order of the tar, with
-    /// duplicates and hidden files. [`super::rebuild`] needs this list. The list includes files
-    /// that are no entries.
+    /// Returns digest and size of each regular file that is not empty, in the order of the tar,
+    /// including duplicates and hidden files. [`super::rebuild`] needs this list, which also has
+    /// files that are not entries of the tree.
     pub fn files(&self) -> Files {
         Files(self.items())
     }
@@ -180,8 +182,9 @@ impl LayerIndex {
         }
     }
 
-    /// The chunks of a content, in order, at 44 bytes of memory each. Empty for a content of
-    /// another layer, or of less than [`chunks::CHUNKED_FROM`] bytes.
+    /// Returns the chunks of a content, in order. Each chunk takes 44 bytes of memory. The list is
+    /// empty for a content that the layer lacks, or that has less than [`chunks::CHUNKED_FROM`]
+    /// bytes.
     ///
     /// # Errors
     /// Errors of the index file.
@@ -199,8 +202,8 @@ impl LayerIndex {
         Ok(all)
     }
 
-    /// A reader of contents from the blob that was indexed. Memory: below 2 MiB, plus the
-    /// checkpoints (24 bytes per 4 MiB), plus the windows of a zstd layer.
+    /// Returns a reader of contents from the blob that was indexed. The reader takes less than 2
+    /// MiB of memory, plus the checkpoints (24 bytes per 4 MiB), plus the windows of a zstd layer.
     pub fn reader(&self, blob: Arc<dyn Blob>) -> LayerReader {
         LayerReader::new(self.clone(), blob)
     }
@@ -213,7 +216,7 @@ impl LayerIndex {
         self.row(content).map(|row| row.is_some())
     }
 
-    /// The row of a content in the index. Reads at most two blocks.
+    /// Returns the row of a content in the index. Reads at most two blocks.
     pub(super) fn row(&self, content: &FileDigest) -> Result<Option<Row>, Error> {
         let key = prefix(content);
         // Rows with the same prefix may start in the previous block.
@@ -265,7 +268,7 @@ impl LayerIndex {
         Ok(())
     }
 
-    /// All checkpoints in order.
+    /// Returns all checkpoints of the layer, in order.
     pub(super) fn points(&self) -> Result<Vec<Point>, Error> {
         let mut all = Vec::new();
         for number in 0..self.file.blocks(Stream::Points) {
@@ -366,7 +369,7 @@ pub(super) fn as_io(error: Error) -> io::Error {
     }
 }
 
-/// The raw hash of a SHA-256 digest.
+/// Returns the raw hash of a SHA-256 digest.
 pub(super) fn raw(digest: &Digest) -> Option<[u8; 32]> {
     (digest.algorithm() == Algorithm::Sha256)
         .then(|| digest.as_bytes().try_into().ok())

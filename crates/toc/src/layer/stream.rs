@@ -8,18 +8,18 @@ use super::decoder::{Coding, Decoder, Gzip, WINDOW};
 use super::pace::Pace;
 use super::probe::{Candidate, PROBED, probe};
 
-/// Distance of checkpoints in uncompressed bytes. On average, a read decodes half of this distance
-/// without using the bytes (about 5 ms). A checkpoint takes about 10 KiB in the index.
+/// Distance of two checkpoints in uncompressed bytes. On average, a read decodes half of this
+/// distance without using the bytes (about 5 ms). A checkpoint takes about 10 KiB in the index.
 pub(super) const SPACING: u64 = 4 << 20;
 
-/// Uncompressed bytes between two attempts to find a checkpoint. An attempt takes about 100 µs, and
-/// a hostile blob may consist of tiny blocks.
+/// Number of uncompressed bytes between two attempts to find a checkpoint. An attempt takes about
+/// 100 µs, and a hostile blob may consist of many tiny blocks.
 const RETRY: u64 = 64 << 10;
 
 /// Number of bytes of the blob that one read returns.
 pub(super) const INPUT: usize = 64 << 10;
 
-/// Size of the output buffer in bytes: the window and one portion.
+/// Size of the output buffer in bytes: room for the window and one portion of output.
 const OUTPUT: usize = WINDOW + (128 << 10);
 
 /// A checkpoint: a position where decoding can start.
@@ -29,8 +29,8 @@ pub(super) struct Point {
     pub(super) at: u64,
     /// Offset in the blob.
     pub(super) blob_at: u64,
-    /// The window. `None` at the head of a gzip member or zstd frame, where decoding needs no
-    /// window.
+    /// The window that decoding needs. `None` at the head of a gzip member or zstd frame, where
+    /// decoding needs no window.
     pub(super) window: Option<Entry>,
 }
 
@@ -42,14 +42,15 @@ pub(super) struct Entry {
     pub(super) byte: u8,
 }
 
-/// A checkpoint that the search found, with its window.
+/// A checkpoint that the search has found, with its window.
 pub(super) struct Found {
     pub(super) at: u64,
     pub(super) blob_at: u64,
     pub(super) window: Option<(u8, u8, Vec<u8>)>,
 }
 
-/// A decoder at a position in the uncompressed bytes. Takes about 250 KiB, plus the window of zstd.
+/// A decoder at a position in the uncompressed bytes. A stream takes about 250 KiB of memory, plus
+/// the window of zstd.
 pub(super) struct Stream {
     decoder: Decoder,
     input: Vec<u8>,
@@ -68,7 +69,7 @@ pub(super) struct Stream {
 /// The search for checkpoints during indexing.
 struct Seeking {
     last: u64,
-    /// Earliest offset of the next attempt: see [`RETRY`].
+    /// Earliest offset of the next attempt to find a checkpoint ([`RETRY`]).
     tried: u64,
     pending: Option<Pending>,
     found: Vec<Found>,
@@ -82,7 +83,7 @@ struct Pending {
 }
 
 impl Stream {
-    /// A stream from the start of the layer, which searches for checkpoints.
+    /// Creates a stream from the start of the layer, which searches for checkpoints.
     pub(super) fn begin(coding: Coding, max_window: u64) -> Result<Self, Error> {
         let mut this = Self::with(Decoder::new(coding, max_window)?, 0, 0);
         this.seeking = Some(Seeking {
@@ -94,7 +95,7 @@ impl Stream {
         Ok(this)
     }
 
-    /// A stream from a checkpoint without a window.
+    /// Creates a stream from a checkpoint that has no window.
     pub(super) fn at(
         coding: Coding,
         at: u64,
@@ -105,7 +106,7 @@ impl Stream {
         Ok(Self::with(decoder, at, blob_at))
     }
 
-    /// A stream from a deflate block of a gzip member.
+    /// Creates a stream from a deflate block of a gzip member.
     pub(super) fn enter(
         at: u64,
         blob_at: u64,
@@ -129,27 +130,27 @@ impl Stream {
         }
     }
 
-    /// Offset of the next byte to take, in the uncompressed bytes.
+    /// Returns the offset of the next byte to take, in the uncompressed bytes.
     pub(super) fn position(&self) -> u64 {
         self.at - (self.ready.1 - self.ready.0) as u64
     }
 
-    /// Offset of the next byte to decode, in the blob.
+    /// Returns the offset of the next byte to decode, in the blob.
     pub(super) fn blob_position(&self) -> u64 {
         self.blob_at - (self.ahead.1 - self.ahead.0) as u64
     }
 
-    /// The decoded bytes that are not taken yet.
+    /// Returns the decoded bytes that the caller has not taken yet.
     pub(super) fn ready(&self) -> &[u8] {
         &self.output[self.ready.0..self.ready.1]
     }
 
-    /// Takes `count` decoded bytes.
+    /// Marks `count` decoded bytes as taken.
     pub(super) fn take(&mut self, count: usize) {
         self.ready.0 += count.min(self.ready.1 - self.ready.0);
     }
 
-    /// Checkpoints found since the last call.
+    /// Returns the checkpoints that were found since the last call.
     pub(super) fn found(&mut self) -> Vec<Found> {
         self.seeking
             .as_mut()
@@ -179,8 +180,8 @@ impl Stream {
             }
             let before = (self.ahead.0, self.ready.1);
             self.decode(blob)?;
-            // A decoder may stop once at the end of a block. A decoder that has input and room but
-            // makes no progress is stuck.
+            // A decoder may make no progress once, at the end of a block. But a decoder that
+            // repeatedly has input and room and makes no progress is stuck.
             idle = if before == (self.ahead.0, self.ready.1) {
                 idle + 1
             } else {

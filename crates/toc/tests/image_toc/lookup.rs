@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::model::{self, CONTENTS, Leaf};
 
-/// All contents that a mount of an image needs, without the empty content.
+/// Returns all contents that a mount of an image needs, without the empty content.
 fn mounted(toc: &ImageToc) -> BTreeSet<FileDigest> {
     let leaves = model::leaves(toc).into_values();
     let contents = leaves.filter_map(|leaf| match leaf {
@@ -59,7 +59,7 @@ proptest! {
         let tree = Tree::of(TocView::mounted(&toc)).unwrap();
         let leaves = model::leaves(&toc);
         let is_named = |leaf: &&Leaf| **leaf != Leaf::Directory;
-        // A hard link to a symbolic link has no path of its own in a tree.
+        // A hard link to a symbolic link has no own path in a [`pierhead_toc::Tree`].
         let named = leaves.values().filter(is_named).count();
         prop_assert!(tree.len() <= named);
         let is_empty = tree.files().next().is_none() && !leaves.values().any(|leaf| *leaf == Leaf::Symlink);

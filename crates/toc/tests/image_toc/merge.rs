@@ -1,5 +1,5 @@
-//! Tests of merging: the merged layers are the tree that a container runtime would unpack, in one
-//! canonical form.
+//! Tests of merging layers into a table of contents: the result is the tree that a container
+//! runtime would unpack, in one canonical form.
 
 use pierhead_toc::ImageToc;
 use pierhead_toc::image_toc::compare;

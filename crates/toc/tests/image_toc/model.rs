@@ -1,7 +1,7 @@
 //! A model of how container runtimes unpack layers, and random layers for it.
 //!
-//! The model is a map from paths to files. The model is slow and has no symbolic links in the
-//! middle of paths; the model shares no code with the crate.
+//! The model is a map from paths to files, which shares no code with the crate. It is slow, and
+//! does not support symbolic links in the middle of paths.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,8 @@ use pierhead_toc::image_toc::{LayerEntries, Node};
 use pierhead_toc::{Entry, Error, FileDigest, ImageToc, Kind, Time};
 use proptest::prelude::*;
 
-/// The paths of all entries. Some are parents of others, so that files and directories collide.
+/// The paths of all entries. Some paths are parents of other paths, so that files and directories
+/// collide.
 const PATHS: [&str; 12] = [
     "a", "a/x", "a/x/y", "a/z", "a-b", "b", "b/c", "b/c/d", "b/c/e", "b.c", "c", "c/d",
 ];
@@ -54,13 +55,13 @@ pub(super) fn layers() -> impl Strategy<Value = Vec<Layer>> {
     proptest::collection::vec(layer, 0..4)
 }
 
-/// The digest and the size of a content of [`CONTENTS`].
+/// Returns the digest and the size of a content of [`CONTENTS`].
 pub(super) fn content(number: usize) -> (FileDigest, u64) {
     let bytes = CONTENTS[number].as_bytes();
     (FileDigest::of(bytes), bytes.len() as u64)
 }
 
-/// The entry of a change, as a layer index would return it.
+/// Returns the entry of a change, as a layer index would return this entry.
 fn entry(path: &str, change: &Change) -> Entry {
     let kind = match change {
         Change::Directory => Kind::Directory,
@@ -115,7 +116,7 @@ pub(super) enum Leaf {
 /// For each path: its object, and the last layer that added this object or an entry below it.
 type Tree = BTreeMap<String, (Leaf, usize)>;
 
-/// The parents of a path, the outermost first.
+/// Returns the parents of a path, the outermost first.
 fn parents(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').map(|(end, _)| &path[..end])
 }
@@ -125,7 +126,7 @@ fn is_below(path: &str, folder: &str) -> bool {
         .is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Merges random layers with the model. `None`: an entry cannot be unpacked.
+/// Merges random layers with the model. Returns `None` if an entry cannot be unpacked.
 pub(super) fn merge_by_model(layers: &[Layer]) -> Option<BTreeMap<String, Leaf>> {
     let mut tree = Tree::new();
     for (layer, changes) in layers.iter().enumerate() {
@@ -167,7 +168,8 @@ fn hide_below(tree: &mut Tree, folder: &str, layer: usize) {
     tree.retain(|path, (_, last)| !is_below(path, folder) || *last == layer);
 }
 
-/// Adds a leaf and its missing parents. `None`: this layer has a file where a parent would be.
+/// Adds a leaf and its missing parents. Returns `None` if this layer has a file at the path of a
+/// parent.
 fn add(tree: &mut Tree, path: &str, leaf: Leaf, layer: usize) -> Option<()> {
     for parent in parents(path) {
         match tree.get_mut(parent) {
@@ -200,7 +202,7 @@ pub(super) fn is_outside_model(layers: &[Layer]) -> bool {
     })
 }
 
-/// The tree of a table of contents, with hard links as copies.
+/// Returns the tree of a table of contents, in which hard links are copies.
 pub(super) fn leaves(toc: &ImageToc) -> BTreeMap<String, Leaf> {
     let mut all: Vec<(String, Leaf)> = Vec::new();
     let mut rows = toc.rows();

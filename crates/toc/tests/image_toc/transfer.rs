@@ -1,5 +1,5 @@
-//! Tests of the transfer and the file of a table of contents: decoding returns the same table, or
-//! an error for damaged bytes.
+//! Tests of the transfer and the file of a table of contents: encoding and decoding returns the
+//! same table, and damaged bytes give an error.
 
 use pierhead_toc::image_toc::{self, BlockCache, TocFile};
 use pierhead_toc::varint::{self, Reader};
@@ -27,7 +27,7 @@ proptest! {
             prop_assert!(decoded.bytes() == new.bytes());
         }
         let frame = image_toc::encode(&new, Some(&base), level).unwrap();
-        // Decoding without the base is an error, unless the frame uses no byte of the base.
+        // Decoding without the base must fail, unless the frame uses no byte of the base.
         if let Ok(decoded) = image_toc::decode(&frame, None) {
             prop_assert!(decoded.bytes() == new.bytes());
         }
@@ -56,7 +56,8 @@ proptest! {
         let opened = ImageToc::open(&path);
         let is_malformed = matches!(opened, Err(Error::Malformed { .. }));
         prop_assert!(is_malformed, "{:?}", opened);
-        // A single lookup reads only some blocks. Its result is correct, or an error.
+        // A single lookup reads only some blocks. The lookup in a damaged file must return the
+        // correct result or an error.
         let Ok(file) = TocFile::open(&path, &BlockCache::new(1 << 20)) else {
             return Ok(());
         };

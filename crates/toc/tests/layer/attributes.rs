@@ -1,5 +1,5 @@
-//! Tests of the attributes of entries: the index has all attributes of a tar, in every header
-//! format that tar writers use.
+//! Tests of the attributes of entries in a layer: the index has all attributes of a tar, in every
+//! header format that tar writers use.
 
 use std::sync::Arc;
 
@@ -121,8 +121,8 @@ fn devices_modes_and_old_headers() {
     );
 }
 
-/// A sparse file and its stored bytes: 1000 zeros, 600 bytes of data, zeros up to 5000, 400 bytes
-/// of data, zeros up to the end.
+/// Returns a sparse file and its stored bytes: 1000 zeros, 600 bytes of data, zeros up to 5000, 400
+/// bytes of data, zeros up to the end.
 fn sparse() -> (Vec<u8>, Vec<u8>) {
     let mut whole = vec![0; 300_000];
     whole[1000..1600].fill(7);
@@ -135,7 +135,7 @@ fn sparse() -> (Vec<u8>, Vec<u8>) {
 fn sparse_files_in_every_form() {
     let (whole, stored) = sparse();
     let mut tar = Tar::new();
-    // PAX 0.0: pairs of records.
+    // The sparse format PAX 0.0, which has pairs of records.
     tar.pax(&[
         ("GNU.sparse.size", b"300000"),
         ("GNU.sparse.numblocks", b"2"),
@@ -145,14 +145,14 @@ fn sparse_files_in_every_form() {
         ("GNU.sparse.numbytes", b"400"),
     ]);
     tar.file("zero", &stored);
-    // PAX 0.1: one record.
+    // The sparse format PAX 0.1, which has one record.
     tar.pax(&[
         ("GNU.sparse.size", b"300000"),
         ("GNU.sparse.name", b"one"),
         ("GNU.sparse.map", b"1000,600,5000,400,300000,0"),
     ]);
     tar.file("GNUSparseFile.1/one", &stored);
-    // PAX 1.0: the map before the data.
+    // The sparse format PAX 1.0, which has the map before the data.
     tar.pax(&[
         ("GNU.sparse.major", b"1"),
         ("GNU.sparse.minor", b"0"),
@@ -163,7 +163,8 @@ fn sparse_files_in_every_form() {
     data.resize(512, 0);
     data.extend_from_slice(&stored);
     tar.file("GNUSparseFile.1/ten", &data);
-    // The GNU header format: four parts in the header, and more parts in a block after it.
+    // The sparse format of GNU headers, which has four parts in the header, and more parts in a
+    // block after the header.
     let mut header = tar::Header::new_gnu();
     header.as_mut_bytes()[..3].copy_from_slice(b"gnu");
     header.set_mode(0o600);
@@ -191,7 +192,7 @@ fn sparse_files_in_every_form() {
     more.sparse_mut()[0].set_offset(parts[4].0);
     more.sparse_mut()[0].set_length(parts[4].1);
     tar.raw(&header, &[more.as_bytes(), &stored[..]].concat());
-    // The whole file is a hole.
+    // This sparse file consists of one hole.
     tar.pax(&[("GNU.sparse.size", b"4096"), ("GNU.sparse.map", b"4096,0")]);
     tar.file("hole", b"");
     let entries = entries(tar);
@@ -217,13 +218,13 @@ fn odd_tars_are_made_again_to_the_byte() {
     let sum = header.cksum().unwrap();
     header.as_mut_bytes()[148..156].copy_from_slice(format!("{sum:07o}\0").as_bytes());
     tar.raw(&header, &[3; 513]);
-    // A whiteout and an opaque marker that have data.
+    // A whiteout with data, and an opaque marker with data.
     tar.file("c/.wh.d", b"why");
     tar.file("c/.wh..wh..opq", b"not");
     // A global extended header, which is ignored.
     tar.entry("pax_global_header", b'g', b"16 path=ignored\n");
     tar.file("e", b"");
-    // Entries and other bytes after the end mark.
+    // Appends entries and other bytes after the end mark.
     tar.0.extend_from_slice(&[0; 1024]);
     tar.file("after", b"the end");
     tar.0.extend_from_slice(&[0; 5000]);

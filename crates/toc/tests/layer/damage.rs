@@ -40,8 +40,8 @@ fn a_read_begins_at_the_checkpoint_before_it() {
         assert_eq!(&bytes, b"the last one");
         let read = blob.bytes.load(Ordering::Relaxed);
         assert!(read < size / 3, "{packing:?}: {read} of {size}");
-        // A read that continues an earlier one decodes no bytes again: 20 adjacent reads take a
-        // bounded number of bytes of the blob.
+        // A read that continues an earlier read does not decode bytes again. So 20 adjacent reads
+        // take a bounded number of bytes of the blob.
         let (first, len) = index.files().next().unwrap().unwrap();
         for step in 0..20 {
             let mut part = [0; 10_000];
@@ -92,7 +92,7 @@ fn chunks_lie_one_behind_the_other_and_are_the_same_in_another_file() {
     );
 }
 
-/// Reads all data of an index and returns it as bytes, or the first error.
+/// Reads all data of an index. Returns the data as bytes, or the first error.
 fn told(index: &LayerIndex, blob: &Arc<MemoryBlob>) -> Result<Vec<u8>, Error> {
     let mut all = Vec::new();
     let reader = index.reader(blob.clone());
@@ -153,7 +153,7 @@ fn damage_anywhere_is_told_not_served() {
     }
 }
 
-/// A source that has every content and returns only zeros.
+/// A source of file contents that has every content, and whose bytes are all zeros.
 struct Zeros;
 
 impl Source for Zeros {
@@ -213,7 +213,7 @@ fn a_hostile_skeleton_is_refused() {
     }
 }
 
-/// A pace that indexes the same layer into the same file once, during its first pause.
+/// A [`Pace`] that indexes the same layer into the same file once, during its first pause.
 struct Twin<'a>(&'a MemoryBlob, &'a Request<'a>, &'a std::path::Path, bool);
 
 impl layer::Pace for Twin<'_> {

@@ -1,5 +1,5 @@
-//! Tests with hostile layers: layers with a wrong digest, damaged layers, and layers that exceed a
-//! limit are refused.
+//! Tests of indexing with hostile layers: layers with a wrong digest, damaged layers, and layers
+//! that exceed a limit are refused.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use pierhead_toc::{Entry, Error, FileDigest, Kind};
 
 use crate::making::{Counted, Packing, Tar, gzip, indexed, indexed_with};
 
-/// Indexes a layer that must be refused, and returns the reason.
+/// Indexes a layer that indexing must refuse, and returns the reason.
 fn refused(blob: &MemoryBlob, tar: &[u8], limits: Limits) -> String {
     match indexed_with(blob, tar, limits) {
         Err(Error::Image(why)) => why,
@@ -23,7 +23,7 @@ fn entries(tar: &[u8]) -> Vec<Entry> {
     index.entries().map(|entry| entry.unwrap()).collect()
 }
 
-/// Checks that a tar is refused, and that the reason contains `words`.
+/// Checks that indexing refuses a tar, and that the reason contains `words`.
 fn bad_entry(tar: Tar, words: &str) {
     let tar = tar.finish();
     let why = refused(&Packing::Plain.pack(&tar), &tar, Limits::default());
@@ -97,8 +97,8 @@ fn values_of_attributes_are_bounded() {
     assert!(indexed(&Packing::Plain.pack(&tar), &tar).is_ok());
 }
 
-/// A gzip of stored blocks: the tar, with `count` empty blocks in its middle, where indexing
-/// searches for checkpoints.
+/// Returns a gzip file of stored blocks: the tar, with `count` empty blocks in its middle, where
+/// indexing searches for checkpoints.
 fn with_empty_blocks(tar: &[u8], count: usize) -> Vec<u8> {
     let mut gzip = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
     let block = |gzip: &mut Vec<u8>, last: bool, part: &[u8]| {
@@ -140,8 +140,8 @@ fn empty_blocks_are_not_each_tried_for_a_checkpoint() {
     };
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("index");
-    // Indexing calls the pace also while it reads blocks without data, so that a caller can stop
-    // the work there.
+    // Indexing also calls the [`Pace`] while it reads blocks without data, so that a caller can
+    // stop the work there.
     let (mut told, mut most) = (0, 0);
     let mut pace = Told(
         &mut |read: u64| {
@@ -156,7 +156,7 @@ fn empty_blocks_are_not_each_tried_for_a_checkpoint() {
     assert!(most <= 8, "{most} reads without a pause");
 }
 
-/// A pace that passes the number of reads of the blob to a function at each pause.
+/// A [`Pace`] that passes the number of reads of the blob to a function at each pause.
 struct Told<'a>(&'a mut dyn FnMut(u64) -> Result<(), Error>, &'a Counted);
 
 impl Pace for Told<'_> {
@@ -212,13 +212,13 @@ fn what_is_cut_short_or_goes_on_is_refused() {
             refused(&long, &tar, Limits::default());
         }
     }
-    // The CRC of the gzip is wrong.
+    // The CRC of this gzip file is wrong.
     let mut gzip = gzip(&tar, 6);
     let at = gzip.len() - 8;
     gzip[at] ^= 1;
     refused(&MemoryBlob(gzip), &tar, Limits::default());
     // The tar itself is truncated, in a header or in a content. Whole entries without an end mark
-    // are accepted, as by Go.
+    // are accepted, as in Go.
     for (len, good) in [
         (100, false),
         (512, false),
@@ -310,7 +310,7 @@ fn what_runtimes_refuse_is_refused() {
         tar.directory("a");
     };
     bad_entry(with(&changed), "sparse");
-    // Headers that state a size of 1 TiB without any data.
+    // Returns headers that state a size of 1 TiB, without any data.
     let huge = |flag| {
         move |tar: &mut Tar| {
             let header = Tar::header("a", flag, 1 << 40);

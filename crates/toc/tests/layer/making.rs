@@ -45,7 +45,7 @@ impl Blob for Counted {
 pub(crate) enum Packing {
     Plain,
     Gzip,
-    /// Gzip of stored blocks, which start at byte boundaries.
+    /// Gzip with stored (uncompressed) blocks, which start at byte boundaries.
     GzipStored,
     /// Gzip with one member for each 100 000 bytes.
     GzipMembers,
@@ -89,7 +89,7 @@ pub(crate) fn gzip(bytes: &[u8], level: u32) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Random bytes that compress by about half, since some runs repeat earlier bytes.
+/// Returns random bytes that compress by about half, since some runs repeat earlier bytes.
 pub(crate) fn random(rng: &mut fastrand::Rng, len: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(len);
     while out.len() < len {
@@ -125,7 +125,7 @@ pub(crate) fn indexed_with(
         limits,
     };
     let folder = tempfile::tempdir().unwrap();
-    // The open file stays readable after the folder was deleted.
+    // The index stays readable after its folder was deleted, since its file is open.
     layer::index(blob, &request, &mut Unpaced, &folder.path().join("index"))
 }
 

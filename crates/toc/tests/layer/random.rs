@@ -31,7 +31,8 @@ enum MemberKind {
     Device(EntryType, u32, u32),
 }
 
-/// Generates clean relative paths. A path of more than 100 bytes needs an extension header.
+/// Generates clean relative paths. A path of more than 100 bytes needs an extension header in the
+/// tar.
 fn path() -> impl Strategy<Value = String> {
     prop_oneof![4 => "[a-z]{1,8}(/[a-z.]{0,5}[a-z]){0,3}", 1 => "[a-z]{90,120}/[a-z]{90,200}"]
 }
@@ -105,7 +106,8 @@ fn write(members: &[Member]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-/// Reads a tar with the crate `tar`: path, mode, owner, group, time and kind of each member.
+/// Reads a tar with the crate `tar`. Returns path, mode, owner, group, time and kind of each
+/// member.
 fn read(bytes: &[u8]) -> Vec<(Vec<u8>, [u64; 4], Kind)> {
     let mut archive = tar::Archive::new(bytes);
     let members = archive.entries().unwrap().map(|member| {
@@ -114,7 +116,7 @@ fn read(bytes: &[u8]) -> Vec<(Vec<u8>, [u64; 4], Kind)> {
         let target = member.link_name().unwrap();
         let target = target.map(|target| target.as_os_str().as_bytes().to_vec());
         let header = member.header().clone();
-        // Other members have no numbers in these fields.
+        // Members that are not devices have no numbers in these fields.
         let major = header.device_major().ok().flatten().unwrap_or(0);
         let minor = header.device_minor().ok().flatten().unwrap_or(0);
         let kind = match header.entry_type() {
@@ -148,7 +150,7 @@ fn read(bytes: &[u8]) -> Vec<(Vec<u8>, [u64; 4], Kind)> {
     members.collect()
 }
 
-/// The numbers of an entry of the index, in the same order as [`read`] returns them.
+/// Returns the numbers of an entry of the index, in the same order in which [`read`] returns them.
 fn numbers(entry: &Entry) -> [u64; 4] {
     assert_eq!(entry.modified.nanos, 0);
     [
@@ -207,8 +209,8 @@ proptest! {
         let mut bytes = packing.pack(&tar).0.clone();
         let place = place.index(bytes.len());
         bytes[place] ^= change;
-        // Some bytes of the gzip header have no effect. If such a byte is damaged, the index must
-        // be correct.
+        // Some bytes of the gzip header have no effect. If the damaged byte is one of these, the
+        // index must be correct.
         if let Ok(index) = indexed(&MemoryBlob(bytes), &tar) {
             let found = index.entries().map(|entry| entry.unwrap().kind);
             prop_assert!(found.eq(read(&tar).into_iter().map(|(_, _, kind)| kind)));

@@ -1,12 +1,13 @@
-//! Merges layers into one tree, with the rules by which containerd and umoci unpack them.
+//! Merges layers into one file tree, by the rules with which containerd and umoci unpack layers.
 //!
 //! - The entries of a layer are applied in the order of its tar.
-//! - A whiteout hides entries of lower layers, and never those of its own layer.
-//! - The folder of an entry is resolved through the symbolic links that exist at that moment, and
-//!   never leaves the root.
-//! - An entry replaces an existing one. A directory that replaces a directory keeps its entries.
+//! - A whiteout hides entries of lower layers, and never entries of its own layer.
+//! - The folder in the path of an entry is resolved through the symbolic links that exist at that
+//!   moment. The result never leaves the root.
+//! - An entry replaces an existing entry of the same path. But when a directory replaces a
+//!   directory, the entries in the directory are kept.
 //! - A hard link shares the inode that its target has at that moment, even if the target is
-//!   replaced later. As in umoci, the header of the link changes nothing about the inode.
+//!   replaced later. As in umoci, the attributes in the link's own tar header are ignored.
 
 use std::collections::BTreeMap;
 
@@ -24,28 +25,28 @@ pub struct LayerEntries<I, F> {
     pub diff_id: Digest,
     /// Digest and size of the skeleton: the tar without file contents.
     pub skeleton: (FileDigest, u64),
-    /// Digest and size of each regular file in the order of the tar, with files that are no
+    /// Digest and size of each regular file in the order of the tar, including files that are not
     /// entries.
     pub files: F,
     /// All entries in the order of the tar.
     pub entries: I,
 }
 
-/// The names in a directory. The map refers to nodes by position, so that a deep tree causes no
-/// deep recursion.
+/// The names in a directory. The map refers to tree nodes by their position in a list, so that a
+/// deep tree causes no deep recursion.
 type Children = BTreeMap<Box<[u8]>, u32>;
 
 /// One name in the tree.
 struct Name {
     inode: u32,
-    /// The last layer that has this name, or a name below it.
+    /// The last layer that has this name, or a name below this name.
     layer: u32,
     /// The last layer that hid names of lower layers below this name.
     hid: u32,
     children: Children,
 }
 
-/// One step of a resolved path: the node with this name, if it exists, and the name.
+/// One step of a resolved path: the tree node with this name, if the node exists, and the name.
 type Step = (Option<u32>, Box<[u8]>);
 
 /// An inode, which several names can share.
@@ -67,7 +68,7 @@ enum InodeKind {
 /// An entry of the merged tree.
 pub(super) enum Item<'a> {
     Directory,
-    /// A regular file, with the identifier of its content.
+    /// A regular file. The number is the identifier of its content.
     File(u32),
     Symlink(&'a [u8]),
     HardLink(u32),
@@ -76,7 +77,7 @@ pub(super) enum Item<'a> {
     Fifo,
 }
 
-/// A merged layer. Refers to contents by identifier.
+/// A layer that was merged, which refers to contents by their identifiers.
 pub(super) struct MergedLayer {
     pub(super) diff_id: FileDigest,
     pub(super) skeleton: u32,
@@ -87,15 +88,15 @@ pub(super) struct MergedLayer {
 pub(super) struct Merged {
     names: Vec<Name>,
     inodes: Vec<Inode>,
-    /// Encoded attribute sets.
+    /// The encoded attribute sets of all entries.
     attributes: Interned,
     contents: Interned,
     sizes: Vec<u64>,
     pub(super) layers: Vec<MergedLayer>,
-    /// Number of the layer in progress.
+    /// Number of the layer that is being merged.
     layer: u32,
-    /// Remaining budget of path components to resolve. Without this budget, symbolic links could
-    /// make a small image take unlimited time.
+    /// Remaining number of path components that may be resolved. Without this budget, symbolic
+    /// links could make a small image take unlimited time.
     steps: u64,
     /// Remaining memory budget for names, targets and attributes, in bytes.
     bytes: usize,
@@ -105,25 +106,25 @@ pub(super) struct Merged {
 
 const ROOT: u32 = 0;
 
-/// Maximum number of symbolic links that are followed for one path, as in the kernel
-/// (`MAXSYMLINKS`).
+/// Maximum number of symbolic links that are followed for one path, which is also the kernel's
+/// limit (`MAXSYMLINKS`).
 const MAX_LINKS: usize = 40;
 
-/// Maximum number of path components to resolve: a million entries, each at the greatest depth of
-/// real images.
+/// Maximum number of path components that a merge resolves: enough for a million entries, each as
+/// deep as in real images.
 const MAX_STEPS: u64 = 256 << 20;
 
-/// Maximum memory of names, targets, attributes and directories, in bytes. Images of 100 000
+/// Maximum memory of names, link targets, attributes and directories, in bytes. Images of 100 000
 /// entries take 2 to 3 MB.
 const MAX_BYTES: usize = 2 * MAX_HELD;
 
 /// Memory of a directory besides its name, in bytes: mostly the leaf of a B-tree, with room for
-/// eleven children. So the memory limit also covers chains of directories with one child each,
-/// which take almost no bytes in a layer.
+/// eleven children. Because directories count, the memory limit also covers chains of directories
+/// with one child each, which take almost no bytes in a layer.
 const DIRECTORY: usize = 256;
 
-/// The attributes of the root, and of a folder without an entry in any layer. The time is 0. A
-/// runtime would use the time of unpacking.
+/// The attributes of the root, and of a folder for which no layer has an entry. The time is 0,
+/// since the time of unpacking, which a runtime uses, is not known.
 const IMPLIED: Entry = Entry {
     path: Vec::new(),
     kind: Kind::Directory,
@@ -169,8 +170,8 @@ where
 }
 
 fn position(len: usize) -> Result<u32, Error> {
-    // Replaced nodes stay in memory but are no entries of the TOC, so the limit of nodes is higher
-    // than that of entries.
+    // Nodes that were replaced stay in memory, but are not entries of the TOC. So the limit of
+    // nodes is higher than the limit of entries.
     u32::try_from(len)
         .ok()
         .filter(|position| *position < MAX_ENTRIES + MAX_ENTRIES / 4)
@@ -181,12 +182,12 @@ fn many() -> Error {
     Error::Image("it has more entries than the limit".to_owned())
 }
 
-/// Makes the error of an entry.
+/// Makes the error of an entry that cannot be merged.
 fn bad(path: &[u8], why: &str) -> Error {
     Error::Image(format!("{}: {why}", path.escape_ascii()))
 }
 
-/// The components of a path, without empty ones and `.`.
+/// Returns the components of a path, without empty components and without `.`.
 fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
     path.split(|byte| *byte == b'/')
         .filter(|name| !name.is_empty() && *name != b".")
@@ -210,12 +211,12 @@ impl Merged {
         Ok(merged)
     }
 
-    /// The encoded attribute set with this identifier.
+    /// Returns the encoded attribute set with this identifier.
     pub(super) fn attributes(&self, id: u32) -> &[u8] {
         self.attributes.string(id)
     }
 
-    /// Digest and size of the content with this identifier.
+    /// Returns digest and size of the content with this identifier.
     pub(super) fn content(&self, id: u32) -> (&[u8], u64) {
         (self.contents.string(id), self.sizes[id as usize])
     }
@@ -266,7 +267,8 @@ impl Merged {
         coded.clear();
         attributes::encode(of, mode, &mut coded);
         if self.attributes.find(&coded).is_none() {
-            // The bytes count twice, since they are in memory twice: here, and in the TOC.
+            // The bytes of the attributes count twice, since they are in memory twice: in this
+            // table, and in the TOC.
             self.hold(2 * attributes::held(of))?;
         }
         let attributes = self.attributes.get(&coded).ok_or_else(many)?;
@@ -368,8 +370,8 @@ impl Merged {
         Ok(())
     }
 
-    /// The inode of the target of a hard link. If the last component of the target is a symbolic
-    /// link, does not follow it.
+    /// Returns the inode of the target of a hard link. If the last component of the target is a
+    /// symbolic link, this link is not followed.
     fn linked(&mut self, path: &[u8], target: &[u8]) -> Result<u32, Error> {
         let (parent, name) = match target.iter().rposition(|byte| *byte == b'/') {
             Some(slash) => (&target[..slash], &target[slash + 1..]),
@@ -386,7 +388,7 @@ impl Merged {
         }
     }
 
-    /// Removes the names of lower layers from a directory of this layer.
+    /// Removes the names that lower layers added to a directory from this directory.
     fn hide_in(&mut self, folder: u32) -> Result<(), Error> {
         let layer = self.layer;
         let mut folders = vec![folder];
@@ -405,7 +407,8 @@ impl Merged {
         Ok(())
     }
 
-    /// Subtracts steps from the budget, which limits the time that a small hostile layer can take.
+    /// Subtracts steps from the budget of path components, which limits the time that a small
+    /// hostile layer can take.
     fn step(&mut self, steps: u64) -> Result<(), Error> {
         let left = self.steps.checked_sub(steps);
         self.steps =
@@ -423,7 +426,8 @@ impl Merged {
     }
 
     /// Resolves a path through symbolic links. Returns the steps from the root. A missing node
-    /// counts as an empty directory, and so does a node that is no directory.
+    /// counts as an empty directory. A node that is not a directory also counts as an empty
+    /// directory.
     fn resolve(&mut self, path: &[u8]) -> Result<Vec<Step>, Error> {
         let mut way: Vec<Step> = Vec::new();
         let mut todo: Vec<Box<[u8]>> = components(path).rev().map(Box::from).collect();
@@ -455,14 +459,14 @@ impl Merged {
         Ok(way)
     }
 
-    /// The node at a path. Follows symbolic links.
+    /// Returns the tree node at a path. Symbolic links are followed.
     fn find(&mut self, path: &[u8]) -> Result<Option<u32>, Error> {
         let way = self.resolve(path)?;
         Ok(way.last().map_or(Some(ROOT), |(found, _)| *found))
     }
 
-    /// The directory at a path. Creates missing directories, and marks all directories of the path
-    /// as part of this layer.
+    /// Returns the directory at a path. Creates missing directories, and marks all directories of
+    /// the path as part of the current layer.
     fn make(&mut self, path: &[u8]) -> Result<u32, Error> {
         let layer = self.layer;
         let mut folder = ROOT;
@@ -489,7 +493,7 @@ impl Merged {
         Ok(folder)
     }
 
-    /// Visits all entries in the order of a TOC.
+    /// Calls `visit` with each entry, in the order of a TOC.
     pub(super) fn walk(
         &self,
         mut each: impl FnMut(&[u8], &Item<'_>, u32, Time) -> Result<(), Error>,

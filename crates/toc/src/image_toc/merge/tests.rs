@@ -1,4 +1,5 @@
-//! Unit tests of the limits of merging: steps and number of names.
+//! Unit tests of the limits of merging layers: the number of path components that are resolved, and
+//! the number of names.
 
 use super::*;
 
@@ -30,7 +31,8 @@ fn a_repeated_opaque_whiteout_takes_no_steps() {
     let markers = (0..count).map(|_| entry("d".to_owned(), Kind::Opaque));
     let merged = merged(files.chain(markers)).expect("a layer that can be merged");
     let steps = MAX_STEPS - merged.steps;
-    // The bound covers the steps to the files and to their folder, and one visit of each file.
+    // The bound covers the resolved steps to the files and to their folder, and one visit of each
+    // file.
     assert!(steps <= 5 * count, "{steps} steps");
     assert!(steps >= 3 * count, "{steps} steps: visits are not counted");
 }

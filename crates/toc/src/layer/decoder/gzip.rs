@@ -1,5 +1,5 @@
-//! A decoder of gzip (RFC 1952) with several members, which can start at any deflate block, as in
-//! zlib's `zran` example.
+//! A decoder of gzip (RFC 1952) with several members, which can start at any deflate block, like
+//! zlib's example `zran`.
 //!
 //! The decoder uses zlib-rs directly, since flate2 does not report block boundaries.
 
@@ -11,7 +11,7 @@ use crate::Error;
 /// Size of the deflate window in bytes.
 pub(crate) const WINDOW: usize = 32 << 10;
 
-/// Bytes of the trailer of a member: CRC-32 and length.
+/// Number of bytes of the trailer of a gzip member, which has a CRC-32 and a length.
 const TRAILER: u8 = 8;
 
 /// The state of the gzip decoder.
@@ -23,19 +23,19 @@ pub(crate) struct Gzip {
 enum Phase {
     /// The decoder is before a member, or at the end of the input.
     Between,
-    /// The decoder is in a member that was decoded from its head. zlib-rs verifies the CRC and the
-    /// length of the member.
+    /// The decoder is in a member that it has decoded from the head. zlib-rs verifies the CRC and
+    /// the length of such a member.
     Member,
-    /// The decoder is in a member that was entered at a checkpoint. The CRC of the member cannot be
-    /// verified.
+    /// The decoder is in a member that it entered at a checkpoint, so that the CRC of the member
+    /// cannot be verified.
     Entered,
-    /// The decoder is in the trailer of a member that was entered at a checkpoint. The number is
-    /// that of the remaining bytes of the trailer.
+    /// The decoder is in the trailer of a member that it entered at a checkpoint. The field is the
+    /// number of remaining bytes of the trailer.
     Trailer(u8),
 }
 
 impl Gzip {
-    /// Decodes the first `len` bytes from a position. `None` when decoding fails.
+    /// Decodes the first `len` bytes from a position. Returns `None` when decoding fails.
     pub(crate) fn glimpse(
         window: &[u8],
         bits: u8,
@@ -49,7 +49,7 @@ impl Gzip {
         (outcome.is_ok() && inflate.total_out() == len as u64).then_some(output)
     }
 
-    /// A decoder at the head of a member.
+    /// Creates a decoder at the head of a gzip member.
     pub(super) fn new() -> Self {
         Self {
             inflate: gzip_mode(),
@@ -57,8 +57,8 @@ impl Gzip {
         }
     }
 
-    /// A decoder at a deflate block, which starts `bits` bits into `byte`. Both numbers are 0 at a
-    /// byte boundary.
+    /// Creates a decoder at a deflate block, which starts after `bits` bits of `byte`. Both numbers
+    /// are 0 at a byte boundary.
     ///
     /// # Errors
     /// [`Error::Malformed`] when decoding cannot start there.
@@ -69,7 +69,7 @@ impl Gzip {
         })
     }
 
-    /// Whether the input may end here.
+    /// Whether the input may end at the current position.
     pub(super) fn may_end(&self) -> bool {
         matches!(self.phase, Phase::Between)
     }
@@ -133,7 +133,8 @@ fn gzip_mode() -> Inflate {
     Inflate::new(true, 16 + 15)
 }
 
-/// A raw decoder with a window, fed with empty blocks up to the bit at which the next block starts.
+/// Creates a raw decoder with a window, and feeds it with empty blocks up to the bit at which the
+/// next block starts.
 fn entered(window: &[u8], bits: u8, byte: u8) -> Result<Inflate, Error> {
     let bad = || Error::malformed("layer index", "a checkpoint that cannot be entered");
     let mut inflate = Inflate::new(false, 15);
@@ -150,9 +151,9 @@ fn entered(window: &[u8], bits: u8, byte: u8) -> Result<Inflate, Error> {
     }
 }
 
-/// Empty deflate blocks that end `bits` bits into their last byte. The higher bits of the last byte
-/// are those of `byte`. So the following bytes need no shift, and the decoder reports the end of
-/// the member exactly.
+/// Returns empty deflate blocks that end after `bits` bits of their last byte. The other bits of
+/// this last byte are taken from `byte`. So the following bytes need no shift, and the decoder
+/// reports the end of the member exactly.
 fn lead(bits: u8, byte: u8) -> Vec<u8> {
     let mut written = Bits::default();
     if bits % 2 == 1 {
@@ -170,19 +171,20 @@ fn lead(bits: u8, byte: u8) -> Vec<u8> {
             };
             written.put(len, 3);
         }
-        // The codes, most significant bit first: 1 is 0; 0 is 10; 18 is 11. 256 zeros, length 1 for
-        // the end symbol, one distance of length 0.
+        // The codes, most significant bit first, are 0 for the symbol 1, 10 for the symbol 0, and
+        // 11 for the symbol 18. The block has 256 zeros, the length 1 for the end symbol, and one
+        // distance of length 0.
         for run in [138, 118] {
             written.put(0b11, 2);
             written.put(run - 11, 7);
         }
         written.put(0, 1);
         written.put(0b01, 2);
-        // The symbol for the end of the block.
+        // Writes the symbol for the end of the block.
         written.put(0, 1);
     }
     while written.count % 8 != u32::from(bits) {
-        // A block with fixed codes and only the end symbol: 10 bits.
+        // A block with fixed codes and only the end symbol has 10 bits.
         written.put(0b010, 10);
     }
     if bits > 0
@@ -222,8 +224,7 @@ mod tests {
     fn a_lead_ends_at_every_bit_without_output() {
         for bits in 0..8u8 {
             let plain = b"what follows a lead is read as it stands";
-            // A stored block follows: 3 bits, padding, the length, and the complement of the
-            // length.
+            // Adds a stored block: 3 bits, padding, the length, and the complement of the length.
             let mut data = lead(bits, 0);
             if bits > 5 || bits == 0 {
                 data.push(0);

@@ -1,4 +1,4 @@
-//! Decompresses a layer step by step. The layer is uncompressed, gzip or zstd.
+//! Decompresses a layer step by step. A layer is uncompressed, or compressed by gzip or zstd.
 
 mod gzip;
 mod zstd;
@@ -28,7 +28,7 @@ impl Coding {
             .map_err(|e| Error::io("read the layer", e))?;
         Ok(match head {
             [0x1f, 0x8b, 0x08, _] => Self::Gzip,
-            // A zstd frame, or a skippable frame.
+            // The first bytes of a zstd frame, or of a skippable frame.
             [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Self::Zstd,
             _ => Self::Plain,
         })
@@ -38,9 +38,9 @@ impl Coding {
 /// The result of one step of a decoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Step {
-    /// Number of input bytes taken.
+    /// Number of input bytes that the decoder took.
     pub(super) taken: usize,
-    /// Number of output bytes written.
+    /// Number of output bytes that the decoder wrote.
     pub(super) given: usize,
     /// Whether the decoder stopped at the end of a deflate block, as requested.
     pub(super) boundary: bool,
@@ -56,8 +56,8 @@ pub(super) enum Decoder {
 }
 
 impl Decoder {
-    /// A decoder at the head of a layer, a gzip member or a zstd frame. Refuses zstd windows of
-    /// more than `max_window` bytes.
+    /// Creates a decoder at the head of a layer, of a gzip member or of a zstd frame. The decoder
+    /// refuses zstd windows of more than `max_window` bytes.
     pub(super) fn new(coding: Coding, max_window: u64) -> Result<Self, Error> {
         Ok(match coding {
             Coding::Plain => Self::Plain,
@@ -66,7 +66,8 @@ impl Decoder {
         })
     }
 
-    /// Decodes as much as fits. With `stop`, gzip stops at the end of a deflate block.
+    /// Decodes as much as fits into `output`. With `stop`, a gzip decoder stops at the end of a
+    /// deflate block.
     ///
     /// # Errors
     /// [`Error::Image`] when the input is damaged.
@@ -91,7 +92,7 @@ impl Decoder {
         }
     }
 
-    /// Whether the input may end here.
+    /// Whether the input may end at the current position.
     pub(super) fn may_end(&self) -> bool {
         match self {
             Self::Plain => true,

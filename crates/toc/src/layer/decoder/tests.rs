@@ -1,9 +1,10 @@
-//! Decoder tests with files that other programs compressed, in input pieces of odd sizes.
+//! Tests of the gzip and zstd decoders with files that other programs compressed. The input comes
+//! in pieces of odd sizes.
 
 use super::*;
 
-/// [`plain`], compressed by zlib at level 9: two members of several deflate blocks, which end at
-/// and within bytes.
+/// [`plain`], compressed by zlib at level 9: two gzip members of several deflate blocks. Some
+/// blocks end at the end of a byte, and some within a byte.
 const GZIP: &[u8] = include_bytes!("known/plain.gz");
 /// [`plain`], compressed by `zstd -19 --check`.
 const ZSTD: &[u8] = include_bytes!("known/plain.zst");
@@ -11,7 +12,7 @@ const ZSTD: &[u8] = include_bytes!("known/plain.zst");
 const MEMBER: (usize, usize) = (40_000, 187);
 const MAX_WINDOW: u64 = 1 << 20;
 
-/// The test data: bytes that compress well, and then bytes that do not compress.
+/// Returns the test data: bytes that compress well, and then bytes that do not compress.
 fn plain() -> Vec<u8> {
     let mut plain = b"pierhead ".repeat(9000);
     let mut state = 1_u32;
@@ -22,8 +23,8 @@ fn plain() -> Vec<u8> {
     plain
 }
 
-/// The output of a decoder, and the positions where it stopped: in the plain bytes and in the
-/// compressed bytes.
+/// The output of a decoder, and the positions where the decoder stopped, in the uncompressed bytes
+/// and in the compressed bytes.
 #[derive(Default)]
 struct Decoded {
     plain: Vec<u8>,
@@ -31,8 +32,8 @@ struct Decoded {
     between: Vec<(usize, usize)>,
 }
 
-/// Decodes pieces of `size` bytes into a buffer of `room` bytes. `stop` requests stops at the ends
-/// of blocks.
+/// Decodes pieces of `size` bytes into a buffer of `room` bytes. With `stop`, the decoder stops at
+/// the ends of deflate blocks.
 fn decoded(
     coding: Coding,
     coded: &[u8],
@@ -73,10 +74,11 @@ fn decoded(
     }
 }
 
-/// Whether decoding with the window works from this position, at one of the bits of the previous
+/// Whether a decoder with the window can start at this position, at one of the bits of the previous
 /// byte.
 fn begins_block(plain: &[u8], (at, coded_at): (usize, usize)) -> bool {
-    // At most the remaining bytes of the member: the last block has no output after it.
+    // Decodes at most the remaining bytes of the member, since there is no output after its last
+    // block.
     let end = match coded_at < MEMBER.1 {
         true => MEMBER.0,
         false => plain.len(),

@@ -12,7 +12,8 @@ pub(crate) struct Zstd {
 }
 
 impl Zstd {
-    /// A decoder before a frame. Refuses frames with a window of more than `max_window` bytes.
+    /// Creates a decoder before a frame. The decoder refuses frames with a window of more than
+    /// `max_window` bytes.
     pub(super) fn new(max_window: u64) -> Result<Self, Error> {
         let failed = |error: std::io::Error| Error::io("start zstd", error);
         let mut decoder = Decoder::new().map_err(failed)?;
@@ -45,7 +46,7 @@ impl Zstd {
         })
     }
 
-    /// Whether the input may end here.
+    /// Whether the input may end at the current position.
     pub(super) fn may_end(&self) -> bool {
         self.between
     }

@@ -40,8 +40,8 @@ impl<'a> Bytes<'a> {
         })
     }
 
-    /// Returns the compression, the number of uncompressed bytes, and their digest, which is the
-    /// diff ID.
+    /// Returns the compression, the number of uncompressed bytes, and the digest of these bytes,
+    /// which is the diff ID.
     pub(super) fn finish(self) -> (Coding, u64, Digest) {
         (self.coding, self.size, self.hash.finish())
     }
@@ -62,8 +62,8 @@ impl<'a> Bytes<'a> {
         self.stream.take(count);
     }
 
-    /// Checks the limits of file sizes before a file is hashed. `files` is the total size so far,
-    /// with holes.
+    /// Checks the limits of file sizes before a file is hashed. `files` is the total size of all
+    /// files so far, including holes.
     pub(super) fn allow(&self, files: u64) -> Result<(), Error> {
         let Limits {
             max_size,
@@ -117,8 +117,8 @@ impl<'a> Bytes<'a> {
         Ok(some)
     }
 
-    /// The next block of 512 bytes. `None` at the end of the layer. An incomplete block is an
-    /// error.
+    /// Returns the next block of 512 bytes, or `None` at the end of the layer. An incomplete block
+    /// is an error.
     pub(super) fn block(&mut self, builder: &mut Builder) -> Result<Option<[u8; BLOCK]>, Error> {
         if !self.fill(builder)? {
             return Ok(None);
@@ -153,8 +153,8 @@ impl<'a> Bytes<'a> {
         Ok(())
     }
 
-    /// The padding after `len` bytes. The result is shorter when the layer ends within the padding,
-    /// which runtimes accept.
+    /// Returns the padding after `len` bytes. The result is shorter when the layer ends within the
+    /// padding, which runtimes accept.
     pub(super) fn padding(&mut self, builder: &mut Builder, len: u64) -> Result<Vec<u8>, Error> {
         let mut pad = Vec::new();
         let mut left = usize::try_from(skeleton::padding(len)).unwrap_or(0);

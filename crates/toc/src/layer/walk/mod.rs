@@ -19,10 +19,10 @@ use super::stored::raw;
 
 use bytes::Bytes;
 
-/// Maximum length of the value of an extended attribute in bytes, as in Linux.
+/// Maximum length of the value of an extended attribute in bytes, which is the limit of Linux.
 const MAX_XATTR: usize = 64 << 10;
 
-/// Zeros, for holes of sparse files.
+/// Zero bytes, for the holes of sparse files.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Values from extended headers, which override fields of the next header.
@@ -103,8 +103,8 @@ impl Walk<'_> {
                 b'L' => overrides.name = Some(text(&self.special(fields.size)?).to_vec()),
                 b'K' => overrides.link = Some(text(&self.special(fields.size)?).to_vec()),
                 b'g' => {
-                    // As in Go, a global header is ignored, and cancels the extended headers before
-                    // it.
+                    // As in Go, a global header is ignored, and also cancels the extended headers
+                    // that precede it.
                     self.special(fields.size)?;
                     overrides = Overrides::default();
                 }
@@ -114,7 +114,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The next header. `None` at the end of the bytes, or at the end mark: two blocks of zeros.
+    /// Returns the next header. Returns `None` at the end of the bytes, or at the end mark: two
+    /// blocks of zeros.
     fn header(&mut self) -> Result<Option<[u8; BLOCK]>, Error> {
         let Some(block) = self.bytes.block(self.builder)? else {
             return Ok(None);
@@ -134,7 +135,7 @@ impl Walk<'_> {
         Ok(None)
     }
 
-    /// Reads the data of an extended header, and adds it to the skeleton.
+    /// Reads the data of an extended header, and adds this data to the skeleton.
     fn special(&mut self, size: u64) -> Result<Vec<u8>, Error> {
         if size > MAX_SPECIAL {
             return Err(image("has an extended header over the limit of 1 MiB"));
@@ -206,8 +207,8 @@ impl Walk<'_> {
             Name::Opaque(path) => (path, Kind::Opaque),
             Name::Plain(path) => (path, self.kind(&fields, file, &small)?),
         };
-        // A whiteout with data, or a file with the path of the root, has no content in the tree,
-        // but rebuilding the tar needs its bytes.
+        // A whiteout with data, or a file with the path of the root, has no content in the tree.
+        // But its bytes are needed to rebuild the tar.
         let rootless = path.is_empty() && matches!(kind, Kind::File { .. });
         if let Some((content, size)) = file
             && size > 0
@@ -284,7 +285,8 @@ impl Walk<'_> {
         })
     }
 
-    /// Reads and hashes the content of a regular file. Its data takes `stored` bytes of the tar.
+    /// Reads and hashes the content of a regular file. The data of the file takes `stored` bytes of
+    /// the tar.
     fn file(
         &mut self,
         block: &[u8; BLOCK],
@@ -322,7 +324,7 @@ impl Walk<'_> {
                 }
                 sum.hole(size - at, &mut self.bytes, self.builder)?;
                 if map.0.is_empty() && size > 0 {
-                    // An empty extent marks a file as sparse that consists of one hole.
+                    // If the whole file is one hole, an empty extent marks the file as sparse.
                     self.builder.extent(size, 0)?;
                 }
             }
@@ -389,7 +391,7 @@ impl Walk<'_> {
         Ok((Some(map), size, data))
     }
 
-    /// Reads a block, and adds it to the skeleton.
+    /// Reads a block, and adds the block to the skeleton.
     fn raw_block(&mut self) -> Result<[u8; BLOCK], Error> {
         let block = self.bytes.block(self.builder)?;
         let block = block.ok_or_else(|| image("is cut short"))?;
@@ -399,7 +401,7 @@ impl Walk<'_> {
     }
 }
 
-/// Computes the digest and the chunks of a content.
+/// Computes the digest and the chunks of a file content.
 struct Sum<'a> {
     hash: Hasher,
     cutter: Option<&'a mut Cutter>,
