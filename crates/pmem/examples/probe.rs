@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use pierhead_pmem::{Config, Medium as _, Region};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Size of one write in bytes: a segment of the log.
+/// Size of one write in bytes, which is the size of a segment of the log.
 const PIECE: usize = 2 << 20;
 
-/// Number of rounds. The best round counts, because other processes use the machine, too.
+/// Number of measurement rounds. The best round counts, because other processes use the machine,
+/// too.
 const ROUNDS: usize = 5;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -123,7 +124,7 @@ fn measure(region: &Region) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The shortest times of all rounds: elapsed time, and CPU time.
+/// The shortest times of all rounds: the elapsed time and the CPU time.
 struct Took {
     wall: Duration,
     cpu: Duration,

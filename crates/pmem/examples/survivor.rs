@@ -21,8 +21,8 @@ const REGION: u64 = 48 << 20;
 const SEGMENT: u64 = 256 << 10;
 const KEYS: u64 = 24;
 
-/// Maximum size of large and small values in bytes: large ones span several segments, small ones
-/// share one.
+/// Maximum size of large and small values in bytes: a large value spans several segments, and small
+/// values share one segment.
 const LARGE: u64 = 4 * SEGMENT;
 const SMALL: u64 = 4 << 10;
 
@@ -57,7 +57,7 @@ fn expect_class(dir: &Path, expected: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// One change of one key. Seed and number of the step determine it.
+/// One change of one key. The seed and the number of the step determine the change.
 struct Step {
     key: Vec<u8>,
     change: Change,
@@ -92,7 +92,7 @@ impl Step {
     }
 }
 
-/// The 8 bytes at `8 * index` of the value that a step writes.
+/// Returns the 8 bytes at `8 * index` of the value that a step writes.
 fn word(seed: u64, number: u64, index: u64) -> [u8; 8] {
     mix(seed ^ mix(number) ^ index).to_le_bytes()
 }
@@ -141,7 +141,8 @@ fn write(dir: &Path, seed: u64, steps: u64) -> Outcome<()> {
             }
             Change::Put { len } => {
                 let mut writer = log.begin(&step.key)?;
-                // Writes the content in pieces, as they arrive from a network.
+                // The content is written in pieces, in the same way as it would arrive from a
+                // network.
                 for piece in content(seed, number, len)?.chunks(64 << 10) {
                     writer.write(piece)?;
                 }
@@ -154,7 +155,8 @@ fn write(dir: &Path, seed: u64, steps: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// The expected value of a key: number of the step that wrote it, and its length. `None`: no value.
+/// The expected value of a key: the number of the step that wrote the value, and the length of the
+/// value. `None`: the key has no value.
 type Held = Option<(u64, u64)>;
 
 fn apply(step: &Step, number: u64) -> Held {
@@ -174,8 +176,8 @@ fn check(dir: &Path, seed: u64, last: u64) -> Outcome<()> {
         let held = apply(&step, number);
         model.insert(step.key, held);
     }
-    // The step after `last` was running: it may be durable, although its line "committed N" was not
-    // printed.
+    // The step after `last` was running when the power was cut. This step may be durable, although
+    // its line "committed N" was not printed.
     let under_way = Step::of(seed, last + 1);
     let mut visible = 0;
     for (key, expected) in &model {

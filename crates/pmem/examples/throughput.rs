@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Ok::<_, Box<dyn Error>>(best.min(alone(&region, bytes, &piece)?))
     })?;
     println!("medium alone  {:.2} GB/s", rate(bytes, raw));
-    // Writes zeros over both heads, so that the region counts as unformatted.
+    // Zeros overwrite both heads of the log, so that the region counts as unformatted.
     region.write(0, &[0; 8192])?;
 
     let (log, _) = Log::open(region, Options::default())?;
@@ -84,7 +84,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Seconds to write the same bytes in order to the medium alone, flushed as the log flushes them.
+/// Returns the seconds that writing the same bytes in order to the medium alone takes. The bytes
+/// are flushed in the same way as by the log.
 fn alone(region: &Region, bytes: u64, piece: &[u8]) -> Result<f64, pierhead_pmem::Error> {
     let begun = Instant::now();
     for at in (0..bytes).step_by(PIECE) {

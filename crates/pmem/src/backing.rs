@@ -22,7 +22,7 @@ const VOLATILE_FILE_SYSTEMS: &[(i64, &str)] = &[
 ];
 
 /// Network file systems and shared folders of a virtual machine. They count as durable as a disk,
-/// because the server flushes on request. The numbers are from the kernel's `magic.h`.
+/// because the server flushes its data on request. The numbers are from the kernel's `magic.h`.
 const NETWORK_FILE_SYSTEMS: &[i64] = &[
     0x6969,      // NFS
     0xff53_4d42, // CIFS
@@ -39,15 +39,15 @@ const BTRFS: i64 = 0x9123_683e;
 const MAX_DEVICE_DEPTH: u32 = 8;
 
 /// Whether a file at `path`, existing or not, is stored in memory that is charged to the cgroup of
-/// the writer. A path that cannot be examined counts as on a disk.
+/// the writer. If the path cannot be examined, the result is `false`.
 pub fn is_memory(path: &Path) -> bool {
     let mut above = path.ancestors();
     let stat = above.find_map(|it| rustix::fs::statfs(it).ok());
     stat.is_some_and(|stat| [TMPFS, RAMFS].contains(&stat.f_type))
 }
 
-/// The reason why the contents of `file` are lost on a power cut, as far as the kernel tells it.
-/// `None`: they survive.
+/// Returns the reason why a power cut loses the contents of `file`, as far as the kernel states it.
+/// `None`: the contents survive.
 pub(crate) fn volatile(file: &File) -> io::Result<Option<String>> {
     volatile_reason(file, Path::new("/sys"), MAX_DEVICE_DEPTH)
 }
@@ -72,7 +72,7 @@ fn volatile_reason(file: &File, sys: &Path, depth: u32) -> io::Result<Option<Str
     ))
 }
 
-/// As [`volatile_reason`], for a file system without a device number of its own.
+/// Returns the same as [`volatile_reason`], for a file system without a device number of its own.
 fn reason_without_device(kind: i64, sys: &Path, depth: u32) -> Option<String> {
     if NETWORK_FILE_SYSTEMS.contains(&kind) {
         return None;
@@ -80,8 +80,8 @@ fn reason_without_device(kind: i64, sys: &Path, depth: u32) -> Option<String> {
     if kind != BTRFS {
         return Some("the kernel does not tell on which disks its file system is".to_owned());
     }
-    // sysfs does not tell which btrfs contains the file, so a single btrfs on volatile memory makes
-    // all of them suspect.
+    // sysfs does not tell which btrfs contains the file, so if one btrfs is on volatile memory,
+    // every file on a btrfs counts as volatile.
     let all = fs::read_dir(sys.join("fs/btrfs")).ok()?;
     let devices = all.flatten();
     let devices = devices.filter_map(|one| fs::read_dir(one.path().join("devices")).ok());
@@ -91,8 +91,8 @@ fn reason_without_device(kind: i64, sys: &Path, depth: u32) -> Option<String> {
         .find_map(|device| device_reason(&device.path(), sys, depth))
 }
 
-/// As [`volatile_reason`], for a block device whose folder in sysfs is `folder`. A device without a
-/// folder counts as a disk.
+/// Returns the same as [`volatile_reason`], for a block device whose folder in sysfs is `folder`. A
+/// device without such a folder counts as a disk.
 fn device_reason(folder: &Path, sys: &Path, depth: u32) -> Option<String> {
     let depth = depth.checked_sub(1)?;
     let folder = fs::canonicalize(folder).ok()?;
@@ -118,7 +118,7 @@ fn device_reason(folder: &Path, sys: &Path, depth: u32) -> Option<String> {
             File::open(path.trim_end()).and_then(|file| volatile_reason(&file, sys, depth));
         return reason.ok().flatten();
     }
-    // A device mapper is as durable as its least durable part.
+    // A device mapper is as durable as the least durable device below it.
     fs::read_dir(folder.join("slaves"))
         .ok()?
         .flatten()
@@ -135,7 +135,8 @@ mod tests {
 
     use super::*;
 
-    /// Makes a simulated sysfs with one device 8:1 at `path`, and with `files` below its root.
+    /// In a test, creates a simulated sysfs with one device 8:1 at `path`, and with `files` below
+    /// its root.
     fn sysfs(path: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
         let sys = tempfile::tempdir().expect("a folder");
         let device = sys.path().join(path);

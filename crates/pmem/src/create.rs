@@ -1,4 +1,5 @@
-//! Opens or atomically creates the file of a region, and locks it for one owner.
+//! Opens the file of a region (a file that is mapped into memory), or creates it atomically. Locks
+//! the file for one owner.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -10,18 +11,18 @@ use rustix::io::Errno;
 
 use crate::Error;
 
-/// Opens the file at `path`, or creates a file of `size` bytes with all blocks allocated. Locks the
-/// file until it is closed.
+/// Opens the file at `path`. If there is none, creates a file of `size` bytes with all blocks
+/// allocated. Locks the file until it is closed.
 ///
-/// Errors: [`Error::Busy`] when the file is locked; [`Error::Foreign`] when it is not a regular
-/// file or too short; [`Error::Io`].
+/// Errors: [`Error::Busy`] when the file is locked; [`Error::Foreign`] when the file is not a
+/// regular file or is too short; [`Error::Io`] for an error of the system.
 pub(crate) fn open(path: &Path, size: u64) -> Result<File, Error> {
     loop {
         match open_existing(path, size) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             other => return other,
         }
-        // A dangling symbolic link occupies the name, but cannot be opened.
+        // A symbolic link to a missing file occupies the name, but cannot be opened.
         if path.is_symlink() {
             return Err(Error::Foreign {
                 path: path.to_owned(),
@@ -29,7 +30,7 @@ pub(crate) fn open(path: &Path, size: u64) -> Result<File, Error> {
                     .into(),
             });
         }
-        // If another process has created the file meanwhile, the next attempt opens that file.
+        // If another process has created the file since the open, the next attempt opens that file.
         if let Some(file) = create(path, size)? {
             return Ok(file);
         }
@@ -41,7 +42,7 @@ fn open_existing(path: &Path, size: u64) -> Result<File, Error> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
-        // Without O_NONBLOCK, opening a pipe would wait for its other end.
+        // Without O_NONBLOCK, opening a pipe would wait until another process opens its other end.
         .custom_flags(libc::O_NONBLOCK)
         .open(path)
         .map_err(doing("open"))?;
@@ -70,7 +71,7 @@ fn open_existing(path: &Path, size: u64) -> Result<File, Error> {
 }
 
 /// Creates a temporary file and renames it, so that no power cut leaves an incomplete region.
-/// `None` when another process has created the file meanwhile.
+/// `None` when another process creates the file at the same time.
 #[expect(
     clippy::disallowed_methods,
     reason = "the region is allocated and synced, and its folder is synced below"
@@ -87,8 +88,8 @@ fn create(path: &Path, size: u64) -> Result<Option<File>, Error> {
         .open(&temporary)
         .map_err(doing("make"))?;
     lock(&file, path)?;
-    // Another process may have renamed the temporary file before this process locked it. Then the
-    // file is the region of that process.
+    // Another process may have renamed the temporary file before this process locked it. In that
+    // case, the file is the region of the other process.
     let same = fs::metadata(&temporary).is_ok_and(|now| {
         file.metadata()
             .is_ok_and(|this| (this.dev(), this.ino()) == (now.dev(), now.ino()))
@@ -116,8 +117,8 @@ fn create(path: &Path, size: u64) -> Result<Option<File>, Error> {
             let _ = fs::remove_file(&temporary);
             return Ok(None);
         }
-        // The file system cannot rename without replacing an existing file. The lock still excludes
-        // other pierhead processes.
+        // The file system cannot rename without replacing an existing file. A plain rename is safe
+        // enough, because the lock still excludes other pierhead processes.
         Err(Errno::INVAL) if !path.exists() => {
             fs::rename(&temporary, path).map_err(doing("rename"))?;
         }
@@ -138,11 +139,11 @@ fn temporary_path(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Allocates all blocks of the file now: on a full disk, a write to an unallocated page would raise
-/// SIGBUS.
+/// Allocates all blocks of the file when the region is created: on a full disk, a write to an
+/// unallocated page would raise SIGBUS.
 ///
-/// Checks the free space first, because some file systems fill the disk before they report that the
-/// disk is full.
+/// Before the allocation, checks the free space, because some file systems fill the disk before
+/// they report that the disk is full.
 fn allocate(mut file: &File, size: u64) -> io::Result<()> {
     let room = rustix::fs::fstatvfs(file)?;
     if size > room.f_bavail.saturating_mul(room.f_frsize) {
@@ -166,7 +167,7 @@ fn allocate(mut file: &File, size: u64) -> io::Result<()> {
     }
 }
 
-/// Locks the file until it is closed. The end of the process closes it, too.
+/// Locks the file until it is closed. When the process ends, the kernel closes the file, too.
 fn lock(file: &File, path: &Path) -> Result<(), Error> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(()),
@@ -175,7 +176,7 @@ fn lock(file: &File, path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Makes an [`Error::Io`] for a failed operation.
+/// Creates an [`Error::Io`] for a failed operation.
 fn io_error(doing: String) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Io { doing, source }
 }

@@ -4,8 +4,8 @@
 use std::io;
 use std::path::PathBuf;
 
-/// An error of a region or a log. `Display` prints the error without its cause; `source()` returns
-/// the cause.
+/// An error of a region or a log. `Display` prints the error without its cause; the method `source`
+/// returns the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,7 +15,7 @@ pub enum Error {
     /// The file cannot be the requested region.
     #[error("{}: {why}", .path.display())]
     Foreign {
-        /// The region's file.
+        /// The path of the region's file.
         path: PathBuf,
         /// The problem, and what to do about it.
         why: String,
@@ -24,12 +24,13 @@ pub enum Error {
     /// opened again.
     #[error("{}: the medium failed at byte {offset}; see the kernel log", .path.display())]
     Medium {
-        /// The region's file.
+        /// The path of the region's file.
         path: PathBuf,
         /// Position of the first failure, in bytes from the region's start.
         offset: u64,
     },
-    /// A call with a range outside of the medium: a bug of the caller, or a damaged offset.
+    /// A call used a range outside of the medium. The cause is a bug of the caller, or a damaged
+    /// offset.
     #[error("{len} bytes at {offset} are outside of a medium of {of} bytes")]
     Range {
         /// Start of the range, in bytes.
@@ -39,32 +40,32 @@ pub enum Error {
         /// Size of the medium in bytes.
         of: u64,
     },
-    /// A call with a word at an offset that is not a multiple of 8.
+    /// A call used a word at an offset that is not a multiple of 8.
     #[error("a word at {offset} cannot be written atomically: not a multiple of 8")]
     Unaligned {
-        /// The offset in bytes.
+        /// The offset of the word in bytes.
         offset: u64,
     },
-    /// The region contains no usable log. Nothing was changed.
+    /// The region contains no usable log. The region was not changed.
     #[error(
         "the region cannot be used as a log: {why}; if its contents are not needed, delete it, and it is created again"
     )]
     Format {
-        /// The reason.
+        /// The reason why the log is unusable.
         why: String,
     },
-    /// The log is at its limit, or readers keep the free space in use. Remove values, and try
-    /// again.
+    /// The log is at its limit, or readers keep the free space in use. After values are removed,
+    /// the call can succeed.
     #[error("the log, or the file system of its file, is full (`df`): remove something first")]
     NoRoom,
-    /// The value exceeds a limit of the layout.
+    /// A part of the value exceeds a limit of the layout.
     #[error("a {what} of {len} bytes exceeds the maximum of {most}")]
     TooLarge {
-        /// The part of the value.
+        /// The part of the value that is too large.
         what: &'static str,
-        /// Its length in bytes.
+        /// The length of this part in bytes.
         len: u64,
-        /// Maximum length in bytes.
+        /// The maximum length of this part in bytes.
         most: u64,
     },
     /// A record differs from the committed bytes, because the medium is corrupt there. The caller
@@ -74,33 +75,33 @@ pub enum Error {
         /// Position of the record, in bytes from the region's start.
         offset: u64,
     },
-    /// The writer has failed in an earlier call.
+    /// The writer failed in an earlier call, and cannot be used any more.
     #[error("this writer failed before: start a new one")]
     WriterFailed,
     /// The operating system refused an operation.
     #[error("cannot {doing}: {source}")]
     Io {
-        /// The operation, with the path.
+        /// The operation that failed, with the path of the file.
         doing: String,
         /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// Who has to act on an [`Error`].
+/// The party that has to act on an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The caller: the same call will fail again.
+    /// The caller has to act: the same call will fail again.
     Caller,
-    /// The operator: a path, a size, or another process must change.
+    /// The operator has to act: a path, a size, or another process must change.
     Setup,
-    /// The machine: reopening the region or replacing the medium may help.
+    /// The machine is at fault: reopening the region or replacing the medium may help.
     Machine,
 }
 
 impl Error {
-    /// Who has to act on the error. A retry on the same region helps only for [`Fault::Setup`],
-    /// after the operator has fixed the cause.
+    /// Returns the party that has to act on the error. A retry on the same region helps only for
+    /// [`Fault::Setup`], after the operator has fixed the cause.
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Range { .. }

@@ -1,4 +1,5 @@
-//! Fuzz target of the log's recovery. The fuzzer and the test with the saved corpus call it.
+//! The fuzz target of the log's recovery. The fuzzer calls it, and so does the test with the saved
+//! corpus.
 
 use crate::log::forge;
 use crate::shadow::ShadowMedium;
@@ -6,9 +7,9 @@ use crate::{Error, Log, Options};
 
 const OPTIONS: Options = Options { segment: 4096 };
 
-/// Opens two regions: the input behind valid heads, and the input alone. Checks that `open` refuses
-/// the region, or that all its listed values are readable and removable and a new value can be
-/// stored.
+/// Opens two regions: one with the input behind valid heads, and one with the input alone. Checks
+/// that `open` either refuses the region or returns a usable log: all listed values can be read and
+/// removed, and a new value can be stored.
 pub fn pmem_log(input: &[u8]) {
     let mut raw = input.to_vec();
     raw.resize(raw.len().clamp(8192 + 8 * 4096, 1 << 20), 0);

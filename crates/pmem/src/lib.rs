@@ -1,18 +1,18 @@
-//! Persistent memory: maps a region of it into the process, makes writes durable, and stores values
-//! in a crash-safe log.
+//! Stores values in a crash-safe log on persistent memory: maps a file into the process and makes
+//! writes to it durable. The same log also works on ordinary memory and on disks.
 //!
-//! The crate handles only bytes at offsets. It uses no digests, no images, no network and no async
-//! runtime.
+//! The crate handles only bytes at offsets. The crate has no digests, no images, no network and no
+//! async runtime.
 //!
-//! Layers, from the bytes up:
+//! The layers of the crate, from the bytes to the log:
 //!
 //! - `sys`: the mapped file, cache-line flushes and SIGBUS; all `unsafe` code.
-//! - [`Region`]: a file as a medium.
+//! - [`Region`]: a mapped file as a medium.
 //! - [`Class`]: the durability of a medium.
 //! - [`Medium`]: the trait of a medium. Tests implement it to simulate power cuts.
-//! - [`Log`]: key-value log; each value is committed atomically.
+//! - [`Log`]: a key-value log, which commits each value atomically.
 
-// The architecture test checks which modules may allow unsafe code.
+// A test of the architecture checks which modules may allow unsafe code.
 #![deny(unsafe_code)]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 

@@ -1,4 +1,4 @@
-//! A read-only view of a medium, with which a log can be checked without changing it.
+//! A read-only view of a medium, through which a log can be checked without a change of the medium.
 
 use crate::{Class, Error, Medium};
 

@@ -116,7 +116,7 @@ fn another_process_cannot_open_the_region() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tier");
     drop(open(&path, SIZE).expect("made"));
-    // flock(1) holds the lock until its input ends.
+    // The program flock(1) holds the lock until its standard input ends.
     let mut other = Command::new("flock")
         .arg("--exclusive")
         .arg(&path)
@@ -163,7 +163,7 @@ fn a_file_that_cannot_be_the_region_is_refused_and_left_alone() {
 fn a_full_disk_leaves_no_incomplete_region() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tier");
-    // The size is larger than any disk.
+    // This size is larger than any disk.
     let refused = open(&path, 1 << 62);
     assert!(
         matches!(&refused, Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::StorageFull),
@@ -204,8 +204,8 @@ fn of_many_simultaneous_openers_one_succeeds() {
     assert_eq!(fs::metadata(&path).expect("there").len(), SIZE);
 }
 
-/// After a truncation, the first call and all later calls fail, even once the file has its full
-/// length again.
+/// After a truncation of the file, the first call and all later calls fail, even if the file gets
+/// its full length again.
 #[test]
 fn a_file_truncated_under_the_map_fails_the_region_permanently() {
     type Act = fn(&Region) -> Result<(), Error>;
@@ -280,8 +280,8 @@ fn free_memory_is_returned_and_stored_values_stay() {
     for key in 0..8 {
         put(&log, key);
     }
-    // The kernel rounds the memory of a file, because of huge pages and of pages that are being
-    // freed.
+    // The kernel reports the memory of a file only roughly, because of huge pages and of pages that
+    // are being freed.
     let whole = taken();
     assert!(whole >= size, "{whole}");
     for key in 2..8 {

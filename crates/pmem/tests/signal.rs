@@ -1,5 +1,5 @@
-//! Tests that a SIGBUS outside of all regions has its usual effect. Each case runs in a child
-//! process, because the signal may end the process.
+//! Tests that the signal SIGBUS at an address outside of all regions has its usual effect. Each
+//! case runs in a child process, because the signal may end the process.
 
 use std::ffi::c_int;
 use std::os::unix::process::ExitStatusExt as _;
@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus};
 
 use pierhead_pmem::{Config, Region};
 
-/// Runs this test program as a child, for the one test `name`.
+/// Runs this test program as a child process, which runs only the test `name`.
 fn child(name: &str) -> ExitStatus {
     let program = std::env::current_exe().expect("this program");
     Command::new(program)
@@ -27,11 +27,11 @@ fn with_a_region() -> (tempfile::TempDir, Region) {
     (folder, region)
 }
 
-/// Reads a page beyond the end of a truncated file.
+/// Raises SIGBUS: reads a page beyond the end of a truncated file.
 fn fault() {
     use rustix::mm::{MapFlags, ProtFlags, mmap};
     let file = tempfile::tempfile().expect("a file");
-    // SAFETY: a new mapping at an address that the kernel chooses.
+    // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
     let page = unsafe {
         mmap(
             std::ptr::null_mut(),

@@ -1,5 +1,5 @@
-//! Compaction of the log: frees the segment with the fewest live bytes by copying these bytes to
-//! another segment.
+//! Compaction of the log: frees the segment with the fewest live bytes by copying these bytes (of
+//! values that still exist) to another segment.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ const COPY_STEP: usize = 64 * 1024;
 
 impl<M: Medium> Log<M> {
     /// Frees one segment when few segments are free. Returns `false` when no segment is worth the
-    /// copy. Copies less than one segment, and no values that readers have open.
+    /// copy. Copies less than one segment of bytes, and never copies a value that readers have
+    /// open.
     pub(super) fn compact(&self) -> Result<bool, Error> {
         let _one = self.inner.compaction.lock();
         if !self.inner.space.is_short() {
@@ -30,8 +31,8 @@ impl<M: Medium> Log<M> {
         Ok(true)
     }
 
-    /// Rewrites the part of a value that lies in the segment `victim`. The other parts of the value
-    /// stay in place.
+    /// Rewrites the part of a value that is in the segment `victim`, to another segment. The other
+    /// parts of the value stay in place.
     fn relocate(&self, stored: &Arc<IndexEntry>, victim: u32) -> Result<(), Error> {
         let _key_lock = self.lock_key(&stored.key);
         let current = self
@@ -60,7 +61,7 @@ impl<M: Medium> Log<M> {
                     usize::try_from(extent.len - at).map_or(COPY_STEP, |left| left.min(COPY_STEP));
                 if let Err(error) = self.read_at(&entry, extent.start + at, &mut piece[..len]) {
                     return match error {
-                        // If the whole medium has failed, this removal fails, too.
+                        // If the whole medium has failed, this removal also fails.
                         Error::Medium { .. } => self.remove_unreadable(stored),
                         error => Err(error),
                     };

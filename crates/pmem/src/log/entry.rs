@@ -6,25 +6,25 @@ use super::layout::Part;
 use super::space::Allocation;
 use crate::{Error, Medium};
 
-/// Contiguous bytes of a value.
+/// An extent: contiguous bytes of a value in the region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// Position of the first byte in the value.
+    /// Position of the extent's first byte in the value.
     pub start: u64,
-    /// Position of the first byte in the region.
+    /// Position of the extent's first byte in the region.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the extent in bytes.
     pub len: u64,
 }
 
-/// A value, as [`Log::entries`](super::Log::entries) lists it.
+/// A value in the list that [`Log::entries`](super::Log::entries) returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EntryInfo<'a> {
-    /// The key.
+    /// The key of the value.
     pub key: &'a [u8],
     /// Size of the content in bytes.
     pub len: u64,
-    /// Bytes that the value takes in the log, including heads and meta.
+    /// Bytes that the value occupies in the log, including heads and meta.
     pub bytes: u64,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct IndexEntry {
     pub(super) key: Box<[u8]>,
     /// Position of the last record of the value.
     pub(super) record: u64,
-    /// The commit word of the last record.
+    /// The commit word of the last record, which makes the value valid.
     pub(super) word: u64,
     pub(super) tail_at: u64,
     pub(super) tail_len: usize,
@@ -61,12 +61,12 @@ impl Entry {
         }
     }
 
-    /// The key.
+    /// Returns the key of the value.
     pub fn key(&self) -> &[u8] {
         &self.stored.key
     }
 
-    /// Size of the content in bytes.
+    /// Returns the size of the content in bytes.
     pub fn len(&self) -> u64 {
         self.stored.len
     }
@@ -76,18 +76,19 @@ impl Entry {
         self.stored.len == 0
     }
 
-    /// The meta of the value: bytes that the caller committed with it.
+    /// Returns the meta of the value: bytes that the caller committed together with the content.
     pub fn meta(&self) -> &[u8] {
         &self.meta
     }
 
-    /// The extents of the content, in order. None is empty; their lengths add up to
-    /// [`len`](Self::len).
+    /// Returns the extents of the content, in order. No extent is empty. The lengths of the extents
+    /// add up to [`len`](Self::len).
     pub fn extents(&self) -> &[Extent] {
         &self.stored.extents
     }
 
-    /// Position in the medium of byte `offset`, and the number of contiguous bytes from there.
+    /// Returns the position of byte `offset` of the value in the medium, and the number of
+    /// contiguous bytes from there on.
     pub fn run(&self, offset: u64) -> Option<(u64, u64)> {
         let extents = self.extents();
         let index = extents.partition_point(|extent| extent.start + extent.len <= offset);
@@ -96,7 +97,7 @@ impl Entry {
         Some((extent.offset + skip, extent.len - skip))
     }
 
-    /// Bytes that the value takes in the log, including heads and meta.
+    /// Returns the bytes that the value occupies in the log, including heads and meta.
     pub fn bytes(&self) -> u64 {
         self.stored.bytes
     }
@@ -113,7 +114,7 @@ impl IndexEntry {
 }
 
 impl Extent {
-    /// The encoding of this extent in a record.
+    /// Encodes this extent as a part in a record.
     pub(super) fn part(&self, sequence: u64) -> Part {
         Part {
             offset: self.offset,
@@ -123,7 +124,7 @@ impl Extent {
     }
 }
 
-/// Fills `buf` from position `at` of the extents.
+/// Fills `buf` with the bytes of the extents from position `at` on.
 pub(super) fn read<M: Medium>(
     medium: &M,
     extents: &[Extent],
@@ -141,8 +142,8 @@ pub(super) fn read<M: Medium>(
         let skip = at - extent.start;
         let here = usize::try_from(extent.len - skip).map_or(buf.len(), |here| here.min(buf.len()));
         let (now, later) = buf.split_at_mut(here);
-        // Uses `inspect` and not a read through the map: there, an unreadable line fails the whole
-        // medium.
+        // `inspect` is used because an unreadable line then fails only this read. In a read through
+        // the map, it would fail the whole medium.
         medium.inspect(extent.offset + skip, now)?;
         at += here as u64;
         buf = later;
@@ -150,7 +151,7 @@ pub(super) fn read<M: Medium>(
     Ok(())
 }
 
-/// Reads key, meta and parts of a record.
+/// Reads the tail of a record: key, meta and list of parts.
 ///
 /// # Errors
 /// [`Error::Damaged`] when the checksum does not match.

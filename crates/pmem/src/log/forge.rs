@@ -1,5 +1,5 @@
-//! For the fuzz target: builds regions with valid checksums over arbitrary fields, as an attacker
-//! could.
+//! For the fuzz target: builds regions whose fields have arbitrary values and valid checksums. An
+//! attacker could write such regions.
 
 use super::layout::{COMMIT_OFFSET, Head, Kind, LINE, Line, Record, base, encode_segment};
 
@@ -7,9 +7,10 @@ use super::layout::{COMMIT_OFFSET, Head, Kind, LINE, Line, Record, base, encode_
 const SIZE: usize = 8192 + 8 * 4096;
 const ID: u64 = 7;
 
-/// A log with valid heads, modified by the input. The input is a sequence of edits: an offset in
-/// lines (2 bytes), a kind (1 byte), a length (1 byte), and then as many bytes as the length says.
-/// Heads of segments and records get valid checksums, and records get valid commit words.
+/// Builds a log with valid heads, modified by the input. The input is a sequence of edits: an
+/// offset in lines (2 bytes), a kind (1 byte), a length (1 byte), and then as many bytes as the
+/// length says. Heads of segments and records get valid checksums, and records get valid commit
+/// words.
 pub(crate) fn forge(mut input: &[u8]) -> Vec<u8> {
     let mut region = vec![0; SIZE];
     let head = Head {

@@ -3,20 +3,20 @@
 
 use crate::Error;
 
-/// Version of the layout.
+/// Version of the layout of the log.
 const VERSION: u32 = 2;
 const MAGIC: [u8; 8] = *b"PIERPMEM";
 const SEGMENT_MAGIC: [u8; 8] = *b"PIERSEGM";
-/// Length of each head in bytes: one cache line, which one flush covers.
+/// Length of each head in bytes. A head is one cache line, so that a single flush covers it.
 pub(super) const LINE: u64 = 64;
-/// Offsets of the two copies of the log's head. Each has a page of its own, so that a defective
-/// page affects only one.
+/// Offsets of the two copies of the log's head. Each copy has a page of its own, so that a
+/// defective page affects only one copy.
 pub(super) const HEAD_OFFSETS: [u64; 2] = [0, 4096];
-/// Bytes before the first segment.
+/// Number of bytes before the first segment.
 const HEAD_PAGES: u64 = 8192;
 /// Maximum length of a key in bytes.
 pub const MAX_KEY_LEN: usize = 72;
-/// Maximum length of the meta in bytes.
+/// Maximum length of a value's meta in bytes.
 pub const MAX_META_LEN: usize = 64 * 1024;
 /// Minimum and maximum size of a segment in bytes.
 pub const SEGMENT_SIZES: (u64, u64) = (4096, 1 << 30);
@@ -25,17 +25,18 @@ pub(super) const PART_LEN: usize = 24;
 /// Offset of the commit word in the head of a record.
 pub(super) const COMMIT_OFFSET: u64 = 56;
 
-/// Upper bound of the sequences and serials in heads, so that counters that continue from them
-/// cannot overflow.
+/// Upper bound of the sequences and serials in heads, so that counters cannot overflow when they
+/// continue from these numbers.
 const MAX_COUNTER: u64 = 1 << 62;
 
-/// The bytes of one head, which is one cache line long.
+/// The bytes of one head: one cache line.
 pub(super) type Line = [u8; 64];
 
-/// The head of the log.
+/// The head of the log, which identifies the log and its sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Head {
-    /// Random number of this log. Bytes of an earlier log in the same region have another number.
+    /// Random number that identifies this log. Bytes of an earlier log in the same region have
+    /// another number.
     pub(super) id: u64,
     /// Size of the region in bytes.
     pub(super) size: u64,
@@ -46,23 +47,23 @@ pub(super) struct Head {
 /// The state of one copy of the log's head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HeadCopy {
-    /// Intact.
+    /// The copy is intact.
     Intact(Head),
-    /// Written by another version.
+    /// The copy has another layout version.
     Version(u32),
-    /// All zeros: never written.
+    /// The copy consists of zeros, so it was never written.
     Blank,
-    /// Damaged, or not a head.
+    /// The copy is damaged or is not a head.
     Damaged,
 }
 
 /// The kind of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// The last record of a value, which commits it: its last bytes, key, meta, and the positions
-    /// of its other parts.
+    /// The last record of a value, which commits it: it contains the value's last bytes, key and
+    /// meta, and the positions of the value's other parts.
     Last,
-    /// Another part of a value, which its last record references.
+    /// Any other part of a value. The last record of the value refers to this part.
     Part,
 }
 
@@ -71,28 +72,28 @@ pub(super) enum Kind {
 pub(super) struct Record {
     /// Sequence that the segment of the record had when the record was written.
     pub(super) sequence: u64,
-    /// Of two records with one key, the one with the higher serial is newer.
+    /// If two records have the same key, the record with the higher serial is newer.
     pub(super) serial: u64,
-    /// Number of content bytes after the head.
+    /// Number of content bytes after the record's head.
     pub(super) body: u32,
     /// Length of the meta in bytes.
     pub(super) meta: u32,
-    /// Number of parts of the value that lie in other records.
+    /// Number of parts of the value that are in other records.
     pub(super) parts: u32,
     /// Length of the key in bytes.
     pub(super) key: u8,
-    /// Kind of the record.
+    /// The kind of the record.
     pub(super) kind: Kind,
-    /// CRC-32C of key, meta and list of parts.
+    /// CRC-32C of the key, the meta and the list of parts.
     pub(super) tail_sum: u32,
 }
 
 /// The position of a part of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Part {
-    /// Offset in bytes from the region's start.
+    /// Offset of the part in bytes from the region's start.
     pub(super) offset: u64,
-    /// Length in bytes, at least 1.
+    /// Length of the part in bytes, at least 1.
     pub(super) len: u64,
     /// Sequence that the segment of the part had when the part was written.
     pub(super) sequence: u64,
@@ -110,14 +111,15 @@ impl Head {
         line
     }
 
-    /// Number of segments in the region.
+    /// Returns the number of segments in the region.
     pub(super) fn segments(&self) -> u64 {
         self.size.saturating_sub(base(self.segment)) / self.segment
     }
 }
 
-/// Offset of the first segment, for this size of segments. Each segment begins at a multiple of its
-/// size, so that no folio of the page cache contains bytes of two segments.
+/// Returns the offset of the first segment, for this size of segments. Each segment begins at a
+/// multiple of its size. Thus no folio (a block of pages in the page cache) contains bytes of two
+/// segments.
 pub(super) const fn base(segment: u64) -> u64 {
     if segment > HEAD_PAGES {
         segment
@@ -127,7 +129,7 @@ pub(super) const fn base(segment: u64) -> u64 {
 }
 
 impl HeadCopy {
-    /// Decodes one copy of the log's head, without the other copy.
+    /// Decodes one of the two copies of the log's head.
     pub(super) fn decode(line: &Line) -> Self {
         if line.iter().all(|byte| *byte == 0) {
             return Self::Blank;
@@ -147,7 +149,8 @@ impl HeadCopy {
     }
 }
 
-/// Encodes the head of a segment: log, sequence, and index of the segment.
+/// Encodes the head of a segment: number of the log, sequence of the segment, and index of the
+/// segment.
 pub(super) fn encode_segment(id: u64, sequence: u64, index: u32) -> Line {
     let mut line = [0; 64];
     line[..8].copy_from_slice(&SEGMENT_MAGIC);
@@ -161,11 +164,11 @@ pub(super) fn encode_segment(id: u64, sequence: u64, index: u32) -> Line {
 /// The state of a segment's head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SegmentHead {
-    /// The head of this segment, with its sequence.
+    /// The head is valid for this segment. Contains the sequence of the segment.
     Valid(u64),
-    /// All zeros, or the head of an earlier log.
+    /// The head consists of zeros, or belongs to an earlier log.
     Absent,
-    /// Damaged.
+    /// The head of the segment is damaged.
     Damaged,
 }
 
@@ -188,7 +191,7 @@ pub(super) fn decode_segment(line: &Line, id: u64, index: u32) -> SegmentHead {
 }
 
 impl Record {
-    /// Encodes the head of a record at `offset`, with a commit word of 0.
+    /// Encodes the head of a record at `offset`. The commit word in the encoding is 0.
     pub(super) fn encode(&self, id: u64, offset: u64) -> Line {
         let mut line = [0; 64];
         line[..8].copy_from_slice(&id.to_le_bytes());
@@ -207,13 +210,13 @@ impl Record {
         line
     }
 
-    /// Decodes the head of a record at `offset` of log `id` in a segment with this sequence; `None`
-    /// for any other bytes.
+    /// Decodes the head of a record at `offset` of log `id` in a segment with this sequence. `None`
+    /// if the bytes are no such head.
     pub(super) fn decode(line: &Line, id: u64, sequence: u64, offset: u64) -> Option<Self> {
         Self::decode_any(line, id, offset).filter(|record| record.sequence == sequence)
     }
 
-    /// As [`Self::decode`], with any sequence.
+    /// Decodes the head of a record like [`Self::decode`], with any sequence.
     pub(super) fn decode_any(line: &Line, id: u64, offset: u64) -> Option<Self> {
         if u64_at(line, 0) != id || !has_valid_sum(line, 48, offset) {
             return None;
@@ -240,8 +243,9 @@ impl Record {
         bounded.then_some(record)
     }
 
-    /// The commit word of this record. Its 64 bits depend on the head and on the random number of
-    /// the log, so the content of a value cannot contain it, by chance or on purpose. Never 0.
+    /// Returns the commit word of this record, which is never 0. Its 64 bits depend on the head and
+    /// on the random number of the log. So the content of a value cannot contain the commit word,
+    /// neither by chance nor on purpose.
     pub(super) fn commit_word(line: &Line, id: u64, offset: u64) -> u64 {
         let low = crc32c::crc32c_append(
             crc32c::crc32c(&id.rotate_left(17).to_le_bytes()),
@@ -252,12 +256,13 @@ impl Record {
         (u64::from(high) << 32 | u64::from(low)) | 1
     }
 
-    /// Length of key, meta and list of parts in bytes. At most 4 GiB times [`PART_LEN`].
+    /// Returns the length of key, meta and list of parts in bytes. The length is at most 4 GiB
+    /// times [`PART_LEN`].
     pub(super) fn tail(&self) -> u64 {
         u64::from(self.key) + u64::from(self.meta) + u64::from(self.parts) * PART_LEN as u64
     }
 
-    /// Bytes of the record in its segment.
+    /// Returns the bytes that the record occupies in its segment.
     pub(super) fn footprint(&self) -> u64 {
         align(LINE + u64::from(self.body) + self.tail())
     }
@@ -270,7 +275,7 @@ impl Part {
         }
     }
 
-    /// `bytes` has the length [`PART_LEN`].
+    /// Decodes a part. `bytes` must have the length [`PART_LEN`].
     pub(super) fn decode(bytes: &[u8]) -> Self {
         Self {
             offset: u64_at(bytes, 0),
@@ -279,17 +284,19 @@ impl Part {
         }
     }
 
-    /// Bytes of a part in its segment, with its head.
+    /// Returns the bytes that a part occupies in its segment, including the head of its record.
     pub(super) fn footprint(&self) -> u64 {
         align(LINE + self.len)
     }
 }
 
 /// Combines both copies of the log's head. Returns the head, and whether both copies must be
-/// rewritten; `None` for a region that was never formatted. `len`: size of the region in bytes.
+/// rewritten. Returns `None` for a region that was never formatted. `len` is the size of the region
+/// in bytes.
 ///
 /// # Errors
-/// [`Error::Format`] when the region has no log that this version can use. Nothing was written.
+/// [`Error::Format`] when the region has no log that this version can use. The region was not
+/// changed.
 pub(super) fn combine_copies(
     copies: [HeadCopy; 2],
     len: u64,
@@ -327,7 +334,7 @@ pub(super) fn combine_copies(
 /// Checks whether a region of `len` bytes can have segments of `segment` bytes.
 ///
 /// # Errors
-/// [`Error::Format`] when it cannot.
+/// [`Error::Format`] when the region cannot have such segments.
 pub(super) fn check_shape(len: u64, segment: u64) -> Result<(), Error> {
     let (least, most) = SEGMENT_SIZES;
     if !segment.is_power_of_two() || !(least..=most).contains(&segment) {
@@ -348,12 +355,13 @@ pub(super) fn check_shape(len: u64, segment: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Rounds up to a whole line.
+/// Rounds a number of bytes up to a whole line.
 pub(super) const fn align(bytes: u64) -> u64 {
     bytes.next_multiple_of(LINE)
 }
 
-/// Writes the checksum of the bytes before position `at` of the line to position `at`.
+/// Computes the checksum of the bytes before position `at` of the line, and writes it to position
+/// `at`.
 fn write_sum(line: &mut Line, at: usize, position: u64) {
     let sum = sum(&line[..at], position);
     line[at..at + 4].copy_from_slice(&sum.to_le_bytes());
@@ -363,8 +371,8 @@ fn has_valid_sum(line: &Line, at: usize, position: u64) -> bool {
     u32_at(line, at) == sum(&line[..at], position)
 }
 
-/// The checksum of a head. It covers the position of the head, so that a copy of a head in the
-/// content of a value is not taken for a head.
+/// Computes the checksum of a head. The checksum covers the position of the head. Thus a copy of a
+/// head in the content of a value is not taken for a head.
 fn sum(bytes: &[u8], position: u64) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&position.to_le_bytes()), bytes)
 }

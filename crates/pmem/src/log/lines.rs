@@ -1,20 +1,20 @@
-//! Reads the lines of a region in sequence, one page at a time. An unreadable line is no error
-//! until there are too many.
+//! Reads the lines of a region in sequence, one page at a time. Single unreadable lines are no
+//! error; too many unreadable lines are an error.
 
 use super::layout::{LINE, Line};
 use crate::{Error, Medium};
 
-/// Bytes per read. Each segment begins at a multiple of this number.
+/// Number of bytes per read. Each segment begins at a multiple of this number.
 const PAGE: u64 = 4096;
-/// Maximum number of unreadable lines. A region with more is not opened.
+/// Maximum number of unreadable lines. A region with more unreadable lines is not opened.
 const MAX_UNREADABLE_LINES: u64 = 1 << 12;
 
-/// Reads lines, one page at a time.
+/// Reads the lines of a region, one page at a time.
 pub(super) struct Lines<'a, M> {
     medium: &'a M,
     page: Option<u64>,
     bytes: Vec<u8>,
-    /// Number of unreadable lines so far.
+    /// Number of unreadable lines that were found so far.
     unreadable: u64,
 }
 
@@ -28,7 +28,7 @@ impl<'a, M: Medium> Lines<'a, M> {
         }
     }
 
-    /// The line at `at`, within a segment; `None` when it is unreadable.
+    /// Returns the line at `at`, which is within a segment. `None` when the line is unreadable.
     ///
     /// # Errors
     /// [`Error::Medium`] when too many lines are unreadable.
@@ -56,7 +56,7 @@ impl<'a, M: Medium> Lines<'a, M> {
         }
     }
 
-    /// Offsets of the lines from `from` to `to`.
+    /// Returns the offsets of the lines from `from` to `to`.
     pub(super) fn offsets(from: u64, to: u64) -> impl Iterator<Item = u64> {
         (from..to.saturating_sub(LINE - 1)).step_by(64)
     }

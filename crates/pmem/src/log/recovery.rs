@@ -17,7 +17,7 @@ use super::space::{Allocation, Space};
 use super::{Inner, Log, Options, RecoveryReport};
 use crate::{Error, Medium};
 
-/// State of the scan that reads the segments.
+/// The state of the scan that reads all segments.
 struct Scan<'a, M> {
     medium: &'a M,
     head: Head,
@@ -28,7 +28,7 @@ struct Scan<'a, M> {
     last_serial: u64,
     dropped: u64,
     damaged: u64,
-    /// Segments with unreadable lines.
+    /// Segments that have unreadable lines.
     bad: Vec<u32>,
 }
 
@@ -41,8 +41,9 @@ pub(super) fn open<M: Medium>(
     let mut bad = Vec::new();
     let (sequences, damaged_heads) = sequences(&mut lines, &head, &mut bad)?;
     let last = sequences.iter().copied().max().unwrap_or(0);
-    // The sequence in a damaged head may have been higher, so the next sequence skips a random
-    // distance: records of an earlier use of a segment must not be valid in its next use.
+    // The sequence of a segment with a damaged head may have been higher, so the next sequence
+    // skips a random distance: records of an earlier use of a segment must not be valid in its next
+    // use.
     let next = last + 1 + (random() >> 40);
     let space = Arc::new(Space::new(&head, sequences.clone(), next));
     let mut scan = Scan {
@@ -63,9 +64,9 @@ pub(super) fn open<M: Medium>(
             gaps_by_segment.push((index, gaps + u64::from(damaged_heads.contains(&index))));
         }
     }
-    // After a kill without a power cut, the bytes that were just read may only be in the CPU cache.
-    // This fence makes all records that were found durable; a record that was not found stays
-    // invisible.
+    // If the process was killed without a power cut, the bytes that were just read may be only in
+    // the CPU cache. This fence makes all records durable that were found. A record that was not
+    // found stays invisible.
     medium.fence()?;
     let Scan {
         values,
@@ -117,7 +118,7 @@ pub(super) fn open<M: Medium>(
     ))
 }
 
-/// The head of the log, and whether it was just created.
+/// Reads or creates the head of the log. Returns the head, and whether it was just created.
 fn head<M: Medium>(medium: &M, options: Options) -> Result<(Head, bool), Error> {
     let len = medium.len();
     check_shape(len, super::layout::SEGMENT_SIZES.0)?;
@@ -150,8 +151,8 @@ fn head<M: Medium>(medium: &M, options: Options) -> Result<(Head, bool), Error> 
     }
 }
 
-/// Writes both copies of the head. The copy at 0 is written last, after the other copy is durable:
-/// while the copy at 0 is blank, no value was committed.
+/// Writes both copies of the head. The copy at offset 0 is written last, after the other copy is
+/// durable. A blank copy at offset 0 thus proves that no value was ever committed.
 fn put_heads<M: Medium>(medium: &M, head: &Head) -> Result<(), Error> {
     for at in HEAD_OFFSETS.into_iter().rev() {
         medium.write(at, &head.encode())?;
@@ -161,9 +162,9 @@ fn put_heads<M: Medium>(medium: &M, head: &Head) -> Result<(), Error> {
     Ok(())
 }
 
-/// The sequence of every segment (0 for unused segments), and the set of segments with damaged
-/// heads. A segment with a damaged head gets the highest sequence of its records. A segment with an
-/// unreadable head is added to `bad`.
+/// Returns the sequence of every segment (0 for unused segments), and the set of segments with
+/// damaged heads. For a segment with a damaged head, the sequence is the highest sequence of its
+/// records. A segment with an unreadable head is added to `bad`.
 fn sequences<M: Medium>(
     lines: &mut Lines<'_, M>,
     head: &Head,
@@ -196,9 +197,9 @@ fn sequences<M: Medium>(
     Ok((sequences, damaged_heads))
 }
 
-/// The highest sequence of the records between `begin` and `end`; 0 without records. A power cut
-/// may leave a record before its segment's head is durable; such a record is not committed, so it
-/// is harmless.
+/// Returns the highest sequence of the records between `begin` and `end`, or 0 if there are no
+/// records. A power cut may leave a record in a segment whose head is not durable. Such a record is
+/// harmless, because it is not committed.
 fn newest_sequence<M: Medium>(
     lines: &mut Lines<'_, M>,
     head: &Head,
@@ -217,8 +218,8 @@ fn newest_sequence<M: Medium>(
 impl<M: Medium> Scan<'_, M> {
     /// Reads the records of a segment. After a damaged record, continues at the next intact record:
     /// no other bytes can be mistaken for a record of this segment. Returns the number of gaps
-    /// between records. A gap is a damaged record, or bytes of a later use of the segment that a
-    /// power cut ended.
+    /// between records. A gap is a damaged record, or consists of bytes that were being written
+    /// when the power was cut.
     fn segment(
         &mut self,
         lines: &mut Lines<'_, M>,
@@ -237,8 +238,8 @@ impl<M: Medium> Scan<'_, M> {
                 Some((line, record)).filter(|_| record.footprint() <= end - at)
             });
             let Some((head, record)) = record else {
-                // The records end here, or a record is damaged: the lines that follow, or the
-                // remains of this record, tell which.
+                // Either the records of this segment end here, or a record is damaged. The lines
+                // that follow, or the rest of this record, show which of the two is true.
                 if line.is_some_and(|line| is_damaged_head(&line, self.head.id, sequence, at)) {
                     self.damaged += 1;
                     gap = false;
@@ -286,7 +287,7 @@ impl<M: Medium> Scan<'_, M> {
         Ok(())
     }
 
-    /// The value of a committed record.
+    /// Returns the value of a committed record.
     fn value(&self, record: &Record, at: u64, word: u64) -> Result<IndexEntry, Error> {
         let damaged = Error::Damaged { offset: at };
         let tail_at = at + LINE + u64::from(record.body);
@@ -343,7 +344,8 @@ impl<M: Medium> Scan<'_, M> {
         })
     }
 
-    /// Whether a part lies within one segment that was not reused since the part was written.
+    /// Whether a part is within one segment, and this segment was not reused after the part was
+    /// written.
     fn is_valid_part(&self, part: &Part) -> bool {
         let Some(index) = self.space.segment_of(part.offset) else {
             return false;
@@ -357,8 +359,9 @@ impl<M: Medium> Scan<'_, M> {
         inside && part.len > 0 && sequence == Some(&part.sequence)
     }
 
-    /// Of two values with one key, keeps the newer one: a power cut happened after the commit of
-    /// the newer value and before the removal of the older one.
+    /// Inserts a value into the index. If the index has a value with the same key, keeps the newer
+    /// of the two: a power cut happened after the commit of the newer value and before the removal
+    /// of the older value.
     fn insert(&mut self, serial: u64, stored: IndexEntry) -> Result<(), Error> {
         let stored = Arc::new(stored);
         let older = match self.values.entry(stored.key.clone()) {
@@ -381,8 +384,8 @@ fn line<M: Medium>(medium: &M, at: u64) -> Result<Line, Error> {
     Ok(line)
 }
 
-/// Whether `word` differs from the commit word `commit` in at most 8 bits. A power cut leaves only
-/// words that differ in more bits, or 0.
+/// Whether `word` differs from the commit word `commit` in at most 8 bits. After a power cut, a
+/// word is 0 or differs in more bits.
 fn has_few_flipped_bits(word: u64, commit: u64) -> bool {
     (word ^ commit).count_ones() <= 8
 }
@@ -401,7 +404,7 @@ fn is_damaged_head(line: &Line, id: u64, sequence: u64, at: u64) -> bool {
     })
 }
 
-/// 64 random bits that no other process knows.
+/// Returns 64 random bits that no other process knows.
 fn random() -> u64 {
     RandomState::new().hash_one(0u8)
 }

@@ -1,5 +1,5 @@
-//! Accounts for the space of a log: which segments are free, which are being written, and which of
-//! their bytes are live. Makes no I/O.
+//! The space of a log: which segments are free, which segments are being written, and how many
+//! bytes of each segment are live (of values that still exist). Makes no I/O.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
@@ -10,25 +10,27 @@ use super::IndexEntry;
 use super::layout::{Head, LINE, PART_LEN, Part, align, base};
 use crate::Error;
 
-/// Number of free segments that only compaction may use: it needs space for its copies before it
-/// can free a segment.
+/// Number of free segments that only compaction may use: compaction needs space for its copies
+/// before it can free a segment.
 const SPARE_SEGMENTS: usize = 2;
-/// Denominator of the smallest useful rest of a segment: a rest below 1/64 of a segment is not
-/// written to.
+/// Denominator of the smallest useful rest of a segment: if less than 1/64 of a segment is
+/// unwritten, nothing more is written to the segment.
 const MIN_REST_DIVISOR: u64 = 64;
-/// Denominator of the minimum gain of compaction: at least 1/16 of the victim must be free.
-/// Otherwise compaction would copy endlessly for nothing.
+/// Denominator of the minimum gain of compaction: at least 1/16 of the victim must be free. With a
+/// smaller gain, compaction would copy bytes and free hardly any space.
 const MIN_GAIN_DIVISOR: u64 = 16;
-/// Maximum number of segments that compaction examines. It rejects a segment that readers or
-/// writers hold.
+/// Maximum number of segments that compaction examines. Compaction rejects a segment if readers or
+/// writers hold its values.
 const MAX_CANDIDATES: usize = 64;
 
-/// The two kinds of appenders. Each has its own segments, so that old and new values are not mixed.
+/// The two kinds of appenders. Each kind has its own segments, so that old and new values are not
+/// mixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stream {
-    /// New values.
+    /// Appends values that callers write.
     New,
-    /// Values that compaction copies: they have existed for long, and will probably exist for long.
+    /// Appends values that compaction copies. These values have existed for long, and will probably
+    /// exist for long.
     Compacted,
 }
 
@@ -37,23 +39,24 @@ pub(super) enum Stream {
 pub(super) struct Lease {
     pub(super) segment: u32,
     pub(super) sequence: u64,
-    /// Position of the next record.
+    /// Position at which the next record is written.
     pub(super) at: u64,
     /// Whether the head of the segment is not durable yet.
     pub(super) fresh: bool,
-    /// Whether the memory must be renewed before a write: readers may still use the old bytes, or
-    /// the memory was released.
+    /// Whether the segment's memory must be replaced before a write, because readers may still use
+    /// the old bytes, or because the memory was released.
     pub(super) stale: bool,
 }
 
-/// The state of a segment after a writer returned it.
+/// The state in which a writer returns a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LeaseEnd {
-    /// All bytes before this offset are durable or unused: another writer may continue here.
+    /// All bytes before this offset are durable or unused: another writer may continue at this
+    /// offset.
     ContinueAt(u64),
     /// No more bytes are appended to this segment.
     Full,
-    /// The medium failed in this segment: it is not used until the log is opened again.
+    /// The medium failed in this segment. The segment is not used until the log is opened again.
     Retired,
 }
 
@@ -68,12 +71,12 @@ enum State {
 
 struct Segment {
     sequence: u64,
-    /// Bytes of live records.
+    /// Number of bytes of live records.
     live: u64,
     state: State,
-    /// Committed values with bytes here, by [`Allocation::id`].
+    /// Committed values that have bytes in this segment, by [`Allocation::id`].
     residents: HashMap<u64, Weak<IndexEntry>>,
-    /// Whether the memory of the segment was released since the last write.
+    /// Whether the memory of the segment was released after the last write.
     is_hole: bool,
     /// Whether the medium failed while the segment was leased. The segment is retired when the
     /// writer returns it.
@@ -82,7 +85,8 @@ struct Segment {
 
 struct Inner {
     segments: Vec<Segment>,
-    /// Free segments. The one that was freed first is used first, so that all segments wear evenly.
+    /// Free segments. The segment that was freed first is used first, so that all segments wear
+    /// evenly.
     free: VecDeque<u32>,
     pools: [Vec<u32>; 2],
     used: u64,
@@ -91,18 +95,18 @@ struct Inner {
     next_allocation: u64,
 }
 
-/// The segments of a log; see the documentation of this module. Takes about 100 bytes per segment,
-/// and 40 bytes for each pair of a segment and a value in it.
+/// The segments of a log, as the documentation of this module describes. Takes about 100 bytes of
+/// memory per segment, and 40 bytes for each pair of a segment and a value in it.
 pub(super) struct Space {
     segment: u64,
     capacity: u64,
-    /// Segments whose bytes were sent by `sendfile` since their memory was renewed: sockets may
-    /// still refer to them.
+    /// For each segment, whether its bytes were sent by `sendfile` after its memory was last
+    /// renewed. Sockets may still refer to these bytes.
     was_sent: Box<[AtomicBool]>,
     inner: Mutex<Inner>,
 }
 
-/// Bytes of one value. They are live until this is dropped.
+/// Bytes of one value. The bytes are live until this value is dropped.
 pub(super) struct Allocation {
     space: Arc<Space>,
     id: u64,
@@ -111,28 +115,29 @@ pub(super) struct Allocation {
 
 #[derive(Default)]
 struct AllocationState {
-    /// Bytes of the value.
+    /// Number of bytes of the value that count as used.
     charged: u64,
     /// Whether `used` does not include these bytes, because another allocation of the same value
     /// counts them.
     is_copy: bool,
-    /// Live bytes per segment.
+    /// Number of live bytes in each segment.
     live: Vec<(u32, u64)>,
 }
 
 impl Space {
-    /// `sequences`: the sequences in the segments' heads, 0 for a segment without a head. `next`:
-    /// greater than all sequences ever used.
+    /// Creates the space. `sequences` contains the sequences in the segments' heads, with 0 for a
+    /// segment without a head. `next` is greater than all sequences that were ever used.
     pub(super) fn new(head: &Head, sequences: Vec<u64>, next: u64) -> Self {
         let count = sequences.len() as u64;
         let capacity = (count - reserve(count)) * (head.segment - LINE);
-        // Bytes that an earlier process sent may still be in sockets.
+        // Sockets may still refer to bytes that an earlier process sent.
         let was_sent = sequences.iter().map(|sequence| (*sequence > 0).into());
         let was_sent = was_sent.collect();
         let segments = sequences.into_iter().map(|sequence| Segment {
             sequence,
             live: 0,
-            // This state prevents that a segment is freed while the log is still being read.
+            // Segments start in this state, so that none is freed while the log is still being
+            // read.
             state: State::Leased,
             residents: HashMap::new(),
             is_hole: false,
@@ -154,8 +159,8 @@ impl Space {
         }
     }
 
-    /// Frees all segments without live bytes, except for `bad` segments. Called once, after the log
-    /// was read.
+    /// Frees all segments without live bytes, except for `bad` segments. Must be called once, after
+    /// the log was read.
     pub(super) fn free_unused(&self, bad: &[u32]) {
         let mut inner = self.lock();
         for index in (0..u32::MAX).take(inner.segments.len()) {
@@ -167,7 +172,7 @@ impl Space {
         }
     }
 
-    /// Whether a value has bytes in a segment.
+    /// Whether a value has bytes in this segment.
     pub(super) fn is_used(&self, index: u32) -> bool {
         self.lock().segments[index as usize].live > 0
     }
@@ -188,11 +193,12 @@ impl Space {
         self.lock().limit = limit.min(self.capacity);
     }
 
-    /// Maximum bytes of a value with `len` content bytes and `tail` bytes of key and meta.
+    /// Returns the maximum number of bytes of a value with `len` content bytes and `tail` bytes of
+    /// key and meta.
     pub(super) fn footprint(&self, len: u64, tail: u64) -> u64 {
         // A part fills its segment to the end, and an appender gets at least 1/[`MIN_REST_DIVISOR`]
-        // of a segment. The part before the last record is the exception: it ends earlier if the
-        // list of parts would not fit behind it.
+        // of a segment. The part before the last record is an exception: it ends earlier if the
+        // list of parts would not fit behind this part.
         let least = (self.segment / MIN_REST_DIVISOR)
             .saturating_sub(LINE)
             .max(LINE);
@@ -202,23 +208,23 @@ impl Space {
         len.saturating_add(heads).saturating_add(align(tail) + ends)
     }
 
-    /// Start and end of segment `index`.
+    /// Returns start and end of segment `index`.
     pub(super) fn bounds(&self, index: u32) -> (u64, u64) {
         let begin = base(self.segment) + u64::from(index) * self.segment;
         (begin, begin + self.segment)
     }
 
-    /// Size of a segment in bytes.
+    /// Returns the size of a segment in bytes.
     pub(super) fn segment(&self) -> u64 {
         self.segment
     }
 
-    /// Index of the segment with this offset.
+    /// Returns the index of the segment that contains this offset.
     pub(super) fn segment_of(&self, offset: u64) -> Option<u32> {
         u32::try_from(offset.checked_sub(base(self.segment))? / self.segment).ok()
     }
 
-    /// Sequence of the segment with this offset.
+    /// Returns the sequence of the segment that contains this offset.
     pub(super) fn sequence_of(&self, offset: u64) -> u64 {
         let index = self
             .segment_of(offset)
@@ -229,10 +235,10 @@ impl Space {
             .map_or(0, |segment| segment.sequence)
     }
 
-    /// Checks whether a value may be started.
+    /// Checks whether the limit allows another value.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] at the limit.
+    /// [`Error::NoRoom`] when the limit is reached.
     pub(super) fn check_limit(&self) -> Result<(), Error> {
         let inner = self.lock();
         if inner.used >= inner.limit {
@@ -247,8 +253,8 @@ impl Space {
         self.lock().free.len() <= SPARE_SEGMENTS
     }
 
-    /// Leases a segment with room for at least `need` bytes of records: a partly filled one, or a
-    /// free one.
+    /// Leases a segment with room for at least `need` bytes of records: a partly filled segment or
+    /// a free segment.
     pub(super) fn lease(&self, stream: Stream, need: u64) -> Option<Lease> {
         let mut inner = self.lock();
         let pool = &inner.pools[stream as usize];
@@ -296,28 +302,28 @@ impl Space {
         })
     }
 
-    /// Notes that bytes at this offset are passed to the kernel, which may use them longer than the
-    /// value is held.
+    /// Records that bytes at this offset are passed to the kernel, which may use these bytes after
+    /// the handle of the value is dropped.
     pub(super) fn mark_sent(&self, offset: u64) {
         let index = self.segment_of(offset).unwrap_or(u32::MAX);
         if let Some(was_sent) = usize::try_from(index)
             .ok()
             .and_then(|index| self.was_sent.get(index))
         {
-            // A `Relaxed` store suffices: the value is released later, under the lock, so the
-            // thread that leases the segment sees it.
+            // A `Relaxed` store is enough: the value is released later under the lock, so the
+            // thread that leases the segment next sees this store.
             was_sent.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Notes that the memory of a leased segment is new.
+    /// Records that the memory of a leased segment is new.
     pub(super) fn mark_renewed(&self, index: u32) {
         self.was_sent[index as usize].store(false, Ordering::Relaxed);
         self.lock().segments[index as usize].is_hole = false;
     }
 
-    /// Takes a free segment whose memory was not released yet, so that the caller can release it.
-    /// Leaves the segments that compaction needs.
+    /// Takes a free segment whose memory is not released yet, so that the caller can release it.
+    /// Never takes the segments that compaction needs.
     pub(super) fn take_unreleased(&self) -> Option<u32> {
         let mut inner = self.lock();
         if inner.free.len() <= SPARE_SEGMENTS {
@@ -331,7 +337,7 @@ impl Space {
         Some(index)
     }
 
-    /// Notes that the memory of a segment was released, and frees the segment.
+    /// Records that the memory of a segment was released, and frees the segment.
     pub(super) fn mark_released(&self, index: u32) {
         let mut inner = self.lock();
         let segment = &mut inner.segments[index as usize];
@@ -344,7 +350,7 @@ impl Space {
         }
     }
 
-    /// Ends a lease.
+    /// Ends the lease of a segment.
     pub(super) fn give_back(&self, index: u32, stream: Stream, end_of_lease: LeaseEnd) {
         let end = self.bounds(index).1;
         let mut inner = self.lock();
@@ -363,8 +369,8 @@ impl Space {
         inner.reclaim(index);
     }
 
-    /// Retires the segment that contains `offset`, because the medium failed there. It is not
-    /// written until the log is opened again.
+    /// Retires the segment that contains `offset`, because the medium failed there. The segment is
+    /// not written until the log is opened again.
     pub(super) fn retire(&self, offset: u64) {
         let Some(index) = self.segment_of(offset) else {
             return;
@@ -376,8 +382,8 @@ impl Space {
             }
             State::Free => inner.free.retain(|free| *free != index),
             State::Full => {}
-            // The current writer of the segment continues, or fails itself. No other writer
-            // follows.
+            // The current writer of the segment continues, unless it fails, too. No other writer
+            // gets the segment.
             State::Leased => {
                 inner.segments[index as usize].is_bad = true;
                 return;
@@ -387,8 +393,9 @@ impl Space {
         inner.segments[index as usize].state = State::Retired;
     }
 
-    /// The segment with the fewest live bytes that compaction can free, and the values in it. Skips
-    /// segments that readers or writers hold. No writer appends to the segment any more.
+    /// Returns the segment with the fewest live bytes that compaction can free, and the values in
+    /// this segment. Skips segments whose values readers or writers hold. After this call, no
+    /// writer appends to the returned segment.
     pub(super) fn victim(&self) -> Option<(u32, Vec<Arc<IndexEntry>>)> {
         let mut inner = self.lock();
         let most = (self.segment - LINE) / MIN_GAIN_DIVISOR * (MIN_GAIN_DIVISOR - 1);
@@ -409,9 +416,9 @@ impl Space {
                 .values()
                 .filter_map(Weak::upgrade)
                 .collect();
-            // A value that nobody else holds has two references: in the index and in this list. If
-            // the values claim fewer bytes than are live, a writer or a reader of a removed value
-            // has the rest.
+            // A value that no reader holds has two references: in the index and in this list. If
+            // these values have fewer bytes than are live, a writer or a reader of a removed value
+            // has the other bytes.
             let alone = values.iter().all(|value| Arc::strong_count(value) == 2);
             let claimed: u64 = values
                 .iter()
@@ -428,13 +435,14 @@ impl Space {
             inner.segments[*index as usize].state = State::Full;
         }
         drop(inner);
-        // If the index has dropped a value meanwhile, its last reference is in this list. Dropping
-        // it takes the lock, so the lock is released before.
+        // If the index has dropped a value in the meantime, this list has the last reference to it.
+        // The drop of the last reference takes the lock, so the lock is released before the list is
+        // dropped.
         drop(passed);
         found
     }
 
-    /// Registers `value` in all segments with bytes of it.
+    /// Registers `value` in all segments that contain bytes of it.
     pub(super) fn register_resident(&self, value: &Arc<IndexEntry>) {
         let live = value.allocation.state().live.clone();
         let mut inner = self.lock();
@@ -450,7 +458,7 @@ impl Space {
 }
 
 impl Inner {
-    /// Frees a segment without live bytes.
+    /// Frees a segment if it has no live bytes.
     fn reclaim(&mut self, index: u32) {
         let segment = &mut self.segments[index as usize];
         if segment.live > 0 || !matches!(segment.state, State::Full | State::Pooled(..)) {
@@ -476,10 +484,10 @@ impl Allocation {
         })
     }
 
-    /// Adds bytes that are about to be written to `used`.
+    /// Adds bytes that will be written to `used`.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] when they would exceed the limit.
+    /// [`Error::NoRoom`] when the bytes would exceed the limit.
     pub(super) fn charge(&self, bytes: u64, limited: bool) -> Result<(), Error> {
         let mut inner = self.space.lock();
         let used = inner.used.saturating_add(bytes);
@@ -495,12 +503,12 @@ impl Allocation {
     }
 
     /// Excludes the charged bytes from `used`, because they are a copy of a value that `used`
-    /// already includes. Otherwise writers would reach the limit during compaction.
+    /// already includes. If they counted twice, writers could reach the limit during compaction.
     pub(super) fn set_copy(&self) {
         self.state().is_copy = true;
     }
 
-    /// From now on, `used` counts this copy of the value in place of the first one.
+    /// After this call, `used` counts this copy of the value in place of the first copy.
     pub(super) fn replace_first(&self, first: &Self) {
         let mut inner = self.space.lock();
         let before = std::mem::take(&mut first.state().charged);
@@ -509,24 +517,24 @@ impl Allocation {
         inner.used = inner.used.saturating_sub(before) + state.charged;
     }
 
-    /// Number of charged bytes.
+    /// Returns the number of bytes that this allocation added to `used`.
     pub(super) fn charged(&self) -> u64 {
         self.state().charged
     }
 
-    /// Marks `bytes` of a segment as live.
+    /// Marks `bytes` bytes of a segment as live.
     pub(super) fn mark_live(&self, index: u32, bytes: u64) {
         let mut inner = self.space.lock();
         inner.segments[index as usize].live += bytes;
         self.state().live.push((index, bytes));
     }
 
-    /// Marks a part as live, whichever value wrote it.
+    /// Marks a part as live, regardless of which value wrote it.
     pub(super) fn mark_part_live(&self, part: &Part) {
         self.mark_live_at(part.offset, part.footprint());
     }
 
-    /// Marks `bytes` as live in the segment with `offset`.
+    /// Marks `bytes` bytes as live in the segment that contains `offset`.
     pub(super) fn mark_live_at(&self, offset: u64, bytes: u64) {
         if let Some(index) = self.space.segment_of(offset) {
             self.mark_live(index, bytes);
@@ -564,9 +572,9 @@ impl Drop for Allocation {
     }
 }
 
-/// Number of segments that do not belong to the capacity: those for compaction, and space for dead
-/// bytes between live ones. At a fill level of 31/32, each compacted segment frees at least 1/32 of
-/// its bytes.
+/// Returns the number of segments that do not count towards the capacity: the segments for
+/// compaction, and space for dead bytes between live bytes. At a fill level of 31/32, each
+/// compacted segment frees at least 1/32 of its bytes.
 fn reserve(segments: u64) -> u64 {
     (segments / 32).max(4)
 }

@@ -11,35 +11,37 @@ use super::space::{Allocation, Lease, LeaseEnd, Stream};
 use crate::{Class, Error, Fault, Medium};
 
 /// Number of written bytes after which their cache lines are flushed, while they are still in the
-/// CPU cache. Bytes of a file on a disk are not flushed early, since that is a system call that
-/// waits for the disk.
+/// CPU cache. Bytes of a file on a disk are not flushed early, because such a flush is a system
+/// call that waits for the disk.
 const FLUSH_INTERVAL: u64 = 256 * 1024;
 /// Minimum room for a record of a value in bytes, including its head. If a segment has less room,
 /// the record goes to another segment.
 const MIN_RECORD_ROOM: u64 = 2 * LINE;
 
-/// A value that is being written. Dropping it releases its space.
+/// A value that is being written. If the writer is dropped before the commit, the space of the
+/// value is released.
 ///
-/// After an error, all further calls fail.
+/// After an error, all further calls of the writer fail.
 pub struct Writer<M: Medium> {
     log: Log<M>,
     key: Box<[u8]>,
     stream: Stream,
     value: Arc<UncommittedValue>,
     open: Option<OpenRecord>,
-    /// Set after an error: all further calls fail.
+    /// Whether a call failed. After that, all further calls fail.
     has_failed: bool,
-    /// Whether the medium failed: the segment must be retired.
+    /// Whether the medium failed. If so, the segment must be retired.
     medium_failed: bool,
 }
 
-/// Reads a value while it is being written; stays valid after its commit, drop and removal.
+/// Reads a value while the value is being written. The reader stays valid after the commit, drop or
+/// removal of the value.
 pub struct UncommittedReader<M> {
     log: Log<M>,
     value: Arc<UncommittedValue>,
 }
 
-/// State of a value that its writer and its readers share.
+/// State of an uncommitted value that its writer and its readers share.
 struct UncommittedValue {
     extents: RwLock<Vec<Extent>>,
     allocation: Arc<Allocation>,
@@ -50,7 +52,7 @@ struct OpenRecord {
     lease: Lease,
     /// Position of the record's head.
     start: u64,
-    /// Position of the next byte.
+    /// Position at which the next byte is written.
     at: u64,
     /// Position up to which the content of the record is durable.
     durable_to: u64,
@@ -77,17 +79,17 @@ impl<M: Medium> Writer<M> {
         })
     }
 
-    /// Number of content bytes so far.
+    /// Returns the number of content bytes that were written so far.
     pub fn len(&self) -> u64 {
         self.value.len()
     }
 
-    /// Whether no content was written.
+    /// Whether no content was written yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Appends content. It is visible to [`reader`](Self::reader) on return.
+    /// Appends content. When the call returns, a [`reader`](Self::reader) can read the content.
     ///
     /// # Errors
     /// [`Error::NoRoom`] at the limit, or when readers hold the space that could be reused.
@@ -95,7 +97,7 @@ impl<M: Medium> Writer<M> {
         self.guarded(|writer| writer.append(bytes))
     }
 
-    /// A reader of the content written so far.
+    /// Returns a reader of the content that was written so far.
     pub fn reader(&self) -> UncommittedReader<M> {
         UncommittedReader {
             log: self.log.clone(),
@@ -107,7 +109,7 @@ impl<M: Medium> Writer<M> {
     ///
     /// # Errors
     /// [`Error::TooLarge`] for more than [`MAX_META_LEN`] bytes of meta. After an error of the
-    /// medium, the value is not visible, but it may be visible after the next opening.
+    /// medium, the value is not visible, but it may become visible when the log is opened again.
     pub fn commit(self, meta: &[u8]) -> Result<Entry, Error> {
         let log = self.log.clone();
         let key = self.key.clone();
@@ -117,14 +119,14 @@ impl<M: Medium> Writer<M> {
         Ok(Entry::new(stored, meta.to_vec()))
     }
 
-    /// All steps of [`commit`](Self::commit) except the commit word: all bytes are durable on
-    /// return.
+    /// Does all steps of [`commit`](Self::commit) except for the commit word. When the call
+    /// returns, all bytes are durable.
     pub(super) fn prepare(mut self, meta: &[u8]) -> Result<Arc<IndexEntry>, Error> {
         bounded("meta", meta.len() as u64, MAX_META_LEN as u64)?;
         self.guarded(|writer| writer.finish(meta))
     }
 
-    /// Appends existing bytes of another value, without copying them.
+    /// Appends a part of another value, without copying its bytes.
     pub(super) fn adopt(&mut self, extent: &Extent) -> Result<(), Error> {
         self.guarded(|writer| {
             writer.finish_part()?;
@@ -166,8 +168,8 @@ impl<M: Medium> Writer<M> {
             if open.at == end {
                 self.finish_part()?;
             } else if open.at - open.durable_to >= flush_interval(&self.log) {
-                // This thread also waits for its flushes, because the next write may come from
-                // another thread.
+                // The fence is here, because a fence covers only flushes of its own thread, and
+                // another thread may do the next write.
                 let medium = &self.log.inner.medium;
                 medium.flush(open.durable_to, open.at - open.durable_to)?;
                 medium.fence()?;
@@ -322,7 +324,7 @@ impl<M: Medium> Drop for Writer<M> {
 }
 
 impl<M: Medium> UncommittedReader<M> {
-    /// Number of readable bytes so far.
+    /// Returns the number of readable bytes so far.
     pub fn len(&self) -> u64 {
         self.value.len()
     }
@@ -332,10 +334,10 @@ impl<M: Medium> UncommittedReader<M> {
         self.len() == 0
     }
 
-    /// Fills `buf` from `offset`.
+    /// Fills `buf` with the content from `offset` on.
     ///
     /// # Errors
-    /// [`Error::Range`] beyond the bytes written so far.
+    /// [`Error::Range`] if the range exceeds the bytes that were written so far.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let touched = self.value.touched(offset, buf.len() as u64)?;
         if buf.is_empty() {
@@ -357,8 +359,8 @@ impl UncommittedValue {
             .map_or(0, |last| last.start + last.len)
     }
 
-    /// A copy of the list of extents that contain `len` bytes from `offset`. It is a copy because a
-    /// reader of a slow medium must not block the writer.
+    /// Returns a copy of the list of extents that contain the `len` bytes from `offset` on. The
+    /// list is copied, because a reader of a slow medium must not block the writer.
     fn touched(&self, offset: u64, len: u64) -> Result<Vec<Extent>, Error> {
         let extents = self.extents();
         let of = extents.last().map_or(0, |last| last.start + last.len);
@@ -371,7 +373,7 @@ impl UncommittedValue {
             .collect())
     }
 
-    /// Appends `len` bytes at `offset` to the value.
+    /// Appends the `len` bytes at `offset` of the medium to the value.
     fn grow(&self, offset: u64, len: u64) {
         let start = self.len();
         let mut extents = self.extents.write();
@@ -384,8 +386,8 @@ impl UncommittedValue {
         }
     }
 
-    /// The extents in all records except the last one, which itself contains `own` bytes of
-    /// content.
+    /// Returns the extents in all records except for the last record. The last record contains
+    /// `own` bytes of content.
     fn parts(&self, own: u64) -> Vec<Extent> {
         let mut parts = self.extents().clone();
         if own > 0 {
@@ -396,12 +398,12 @@ impl UncommittedValue {
 }
 
 impl OpenRecord {
-    /// Number of content bytes in this record so far.
+    /// Returns the number of content bytes in this record so far.
     const fn body(&self) -> u64 {
         self.at - self.start - LINE
     }
 
-    /// The head of this record, as a part of a value.
+    /// Returns the head of this record as a part of a value.
     fn part(&self) -> Record {
         Record {
             sequence: self.lease.sequence,
@@ -415,9 +417,9 @@ impl OpenRecord {
         }
     }
 
-    /// Writes the head of the record and makes the whole record durable; all its other bytes must
-    /// be written already. Marks the record as live. Returns the head and the size of the record in
-    /// bytes.
+    /// Writes the head of the record and makes the whole record durable; all other bytes of the
+    /// record must be written before. Marks the record as live. Returns the head and the size of
+    /// the record in bytes.
     fn seal<M: Medium>(
         &mut self,
         log: &Log<M>,
@@ -428,7 +430,7 @@ impl OpenRecord {
         let medium = &log.inner.medium;
         let line = record.encode(log.inner.head.id, self.start);
         let footprint = record.footprint();
-        // The content was charged when it was written.
+        // The bytes of the content were added to `used` when they were written.
         let more = footprint - u64::from(record.body);
         allocation.charge(more, stream == Stream::New)?;
         medium.write(self.start, &line)?;

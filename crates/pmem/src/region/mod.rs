@@ -1,5 +1,5 @@
-//! A region: a file that is used as a medium. The file is mapped into memory, and written bytes are
-//! flushed by the fastest method that makes them durable.
+//! A region: a file that is used as a medium. The file is mapped into memory. Written bytes are
+//! flushed by the fastest method that makes them durable on this machine.
 
 use parking_lot::Mutex;
 use std::fmt;
@@ -15,12 +15,12 @@ use crate::medium::{check_range, check_word};
 use crate::sys::{CacheLines, Failed, Map};
 use crate::{Class, Error, Medium, backing, create};
 
-/// Path and size of a region.
+/// The settings of a region: path and size of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The region's file. A missing file is created; its folder must exist.
+    /// The path of the region's file. If the file is missing, it is created. The folder must exist.
     pub path: PathBuf,
-    /// Size in bytes. The file has at least this size.
+    /// Size of the region in bytes. The file has at least this size.
     pub size: u64,
 }
 
@@ -29,13 +29,13 @@ pub struct Config {
 pub struct Report {
     /// The durability that a fence guarantees.
     pub class: Class,
-    /// The flush method: `clwb`, `clflushopt`, `clflush`, `dc cvap`, `msync` or `none`.
+    /// The name of the flush method: `clwb`, `clflushopt`, `clflush`, `dc cvap`, `msync` or `none`.
     pub flush: &'static str,
-    /// The reason for the class, and what is needed for a better class.
+    /// The reason for the class, and what the machine would need for a better class.
     pub why: String,
-    /// The region's file.
+    /// The path of the region's file.
     pub path: PathBuf,
-    /// Size in bytes.
+    /// The size of the region in bytes.
     pub len: u64,
 }
 
@@ -56,51 +56,53 @@ impl fmt::Display for Report {
     }
 }
 
-/// How written bytes become durable.
+/// The method by which written bytes become durable.
 #[derive(Clone, Copy, Debug)]
 enum Flush {
-    /// By cache-line instructions at each flush.
+    /// Each flush writes cache lines back by CPU instructions.
     Lines(CacheLines),
-    /// By `msync` at each fence. Large writes then use `pwrite`, because each page that `msync` has
-    /// cleaned causes a page fault at its next store. With stores, only half as many bytes are
-    /// written per CPU-second (2.0 instead of 4.1 GB on ext4).
+    /// Each fence calls `msync`. Large writes use `pwrite`, because a store to a page that `msync`
+    /// has cleaned causes a page fault. With stores to the map, only half as many bytes are written
+    /// per CPU-second (2.0 instead of 4.1 GB on ext4).
     Sync,
-    /// Never: the medium is volatile.
+    /// Bytes never become durable, because the medium is volatile.
     Nothing,
 }
 
-/// Minimum length in bytes of a write that uses `pwrite`. A shorter write stores to the map.
+/// Minimum length in bytes of a write that uses `pwrite`. A shorter write stores its bytes to the
+/// map.
 const MIN_PWRITE: usize = 4096;
 
-/// A mapped file, which one owner holds until this is dropped.
+/// A region: a mapped file that has one owner. The file stays mapped and locked until this value is
+/// dropped.
 ///
 /// A fault in the map fails the region: the current call and all later calls return
-/// [`Error::Medium`]. Reads fail, too, since the map may not contain the written bytes.
+/// [`Error::Medium`]. Reads fail, too, because the map may not contain the bytes that were written.
 #[derive(Debug)]
 pub struct Region {
     map: Map,
     flush: Flush,
     report: Report,
-    /// The flushed bytes that wait for a fence, as one range. The cost of an `msync` is one flush
-    /// of the disk; clean pages in the range cost nothing.
+    /// The flushed bytes that wait for a fence, as one range. One range is enough, because an
+    /// `msync` costs one flush of the disk, and clean pages in the range cost nothing.
     pending: Mutex<Option<Range<usize>>>,
-    /// Locked during an `msync`. If another thread has taken the range of a fence, the fence waits
-    /// for that thread. Threads that arrive meanwhile share the next `msync`.
+    /// The lock is held during an `msync`. If another thread already syncs the bytes of a fence,
+    /// the fence waits for this thread. Fences that begin during an `msync` share the next `msync`.
     syncing: Mutex<()>,
-    /// Whether [`Medium::renew`] can replace pages of the file.
+    /// Whether [`Medium::renew`] can replace the pages of the file.
     can_renew: bool,
     file: File,
 }
 
-/// Page size for which [`Medium::renew`] is safe. With larger pages, the kernel may cache more than
-/// a segment as one folio (128 MiB with 64 KiB pages). The kernel zeroes a hole within a folio in
-/// place, so readers that still use these bytes would see zeros.
+/// The page size for which [`Medium::renew`] is safe. With larger pages, the kernel may cache more
+/// than one segment as one unit, a folio (128 MiB with 64 KiB pages). The kernel zeroes a hole
+/// within a folio in place, so readers that still use these bytes would see zeros.
 const PAGE: usize = 4096;
 
 impl Region {
     /// Opens or creates the region, and determines its class.
     ///
-    /// Errors: [`Error::Busy`], [`Error::Foreign`], [`Error::Io`].
+    /// Errors: [`Error::Busy`], [`Error::Foreign`] or [`Error::Io`].
     pub fn open(config: &Config) -> Result<Self, Error> {
         let Config { path, size } = config;
         let len = usize::try_from(*size).ok().filter(|len| *len > 0);
@@ -140,35 +142,35 @@ impl Region {
         })
     }
 
-    /// The file of the region, which has the same bytes at the same offsets, for `sendfile` and
-    /// `pread`.
+    /// Returns the file of the region, for `sendfile` and `pread`. The file has the same bytes at
+    /// the same offsets as the region.
     ///
-    /// Writing or truncating the file changes the region.
+    /// Writing or truncating this file changes the region.
     pub const fn file(&self) -> &File {
         &self.file
     }
 
-    /// The file, if bytes that `sendfile` has passed to a socket stay unchanged. For persistent
-    /// memory, the kernel copies the bytes; for other files, [`Medium::renew`] replaces the pages.
-    /// `None`: the caller must read and copy the bytes.
+    /// Returns the file, if bytes that `sendfile` has passed to a socket stay unchanged. For
+    /// persistent memory, the kernel copies the bytes; for other files, [`Medium::renew`] replaces
+    /// the pages. `None`: the caller must read and copy the bytes.
     pub fn sendable(&self) -> Option<&File> {
         (self.report.class == Class::Pmem || self.can_renew).then_some(&self.file)
     }
 
-    /// Path of the file.
+    /// Returns the path of the region's file.
     pub fn path(&self) -> &Path {
         &self.report.path
     }
 
-    /// Properties of the region.
+    /// Returns the properties of the region.
     pub const fn report(&self) -> &Report {
         &self.report
     }
 
-    /// Returns an error once the region has failed. Bytes that were read from [`Self::file`] before
-    /// this call must then be discarded.
+    /// Returns an error once the region has failed. After an error, the caller must discard bytes
+    /// that it read from [`Self::file`] before this call.
     ///
-    /// Errors: [`Error::Medium`].
+    /// Errors: [`Error::Medium`] if the region has failed.
     pub fn check(&self) -> Result<(), Error> {
         self.map
             .failed()
@@ -184,7 +186,7 @@ impl Region {
 
     /// Writes to the file instead of the map. File and map share the same page cache.
     fn write_file(&self, at: usize, bytes: &[u8]) -> Result<(), Failed> {
-        // A write to a truncated file would make the file longer, and hide the truncation.
+        // A write to a truncated file would make the file longer, and would hide the truncation.
         self.check_length(at)?;
         if self.file.write_all_at(bytes, at as u64).is_err() {
             self.map.fail(at);
@@ -217,8 +219,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // Closing the file is not enough to unlock it: a child process between `fork` and `exec`
-        // has a copy of the descriptor. The map is unmapped right after this, and no thread can use
-        // it any more.
+        // has a copy of the descriptor. Right after the unlock, the map is unmapped, and no thread
+        // can use the map any more.
         let _ = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock);
     }
 }
@@ -237,8 +239,8 @@ impl Medium for Region {
         self.map.load(at, buf).map_err(|failed| self.failed(failed))
     }
 
-    /// Uses `pread`: where a load from the map raises SIGBUS and fails the region, `pread` returns
-    /// EIO.
+    /// Uses `pread`, which returns EIO for an unreadable page. A load from the map would raise
+    /// SIGBUS and fail the region.
     fn inspect(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let at = self.position(offset, buf.len())?;
         match self.file.read_exact_at(buf, offset) {
@@ -291,8 +293,8 @@ impl Medium for Region {
         done.map_err(|failed| self.failed(failed))
     }
 
-    /// Makes new pages, and allocates them at once: on a full file system, this call returns an
-    /// error, and a later store would raise SIGBUS.
+    /// Replaces the pages by new pages, and allocates them in this call. If the file system is
+    /// full, this call returns an error. Without the allocation, a later store would raise SIGBUS.
     fn renew(&self, offset: u64, len: u64) -> Result<(), Error> {
         let at =
             check_range(offset, len, self.report.len).and_then(|()| self.position(offset, 0))?;
@@ -319,8 +321,8 @@ impl Medium for Region {
         }
     }
 
-    /// Punches a hole, if the file is in memory. If the file system does not support holes, it
-    /// keeps the memory.
+    /// Punches a hole into the file, if the file is in memory. If the file system does not support
+    /// holes, the memory is kept.
     fn release(&self, offset: u64, len: u64) -> Result<(), Error> {
         check_range(offset, len, self.report.len)?;
         self.check()?;
@@ -346,8 +348,8 @@ impl Medium for Region {
     }
 }
 
-/// Whether the file system supports holes. The test is beyond the end of the file, where there is
-/// no data.
+/// Whether the file system supports holes. The function tries to punch a hole beyond the end of the
+/// file, where there is no data.
 fn supports_holes(file: &File) -> bool {
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let end = file.metadata().map(|metadata| metadata.len());
@@ -356,7 +358,7 @@ fn supports_holes(file: &File) -> bool {
     })
 }
 
-/// Determines the class and the flush method, and the reason for both.
+/// Determines the durability class and the flush method, with the reason for both.
 fn classify(
     synchronous: Result<(), Errno>,
     volatile: Option<String>,
@@ -381,7 +383,8 @@ fn classify(
             format!("MAP_SYNC would be possible, but {why}"),
         ),
         (None, Err(errno), lines) => {
-            // The text tells operators who plan to buy persistent memory whether it would help.
+            // The text tells operators whether persistent memory, if they bought it, would help on
+            // this machine.
             let fix = lines
                 .err()
                 .unwrap_or("it needs persistent memory, mounted with -o dax");

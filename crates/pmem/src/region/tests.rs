@@ -1,4 +1,4 @@
-//! Unit tests of a region: its class, flushes by instructions, and fences.
+//! Unit tests of a region: durability class, flushes by CPU instructions, and fences.
 
 use super::*;
 
@@ -20,13 +20,14 @@ fn the_class_follows_from_tests_of_the_machine() {
         assert!(matches!((class, flush), (Class::EmulatedFile, Flush::Sync)));
         assert!(why.contains("refuses MAP_SYNC"), "{why}");
     }
-    // On a CPU without the instruction, such as a Cortex-A72, the file system does not matter.
+    // If the CPU lacks the flush instruction, such as a Cortex-A72, the file system does not
+    // matter.
     for synchronous in [LINES, Err(Errno::OPNOTSUPP)] {
         let (class, flush, why) = classify(synchronous, None, Err("this processor has no dc cvap"));
         assert!(matches!((class, flush), (Class::EmulatedFile, Flush::Sync)));
         assert!(why.contains("no dc cvap"), "{why}");
     }
-    // Memory is volatile, even where MAP_SYNC works.
+    // Ordinary memory is volatile, even where MAP_SYNC works.
     for synchronous in [LINES, Err(Errno::OPNOTSUPP)] {
         let (class, flush, why) = classify(synchronous, gone(), lines());
         assert!(matches!((class, flush), (Class::Volatile, Flush::Nothing)));
@@ -91,7 +92,8 @@ fn each_flushed_line_is_written_back_and_then_fenced() {
     assert_eq!(take(), [Executed::Fence]);
 }
 
-/// Dirty bytes of a mapped file, from `/proc/self/smaps`; 0 where the kernel does not report them.
+/// Returns the dirty bytes of a mapped file, from `/proc/self/smaps`. Returns 0 if the kernel does
+/// not report them.
 fn dirty(path: &Path) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
     let mut lines = maps.lines();

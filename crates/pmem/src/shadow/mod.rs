@@ -13,16 +13,16 @@ use crate::{Class, Error, Medium};
 const WORD: u64 = 8;
 const LINE: u64 = 64;
 
-/// Memory that tracks which 8-byte words a power cut may lose. Clones share the memory.
+/// Memory that tracks which 8-byte words a power cut may lose. Clones share one memory.
 ///
-/// This medium guarantees less than the manuals of the hardware do:
+/// This medium guarantees less than the manuals of the hardware guarantee:
 ///
-/// 1. A word that was stored several times since it was durable may survive with any of these
+/// 1. A word that was stored several times after it was last durable may survive with any of these
 ///    values, independently of other words.
-/// 2. A line that was never flushed may survive, as after an eviction from the CPU cache.
+/// 2. A line that was never flushed may survive, because a CPU cache may evict the line to memory.
 /// 3. A flush without a fence guarantees nothing.
-/// 4. A fence completes only the flushes of its own [`lane`](Self::lane), as `sfence` does for its
-///    CPU.
+/// 4. A fence completes only the flushes of its own [`lane`](Self::lane), in the same way as
+///    `sfence` covers only its own CPU.
 #[derive(Clone)]
 pub struct ShadowMedium {
     state: Arc<Mutex<State>>,
@@ -31,24 +31,25 @@ pub struct ShadowMedium {
 /// A place in the code with a flush or a fence.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Site {
-    /// Whether the place has a fence; otherwise it has a flush.
+    /// `true` for a fence, `false` for a flush.
     pub fence: bool,
-    /// The source file.
+    /// The path of the source file.
     pub file: &'static str,
-    /// The line in the source file.
+    /// The number of the line in the source file.
     pub line: u32,
 }
 
-/// Called before each flush and each fence takes effect. Tests cut the power at these moments.
+/// A function that is called before each flush and each fence takes effect. Tests cut the power at
+/// these moments.
 pub type Probe = Arc<dyn Fn(&ShadowMedium) + Send + Sync>;
 
 #[derive(Clone)]
 struct State {
-    /// Bytes that readers see.
+    /// The bytes that readers see.
     visible: Vec<u8>,
-    /// Bytes that certainly survive a power cut.
+    /// The bytes that certainly survive a power cut.
     durable: Vec<u8>,
-    /// For each word, by word number: the values stored since the word was durable, in order.
+    /// For each word number, the values that were stored after the word was last durable, in order.
     pending: BTreeMap<u64, Pending>,
     /// Words that each lane has flushed but not fenced.
     flushing: BTreeMap<u32, BTreeSet<u64>>,
@@ -57,7 +58,7 @@ struct State {
     ignored: BTreeSet<Site>,
     accesses: u64,
     fail_at: Option<u64>,
-    /// Unreadable lines.
+    /// The lines that are unreadable.
     poison: BTreeSet<u64>,
     probe: Option<Probe>,
 }
@@ -77,12 +78,12 @@ fn failed(offset: u64) -> Error {
 }
 
 impl ShadowMedium {
-    /// A medium of `len` zero bytes, all durable.
+    /// Creates a medium of `len` zero bytes, which are all durable.
     pub fn new(len: usize) -> Self {
         Self::of(vec![0; len.next_multiple_of(8)])
     }
 
-    /// A medium of these bytes, all durable.
+    /// Creates a medium of these bytes, which are all durable.
     pub fn of(bytes: Vec<u8>) -> Self {
         let state = State {
             durable: bytes.clone(),
@@ -102,8 +103,9 @@ impl ShadowMedium {
         }
     }
 
-    /// The medium after a power cut. The seed chooses one of four ways: lose all non-durable words,
-    /// lose none, decide for each word, or decide for each line. Ignored sites stay ignored.
+    /// Returns the medium in its state after a power cut. The seed chooses one of four ways: all
+    /// words that are not durable are lost, none is lost, the loss is random for each word, or the
+    /// loss is random for each line. Ignored sites stay ignored.
     pub fn cut(&self, seed: u64) -> Self {
         let state = self.lock();
         let mut random = fastrand::Rng::with_seed(seed);
@@ -128,7 +130,8 @@ impl ShadowMedium {
         left
     }
 
-    /// An independent copy with all words, durable or not: the state after the process was killed.
+    /// Returns an independent copy with all words, whether they are durable or not. This is the
+    /// state after the process was killed.
     pub fn fork(&self) -> Self {
         let mut state = self.lock().clone();
         state.probe = None;
@@ -137,7 +140,7 @@ impl ShadowMedium {
         }
     }
 
-    /// The bytes that readers see.
+    /// Returns the bytes that readers see.
     pub fn bytes(&self) -> Vec<u8> {
         self.lock().visible.clone()
     }
@@ -147,7 +150,8 @@ impl ShadowMedium {
         self.lock().lane = lane;
     }
 
-    /// Number of calls of each flush and each fence, including the ignored ones.
+    /// Returns the number of calls of each flush and each fence in the code, including ignored
+    /// flushes and fences.
     pub fn sites(&self) -> BTreeMap<Site, u64> {
         self.lock().sites.clone()
     }
@@ -157,20 +161,20 @@ impl ShadowMedium {
         self.lock().ignored.insert(site);
     }
 
-    /// Makes the n-th access from now on, of any kind, and all later accesses fail; `None` ends the
-    /// failure.
+    /// Makes the n-th access after this call fail, and all later accesses, too, whatever their kind
+    /// is. `None` ends the failure.
     pub fn fail_after(&self, accesses: Option<u64>) {
         let mut state = self.lock();
         state.fail_at = accesses.map(|accesses| state.accesses + accesses);
     }
 
-    /// Makes the line at `offset` unreadable. [`Medium::inspect`] then fails for this line;
-    /// [`Medium::read`] fails the whole medium.
+    /// Makes the line at `offset` unreadable. After that, [`Medium::inspect`] fails for this line,
+    /// and [`Medium::read`] of the line makes the whole medium fail.
     pub fn poison(&self, offset: u64) {
         self.lock().poison.insert(offset / LINE);
     }
 
-    /// Number of accesses so far.
+    /// Returns the number of accesses so far.
     pub fn accesses(&self) -> u64 {
         self.lock().accesses
     }
@@ -195,7 +199,7 @@ impl ShadowMedium {
         Ok(state)
     }
 
-    /// Counts a flush or fence; returns whether it is effective.
+    /// Counts a flush or a fence. Returns whether it has an effect.
     fn arrive(&self, fence: bool, location: &'static Location<'static>) -> bool {
         let site = Site {
             fence,
@@ -265,7 +269,7 @@ impl Medium for ShadowMedium {
         self.write(offset, &word.to_le_bytes())
     }
 
-    /// Writes zeros, which a power cut may lose like any write.
+    /// Writes zeros over the bytes. A power cut may lose these zeros, like any write.
     fn renew(&self, offset: u64, len: u64) -> Result<(), Error> {
         self.write(offset, &vec![0; at(len)])
     }
@@ -332,8 +336,8 @@ fn put(bytes: &mut [u8], offset: u64, value: &[u8; 8]) {
     bytes[from..from + 8].copy_from_slice(value);
 }
 
-/// Converts an offset to an index. An offset that is too large for an index becomes one that bounds
-/// checks reject.
+/// Converts an offset to an index. An offset that is too large for an index becomes an index that
+/// bounds checks reject.
 fn at(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }

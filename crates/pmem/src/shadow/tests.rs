@@ -1,11 +1,12 @@
-//! Tests of the simulated medium itself. All crash tests of the log rely on its guarantees.
+//! Tests of the simulated medium itself. All crash tests of the log rely on the guarantees of this
+//! medium.
 
 use proptest::prelude::*;
 
 use super::*;
 
 const WORDS: usize = 24;
-/// Words per line.
+/// Number of words in one line.
 const LINE_WORDS: usize = 8;
 const LANES: usize = 2;
 
@@ -27,13 +28,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..80)
 }
 
-/// All values that one word had, in order.
+/// All values that one word had, in the order of their stores.
 #[derive(Clone)]
 struct History {
     values: Vec<u64>,
-    /// The oldest value that a power cut may leave.
+    /// Index of the oldest value that a power cut may leave.
     durable: usize,
-    /// The value that the last flush of each lane covers.
+    /// For each lane, the index of the value that the last flush of this lane covers.
     flushed: [Option<usize>; LANES],
 }
 

@@ -1,7 +1,7 @@
 //! Copies bytes to and from mapped memory that other threads may access at the same time.
 //!
-//! All accesses are atomic words, or equivalent assembly: in Rust, a plain copy of concurrently
-//! changing memory is undefined behaviour.
+//! Each access reads or writes a whole word atomically, in Rust or in equivalent assembly. A plain
+//! copy of memory that changes at the same time would be undefined behaviour in Rust.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,12 +12,12 @@ const WORD: usize = size_of::<u64>();
 #[cfg(target_arch = "x86_64")]
 const MIN_STRING_COPY: usize = 256;
 
-/// Minimum length in bytes for stores that bypass the CPU cache. Measured with `examples/probe.rs`;
-/// see `docs/explanation/pmem.md`.
+/// Minimum length in bytes for stores that bypass the CPU cache. The number was measured with
+/// `examples/probe.rs`, as `docs/explanation/pmem.md` explains.
 #[cfg(target_arch = "x86_64")]
 const MIN_CACHE_BYPASS: usize = 4096;
 
-/// The word that contains `from`, and the position of `from` in it.
+/// Returns the word that contains `from`, and the position of `from` in this word.
 fn word_of(from: *const u8) -> (*const u8, usize) {
     let inside = from.addr() % WORD;
     (from.wrapping_sub(inside), inside)
@@ -27,12 +27,12 @@ fn word_of(from: *const u8) -> (*const u8, usize) {
 ///
 /// The word at `at` is mapped for reading and writing, and only this module accesses it.
 unsafe fn atomic<'a>(at: *const u8) -> &'a AtomicU64 {
-    // SAFETY: guaranteed by the caller. `at` is aligned, since it comes from `word_of` or is a
-    // multiple of words away from it.
+    // SAFETY: guaranteed by the caller. `at` is aligned, because it comes from `word_of`, or is a
+    // whole number of words away from such a pointer.
     unsafe { AtomicU64::from_ptr(at.cast_mut().cast()) }
 }
 
-/// Reads `buf.len()` bytes. Each aligned word is read atomically.
+/// Reads `buf.len()` bytes at `from`. Each aligned word is read atomically.
 ///
 /// # Safety
 ///
@@ -65,12 +65,12 @@ pub(super) unsafe fn load(from: *const u8, mut buf: &mut [u8]) {
     }
 }
 
-/// Writes `bytes`. Each aligned word is written atomically; other bytes of the first and last word
-/// stay unchanged.
+/// Writes `bytes` to `to`. Each aligned word is written atomically. The other bytes of the first
+/// and the last word stay unchanged.
 ///
 /// # Safety
 ///
-/// As for [`load`].
+/// The same conditions as for [`load`].
 pub(super) unsafe fn save(to: *mut u8, mut bytes: &[u8]) {
     let (at, inside) = word_of(to);
     let mut at = at.cast_mut();
@@ -108,33 +108,35 @@ pub(super) unsafe fn save(to: *mut u8, mut bytes: &[u8]) {
     }
 }
 
-/// Writes the aligned word at `to`. A reader that sees it also sees all earlier writes of this
-/// thread.
+/// Writes the aligned word at `to`. A reader that sees this word also sees all earlier writes of
+/// this thread.
 ///
 /// # Safety
 ///
-/// As for [`load`]; `to` is a multiple of 8.
+/// The same conditions as for [`load`]. `to` must be a multiple of 8.
 pub(super) unsafe fn store(to: *mut u8, word: u64) {
     // SAFETY: guaranteed by the caller.
     unsafe { atomic(to) }.store(word.to_le(), Ordering::Release);
 }
 
-/// Reads one word at `from` and discards it, so that a possible fault occurs now.
+/// Reads one word at `from` and discards it. If the page is unreadable, the fault occurs in this
+/// call.
 ///
 /// # Safety
 ///
-/// As for [`load`].
+/// The same conditions as for [`load`].
 pub(super) unsafe fn touch(from: *const u8) {
     // SAFETY: guaranteed by the caller.
     let word = unsafe { atomic(word_of(from).0) }.load(Ordering::Relaxed);
     std::hint::black_box(word);
 }
 
-/// Replaces some bytes of a word.
+/// Replaces some bytes of one word, atomically.
 ///
 /// # Safety
 ///
-/// As for [`load`]; `at` is a multiple of 8, and the bytes end within the word.
+/// The same conditions as for [`load`]. `at` must be a multiple of 8, and the bytes must end within
+/// the word.
 unsafe fn merge(at: *mut u8, inside: usize, bytes: &[u8]) {
     let with = |old: u64| {
         let mut word = old.to_ne_bytes();
@@ -145,7 +147,7 @@ unsafe fn merge(at: *mut u8, inside: usize, bytes: &[u8]) {
     let _ = unsafe { atomic(at) }.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with);
 }
 
-/// Copies `count` words.
+/// Copies `count` words from `from` to `to`.
 ///
 /// # Safety
 ///
@@ -165,7 +167,7 @@ unsafe fn words(from: *const u8, to: *mut u8, count: usize) {
     }
 }
 
-/// Copies words to `to` past the cache, and waits until readers see them.
+/// Copies words to `to` by stores that bypass the CPU cache, and waits until readers see the words.
 ///
 /// # Safety
 ///

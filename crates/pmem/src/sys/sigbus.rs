@@ -1,10 +1,12 @@
 //! The handler of the signal SIGBUS, which the kernel sends for unreadable pages of mapped files.
-//! It replaces the page by zeros and marks the region as failed, so that the reader gets an error.
+//! The handler replaces the page by zeros and marks the region as failed, so that the reader gets
+//! an error and the process does not end.
 //!
-//! A mapped file raises SIGBUS where it was truncated, where its file system is full, and where its
-//! memory is defective. The handler finds the region in a table of slots and marks the region's
-//! slot. The handler then maps zeros over the page, so that the faulting access completes. The
-//! accessing thread checks the mark after the access, and discards the bytes that it read.
+//! An access to a mapped file raises SIGBUS if the file was truncated there, if its file system is
+//! full, or if its memory is defective. The handler finds the region in a table of slots and marks
+//! the region's slot. The handler then maps zeros over the page, so that the faulting access
+//! completes. The accessing thread checks the mark after the access, and discards the bytes that it
+//! read.
 //!
 //! The table is the only global variable of the crate, because a signal handler gets nothing but
 //! the address. The handler takes no lock: to read the bounds in a slot, it checks a version, which
@@ -21,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 /// tests of a crate have some dozens.
 pub(crate) const MAX_REGIONS: usize = 256;
 
-/// Value of [`Slot::failed`] for an intact region.
+/// Value of [`Slot::failed`] for a region that has not failed.
 const INTACT: u64 = u64::MAX;
 
 /// From the kernel's `siginfo.h`: defective memory that no thread has accessed yet.
@@ -33,7 +35,7 @@ struct Slot {
     start: AtomicUsize,
     end: AtomicUsize,
     page: AtomicUsize,
-    /// [`INTACT`], or the offset of the first fault.
+    /// [`INTACT`], or the offset of the first fault in the region.
     failed: AtomicU64,
 }
 
@@ -48,7 +50,7 @@ static TABLE: [Slot; MAX_REGIONS] = [const {
     }
 }; MAX_REGIONS];
 
-/// The previous signal action, for addresses outside of all regions.
+/// The previous signal action, which is used for addresses outside of all regions.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 static INSTALLED: Mutex<bool> = Mutex::new(false);
@@ -56,7 +58,7 @@ static INSTALLED: Mutex<bool> = Mutex::new(false);
 impl Slot {
     fn set(&self, start: usize, end: usize, page: usize) {
         self.version.fetch_add(1, Ordering::AcqRel);
-        // A reader that sees one of the following stores also sees the odd version.
+        // A reader that sees one of the stores after this fence also sees the odd version.
         fence(Ordering::Release);
         self.start.store(start, Ordering::Relaxed);
         self.end.store(end, Ordering::Relaxed);
@@ -65,8 +67,8 @@ impl Slot {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Bounds and page size of the region; `None` while they are changing. They never change while
-    /// a thread accesses the region.
+    /// Returns the bounds and the page size of the region. `None` while these values are changing.
+    /// They never change while a thread accesses the region.
     fn bounds(&self) -> Option<(usize, usize, usize)> {
         let before = self.version.load(Ordering::Acquire);
         let bounds = (
@@ -80,7 +82,7 @@ impl Slot {
     }
 
     fn mark(&self, offset: u64) {
-        // Keeps the first fault, because later faults may follow from it.
+        // The first fault is kept, because it may have caused the later faults.
         let _ = self.failed.compare_exchange(
             INTACT,
             offset.min(INTACT - 1),
@@ -95,7 +97,7 @@ impl Slot {
 pub(super) struct MonitoredRange(usize);
 
 impl MonitoredRange {
-    /// Monitors `len` bytes at `start`, which are mapped until this is dropped.
+    /// Monitors `len` bytes at `start`, which are mapped until the returned value is dropped.
     ///
     /// Errors: the handler cannot be installed, or [`MAX_REGIONS`] ranges are monitored already.
     pub(super) fn new(start: usize, len: usize, page: usize) -> io::Result<Self> {
@@ -119,13 +121,13 @@ impl MonitoredRange {
         &TABLE[self.0]
     }
 
-    /// Offset of the first fault from the start of the range.
+    /// Returns the offset of the first fault from the start of the range.
     pub(super) fn failed(&self) -> Option<u64> {
         let offset = self.slot().failed.load(Ordering::SeqCst);
         (offset != INTACT).then_some(offset)
     }
 
-    /// Marks the range as failed at `offset`, like a fault there.
+    /// Marks the range as failed at `offset`, in the same way as a fault at this offset.
     pub(super) fn fail(&self, offset: u64) {
         self.slot().mark(offset);
     }
@@ -139,7 +141,7 @@ impl Drop for MonitoredRange {
     }
 }
 
-/// Installs the handler once.
+/// Installs the handler, once per process.
 fn install() -> io::Result<()> {
     let mut installed = INSTALLED.lock();
     if *installed {
@@ -147,18 +149,19 @@ fn install() -> io::Result<()> {
     }
     // SAFETY: an all-zero sigaction is valid: the default action, with nothing masked.
     let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: it only reads the current action into a local value.
+    // SAFETY: the call only reads the current action into a local value.
     if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut previous) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // Set before the handler is installed, because the handler reads the value without waiting.
+    // The value is set before the handler is installed, because the handler does not wait for the
+    // value.
     let _ = PREVIOUS.set(previous);
-    // SAFETY: as above.
+    // SAFETY: an all-zero sigaction is valid: the default action, with nothing masked.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigbus;
     action.sa_sigaction = handler as usize;
-    // Uses the alternate stack of a thread that has one: the fault may be a stack overflow, which
-    // the previous handler (of std) reports.
+    // The handler uses the alternate stack of a thread, if the thread has one. The fault may be a
+    // stack overflow, which the previous handler (of Rust's standard library) reports.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: the handler has the signature for SA_SIGINFO, is never freed, and calls only
     // functions that are allowed in a handler: atomics, mmap, sigaction, raise.
@@ -190,24 +193,25 @@ fn handle_fault(code: c_int, address: usize) -> bool {
             continue;
         }
         if code == BUS_MCEERR_AO {
-            // The kernel delivers this signal to any thread, so the region may be unmapped
-            // meanwhile. The next reader of the page gets a fault, too.
+            // The kernel delivers this signal to any thread, so another thread may unmap the region
+            // at this time. The next reader of the page gets a fault, too.
             return true;
         }
         // This thread is accessing the region, so the region stays mapped and the slot keeps its
         // bounds.
         slot.mark(u64::try_from(address - start).unwrap_or(0));
         let first = address & !(page - 1);
-        // A part of a huge page cannot be replaced. Then the handler replaces the whole region.
+        // A part of a huge page cannot be replaced by zeros. If the first call fails for this
+        // reason, the handler replaces the whole region.
         return map_zeros(first, page) || map_zeros(start, end - start);
     }
     false
 }
 
-/// Maps zeros over the range.
+/// Maps pages of zeros over the range of addresses.
 fn map_zeros(start: usize, len: usize) -> bool {
-    // SAFETY: errno belongs to the interrupted code, and is restored; the pointer is that of this
-    // thread.
+    // SAFETY: the pointer belongs to this thread. errno belongs to the code that the signal
+    // interrupted, so it is restored later.
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: the range is part of a region that this thread is accessing, so no thread unmaps it.
     // All accesses to a region are atomic or in assembly, so no reference points into it.
@@ -221,20 +225,20 @@ fn map_zeros(start: usize, len: usize) -> bool {
             0,
         )
     };
-    // SAFETY: as above.
+    // SAFETY: the pointer belongs to this thread, as in the read of errno before.
     unsafe { *libc::__errno_location() = errno };
     mapped != libc::MAP_FAILED
 }
 
-/// Runs the previous action of the signal.
+/// Runs the action that the signal had before the handler was installed.
 fn call_previous(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let action = PREVIOUS.get().map_or(libc::SIG_DFL, |old| old.sa_sigaction);
     let flags = PREVIOUS.get().map_or(0, |old| old.sa_flags);
     match action {
-        // A signal that a process has sent is ignored; a fault cannot be ignored.
+        // A signal that a process has sent is ignored. A fault cannot be ignored.
         libc::SIG_IGN if code <= 0 => return,
         libc::SIG_IGN | libc::SIG_DFL => {
-            // SAFETY: it only sets the default action.
+            // SAFETY: the call only sets the default action.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
         handler if flags & libc::SA_SIGINFO != 0 => {
@@ -250,8 +254,8 @@ fn call_previous(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context
         }
     }
     // After a fault, the instruction runs again and now ends the process. A sent signal would be
-    // lost, because the handler of std always sets the default action and returns. So it is raised
-    // again.
+    // lost, because the handler of std always sets the default action and returns. So a sent signal
+    // is raised again.
     if code <= 0 && is_default(signal) {
         // SAFETY: raise is allowed in a handler; the signal stays pending until this handler
         // returns.
@@ -262,12 +266,12 @@ fn call_previous(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context
 fn is_default(signal: c_int) -> bool {
     // SAFETY: an all-zero sigaction is valid.
     let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: it only reads the current action into a local value.
+    // SAFETY: the call only reads the current action into a local value.
     let read = unsafe { libc::sigaction(signal, ptr::null(), &raw mut now) };
     read == 0 && now.sa_sigaction == libc::SIG_DFL
 }
 
-/// Whether an address is monitored, for tests.
+/// Whether an address is monitored. Only tests use this function.
 #[cfg(test)]
 pub(super) fn is_monitored(address: usize) -> bool {
     TABLE

@@ -1,5 +1,5 @@
-//! Tests with power cuts at every flush and fence of random workloads; and tests that each flush
-//! and fence is necessary.
+//! Tests of the log with power cuts at every flush and fence of random workloads. Also tests that
+//! each flush and each fence is necessary.
 
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -9,12 +9,12 @@ use super::{Driver, Model, OPTIONS, content, medium, open, put};
 use crate::Log;
 use crate::shadow::{ShadowMedium, Site};
 
-/// Number of random workloads. With 30 workloads, the tests examine more than 10 000 states after a
-/// power cut.
+/// Number of random workloads. With 30 workloads, the tests examine the log in more than 10 000
+/// states after a power cut.
 const WORKLOADS: u64 = 30;
 const STEPS: usize = 160;
 
-/// Statistics of the states after power cuts that one run examined.
+/// Counts the states after power cuts that one run examined.
 #[derive(Default)]
 struct Seen {
     images: u64,
@@ -22,8 +22,8 @@ struct Seen {
     failure: Option<String>,
 }
 
-/// Runs one workload with a power cut at each flush and fence; flushes and fences of the site
-/// `ignored` have no effect. Stops at the first failure.
+/// Runs one workload with a power cut at each flush and fence. Flushes and fences at the place
+/// `ignored` of the code have no effect. Stops at the first failure.
 fn run(seed: u64, ignored: Option<Site>) -> Seen {
     let medium = medium();
     if let Some(site) = ignored {
@@ -58,8 +58,8 @@ fn run(seed: u64, ignored: Option<Site>) -> Seen {
     seen
 }
 
-/// Opens the state that one moment leaves, compares it with the model, uses the log, and does the
-/// same again after another power cut.
+/// Opens the medium in the state that a power cut at one moment leaves, compares it with the model,
+/// uses the log, and does the same again after another power cut.
 fn survive(
     medium: &ShadowMedium,
     mut model: Model,
@@ -79,8 +79,8 @@ fn survive(
     }
     let in_use = reopen(&image, &mut model, seen)?;
     if random.bool() {
-        // Removes the uncertain values. If a value was replaced, but its commit word was not
-        // cleared, the old value would reappear.
+        // The uncertain values are removed here. If the commit word of a replaced value had not
+        // been cleared, the old value would reappear.
         for key in model.values.keys().cloned().collect::<Vec<_>>() {
             if random.bool() {
                 in_use.remove(&key).map_err(|error| error.to_string())?;
@@ -111,7 +111,7 @@ fn reopen(
     Ok(log)
 }
 
-/// Damages one of the two copies of the head.
+/// Damages one of the two copies of the log's head.
 fn without_a_head(image: &ShadowMedium, random: &mut fastrand::Rng) -> ShadowMedium {
     let mut bytes = image.bytes();
     let at = if random.bool() { 0 } else { 4096 };

@@ -1,4 +1,5 @@
-//! Tests of damage: flipped bits, missing bytes, bytes of another log, and a failing medium.
+//! Tests of the log on a damaged region: flipped bits, missing bytes, bytes of another log, and a
+//! failing medium.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use crate::{Error, Log, Medium, Options};
 
 const BASE: usize = 8192;
 
-/// A log with two small values and a large one, and the bytes of its region.
+/// Creates a log with two small values and a large value. Returns the model of the log, and the
+/// bytes of its region.
 fn filled() -> (Model, Vec<u8>) {
     let medium = medium();
     let log = open(&medium);
@@ -40,7 +42,8 @@ fn check_reports_the_result_of_open_and_changes_nothing() {
     };
     let whole = look(&bytes).unwrap();
     assert_eq!(whole.entries, model.values.len() as u64);
-    // First one damaged head, which `open` repairs, then two damaged heads.
+    // First, one copy of the head is damaged, which `open` repairs. After that, both copies are
+    // damaged.
     let mut damaged = bytes.clone();
     damaged[3] ^= 1;
     assert_eq!(look(&damaged).unwrap(), whole);
@@ -50,7 +53,7 @@ fn check_reports_the_result_of_open_and_changes_nothing() {
     damaged[BASE + 64 + 20] ^= 1;
     let found = look(&damaged).unwrap();
     assert!(found.dropped + found.damaged > 0, "{found:?}");
-    // An unformatted region stays unformatted.
+    // The function `look` does not format an unformatted region.
     assert!(look(&vec![0; damaged.len()]).unwrap().formatted);
 }
 
@@ -58,7 +61,7 @@ fn check_reports_the_result_of_open_and_changes_nothing() {
 fn a_flipped_bit_yields_no_wrong_value() {
     let (model, bytes) = filled();
     let log = open(&ShadowMedium::of(bytes.clone()));
-    // The log does not verify contents, so flipped bits in contents are not tested here.
+    // Flipped bits in contents are not tested here, because the log does not verify contents.
     let bodies: Vec<_> = model
         .values
         .keys()
@@ -89,7 +92,7 @@ fn a_flipped_bit_yields_no_wrong_value() {
             let (head, tail) = (at < BASE, at >= BASE && (at - BASE) % 4096 < 64);
             let kept = model.values.len() - usize::from(!head && !tail);
             assert!(shown >= kept, "byte {at}: {shown} are left");
-            // Each lost value is counted.
+            // The log counts each lost value.
             let missing = (model.values.len() - shown) as u64;
             assert!(
                 found.dropped + found.damaged >= missing,
@@ -103,8 +106,8 @@ fn a_flipped_bit_yields_no_wrong_value() {
     assert!(lost > 1600, "{lost}");
 }
 
-/// A log with values of 3900 bytes under the keys 0 to 5, each in a segment of its own, and small
-/// values under the keys `a` to `d` in one segment.
+/// Creates a log with values of 3900 bytes under the keys 0 to 5, each in a segment of its own, and
+/// small values under the keys `a` to `d` in one segment.
 fn spread() -> (ShadowMedium, Vec<Range>) {
     let medium = medium();
     let log = open(&medium);
@@ -161,7 +164,7 @@ fn a_damaged_head_of_a_segment_loses_no_value() {
         let (log, found) = Log::open(damaged.clone(), OPTIONS).unwrap();
         assert_eq!((found.entries, found.damaged, found.dropped), (10, 3, 0));
         assert_eq!(left(&log).len(), 10);
-        // A reused segment gets a new head.
+        // A segment that is used again gets a new head.
         log.remove(&[1]).unwrap();
         for key in 10..14u8 {
             put(&log, &[key], &[key; 3000]).unwrap();
@@ -267,7 +270,7 @@ fn a_segment_that_becomes_unreadable_during_appends_is_retired() {
 fn compaction_loses_only_unreadable_values() {
     let medium = medium();
     let log = open(&medium);
-    // A third of each segment stays live; the rest of its bytes is rewritten many times.
+    // A third of each segment stays live. The other bytes of the segment are rewritten many times.
     for round in 0..24u8 {
         put(&log, b"passing", &[round; 900]).unwrap();
         put(&log, &[round], &[round; 700]).unwrap();
@@ -355,7 +358,7 @@ fn records_of_an_earlier_log_are_ignored() {
     let (log, found) = Log::open(ShadowMedium::of(bytes), OPTIONS).unwrap();
     assert!(found.formatted);
     assert_eq!((found.entries, log.used()), (0, 0));
-    // Values of the earlier log do not reappear, not even with the same sequence numbers.
+    // Values of the earlier log must not reappear, even if both logs use the same sequence numbers.
     put(&log, b"new", &[5; 100]).unwrap();
     let (_, found) = Log::open(log.medium().clone(), OPTIONS).unwrap();
     assert_eq!(found.entries, 1);
@@ -375,7 +378,7 @@ fn a_failing_medium_loses_nothing_that_was_committed() {
         medium.fail_after(Some(seed % 60));
         let failed = (0..30).find_map(|_| driver.step().err());
         failures += u32::from(matches!(failed, Some(Error::Medium { .. })));
-        // Reading all remaining values fails only with errors of the medium.
+        // Reading the remaining values succeeds or fails with errors of the medium.
         let accesses = seed % 7;
         let image = medium.cut(seed);
         image.fail_after(Some(accesses));

@@ -1,5 +1,5 @@
-//! Tests of the encoding of heads, records and parts: round trips, and detection of every flipped
-//! bit.
+//! Tests of the encoding of heads, records and parts of the log: decoding an encoding gives the
+//! same values, and every flipped bit is detected.
 
 use proptest::prelude::*;
 
@@ -41,7 +41,7 @@ proptest! {
         record in record(),
         id in any::<u64>(),
         offset in (0..1_u64 << 40).prop_map(|line| line * 64),
-        // The bytes after these 52 are the padding and the commit word.
+        // After these 52 bytes, a head has only padding and the commit word.
         bit in 0..52 * 8_usize,
         position_bit in 6..46_u32,
     ) {
@@ -69,7 +69,8 @@ proptest! {
         prop_assert_ne!(word >> 32, moved >> 32);
         let other_log = Record::commit_word(&line, id ^ 2, offset);
         prop_assert_ne!(word >> 32, other_log >> 32);
-        // The lowest bit is always set, so a changed head shows in the other 31.
+        // The lowest bit of a commit word is always set, so a changed head must change the other
+        // bits of the word.
         let changed = Record::commit_word(&flipped(&line, bit), id, offset);
         prop_assert_ne!(word, changed);
     }
@@ -123,7 +124,7 @@ proptest! {
     }
 }
 
-/// The states that a power cut or damage can leave of the two copies of the head.
+/// Tests the states in which a power cut or damage can leave the two copies of the head.
 #[test]
 fn two_copies_of_the_head_are_combined_into_one() {
     const SIZE: u64 = 8192 + 8 * 4096;
@@ -136,7 +137,7 @@ fn two_copies_of_the_head_are_combined_into_one() {
     let other = HeadCopy::Intact(Head { id: 2, ..head });
     let combined = |copies| combine_copies(copies, SIZE).ok();
     let (blank, damaged) = (HeadCopy::Blank, HeadCopy::Damaged);
-    // The copy at 4096 is written first, so the head at 0 is blank during the format.
+    // The copy at offset 4096 is written first, so the copy at offset 0 is blank during the format.
     assert_eq!(combined([blank, blank]), Some(None));
     assert_eq!(combined([blank, damaged]), Some(None));
     assert_eq!(combined([blank, intact]), Some(Some((head, true))));

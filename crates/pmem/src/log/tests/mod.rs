@@ -1,4 +1,5 @@
-//! Tests of the log against a model, on a medium whose power can be cut.
+//! Tests of the log against a model, on a simulated medium whose power can be cut. This module has
+//! the model and a random user of the log.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,10 +24,10 @@ type Bytes = Arc<Vec<u8>>;
 /// The expected contents of a log.
 #[derive(Clone, Default)]
 struct Model {
-    /// Whether the log was opened.
+    /// Whether the log was opened before.
     opened: bool,
     values: BTreeMap<Vec<u8>, Bytes>,
-    /// A change whose call has not returned: after a power cut, it may be durable or not.
+    /// A change whose call has not returned: after a power cut, the change may be durable or not.
     doubt: Option<(Vec<u8>, Option<Bytes>)>,
 }
 
@@ -44,7 +45,7 @@ fn content(random: &mut fastrand::Rng, len: usize) -> Bytes {
     Arc::new(bytes)
 }
 
-/// Makes a meta that depends on the content, so that the meta of another value is detected.
+/// Creates a meta that depends on the content. A test thus detects the meta of another value.
 fn meta(content: &[u8]) -> Vec<u8> {
     let sum = crc32c::crc32c(content).to_le_bytes();
     sum.iter()
@@ -69,8 +70,8 @@ fn read(log: &Log<ShadowMedium>, entry: &Entry) -> Vec<u8> {
 }
 
 impl Model {
-    /// Checks that the log equals the model. Where the model is uncertain, it takes over the value
-    /// of the log.
+    /// Checks that the log equals the model. Where the model is uncertain, the model takes over the
+    /// value of the log.
     fn check(&mut self, log: &Log<ShadowMedium>) -> Result<(), String> {
         if let Some((key, change)) = self.doubt.take() {
             let found = log.get(&key).map_err(|error| error.to_string())?;
@@ -101,10 +102,10 @@ impl Model {
     }
 }
 
-/// Key, writer, written bytes, and final length.
+/// A value that is being written: key, writer, written bytes, and final length.
 type Writing = (Vec<u8>, Writer<ShadowMedium>, Vec<u8>, usize);
 
-/// Uses a log at random, with several writers and readers at once.
+/// Uses a log at random, with several writers and readers at the same time.
 struct Driver {
     log: Log<ShadowMedium>,
     medium: ShadowMedium,
@@ -255,7 +256,7 @@ impl Driver {
         if self.readers.len() < 3
             && let Some(entry) = self.log.get(&key)?
         {
-            // Half of the readers also send their value by `sendfile`.
+            // Half of the readers also mark their value as sent by `sendfile`.
             if self.random.bool() {
                 self.log.sendable_run(&entry, 0);
             }
@@ -264,7 +265,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Drops the readers, after checking what they read.
+    /// Checks the bytes that the readers read, and drops the readers.
     fn let_go(&mut self) -> Result<(), Error> {
         for (entry, bytes) in self.readers.drain(..) {
             let mut seen = vec![0; bytes.len()];

@@ -12,18 +12,18 @@ use crate::log::space::{Allocation, Lease, LeaseEnd, Space, Stream};
 
 const SEGMENT: u64 = 4096;
 const COUNT: u64 = 12;
-/// Segments that only compaction may lease.
+/// Number of segments that only compaction may lease.
 const SPARE: usize = 2;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// A writer leases a segment.
     Lease,
-    /// A writer appends so many lines and returns its segment.
+    /// A writer appends this number of lines and returns its segment.
     Append(usize, u64),
     /// The medium fails under a writer, which returns its segment.
     Fail(usize),
-    /// A value is removed.
+    /// A value is removed from the log.
     Remove(usize),
     /// Bytes of a value are sent by `sendfile`.
     Send(usize),
@@ -39,7 +39,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A stored value of one record.
+/// A stored value that consists of one record.
 struct Value {
     segment: u32,
     bytes: u64,
@@ -168,7 +168,7 @@ proptest! {
         }
         model.values.clear();
         prop_assert_eq!(model.space.used(), 0);
-        // All segments are free again, except for retired and spare ones.
+        // All segments are free again, except for retired segments and the segments for compaction.
         let whole = || model.space.lease(Stream::New, SEGMENT - LINE);
         let fresh: HashSet<_> = std::iter::from_fn(whole).map(|it| it.segment).collect();
         let free = usize::try_from(COUNT).unwrap() - model.retired.len();

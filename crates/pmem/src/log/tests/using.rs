@@ -44,7 +44,7 @@ fn segments_with_dead_bytes_are_compacted_for_new_values() {
     let log = open(&medium);
     let mut random = fastrand::Rng::with_seed(3);
     let mut model = Model::default();
-    // A third of each segment stays live; the rest of its bytes is rewritten many times.
+    // A third of each segment stays live. The other bytes of the segment are rewritten many times.
     for round in 0..30u8 {
         let bytes = content(&mut random, 900);
         put(&log, b"passing", &bytes).unwrap();
@@ -55,7 +55,8 @@ fn segments_with_dead_bytes_are_compacted_for_new_values() {
             model.values.insert(vec![round], bytes);
         }
     }
-    // The value is larger than the free space, so it needs the dead space between live values.
+    // The value is larger than the free space, so the log must use the dead space between live
+    // values.
     let bytes = content(&mut random, 12_000);
     put(&log, b"large", &bytes).unwrap();
     model.values.insert(b"large".to_vec(), bytes);
@@ -138,7 +139,7 @@ fn a_reader_of_an_uncommitted_value_outlives_its_writer() {
     assert_eq!(log.used(), 0);
 }
 
-/// A simulated medium in which each read of a value waits until another thread has written.
+/// A simulated medium in which each read of a value waits until another thread has written bytes.
 struct Slow {
     medium: ShadowMedium,
     reads: mpsc::Sender<()>,
@@ -271,7 +272,7 @@ fn threads_can_share_a_log() {
                 let mut random = fastrand::Rng::with_seed(thread.into());
                 for round in 0..100 {
                     let bytes = content(&mut random, 1500);
-                    // One key per thread, and one that all threads write.
+                    // Each thread writes one key of its own, and one key that all threads write.
                     for key in [[thread], [99]] {
                         match put(&log, &key, &bytes) {
                             Ok(entry) => assert_eq!(read(&log, &entry), *bytes),

@@ -7,7 +7,7 @@ use super::{OPTIONS, content, medium, meta, open, put, read};
 use crate::shadow::ShadowMedium;
 use crate::{Error, Log};
 
-/// A log whose free space is fragmented: of 30 values, every third is left.
+/// Creates a log whose free space is fragmented: two of every three of its 30 values were removed.
 fn fragmented(seed: u64) -> Log<ShadowMedium> {
     let log = open(&medium());
     let mut random = fastrand::Rng::with_seed(seed);
@@ -105,7 +105,7 @@ proptest! {
         let damaged = ShadowMedium::of(bytes);
         let checked = Log::check(&damaged, OPTIONS);
         let Ok((log, found)) = Log::open(damaged, OPTIONS) else {
-            // Both copies of the head are damaged.
+            // Both copies of the log's head are damaged.
             prop_assert!(checked.is_err());
             return Ok(());
         };

@@ -1,9 +1,9 @@
 //! Cache-line flushes on aarch64 with the instruction `dc cvap` (clean to the point of persistence)
 //! and the barrier `dsb sy`.
 //!
-//! `dc cvap` needs FEAT_DPB (ARMv8.2), as on the Cortex-A78 of a BlueField-3. The Cortex-A72 of a
-//! BlueField-2 lacks it: its `dc cvac` reaches only the point of coherency, which guarantees
-//! nothing about a power cut.
+//! `dc cvap` needs FEAT_DPB (ARMv8.2), which the Cortex-A78 of a BlueField-3 has. The Cortex-A72 of
+//! a BlueField-2 lacks FEAT_DPB: its instruction `dc cvac` reaches only the point of coherency,
+//! which guarantees nothing about a power cut.
 
 use std::arch::asm;
 
@@ -22,8 +22,8 @@ pub(super) fn detect() -> Result<(Instruction, usize), &'static str> {
     Ok((Instruction(()), line(ctr)))
 }
 
-/// Size of the smallest data cache line in bytes: bits 16 to 19 are the logarithm of its number of
-/// 4-byte words.
+/// Returns the size of the smallest data cache line in bytes. Bits 16 to 19 of the register are the
+/// logarithm of the number of 4-byte words in a line.
 const fn line(ctr: u64) -> usize {
     4 << ((ctr >> 16) & 15)
 }
@@ -34,16 +34,16 @@ pub(super) const fn name(_: Instruction) -> &'static str {
 
 /// # Safety
 ///
-/// `lines` lines at `first` are mapped.
+/// The `lines` lines that start at `first` are mapped.
 pub(super) unsafe fn flush(_: Instruction, first: *const u8, line: usize, lines: usize) {
     for n in 0..lines {
         let at = first.wrapping_add(n * line);
         #[cfg(test)]
         super::executed::record(super::executed::Executed::Line(at.addr()));
         // SAFETY: the lines are mapped, as the caller guarantees, and the CPU has the instruction,
-        // as detected. It is written as `sys` because an assembler without FEAT_DPB rejects its
-        // name. It changes no memory. It stays after earlier stores in the program, since it is not
-        // declared as `nomem`.
+        // as detected. The instruction is written as `sys`, because an assembler without FEAT_DPB
+        // rejects its name. The instruction changes no memory. The compiler keeps it after earlier
+        // stores in the program, because it is not declared as `nomem`.
         unsafe { asm!("sys #3, c7, c12, #1, {}", in(reg) at, options(nostack, preserves_flags)) };
     }
 }
@@ -61,7 +61,8 @@ mod tests {
 
     #[test]
     fn the_line_size_is_read_from_the_register() {
-        // Registers of a Cortex-A72 and an A64FX, with lines of 64 and 256 bytes.
+        // The values are from a Cortex-A72 with lines of 64 bytes and an A64FX with lines of 256
+        // bytes.
         assert_eq!(line(0x8444_c004), 64);
         assert_eq!(line(0x8646_c006), 256);
     }

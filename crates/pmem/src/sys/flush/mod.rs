@@ -15,14 +15,14 @@ mod none;
 #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
 use none as arch;
 
-/// Records the instructions that a thread executed, for tests.
+/// Records the instructions that a thread executed. Only tests use this module.
 #[cfg(test)]
 pub(crate) mod executed {
     use std::cell::RefCell;
 
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub(crate) enum Executed {
-        /// Write-back of the line at this address.
+        /// The cache line at this address was written back.
         Line(usize),
         Fence,
     }
@@ -33,39 +33,39 @@ pub(crate) mod executed {
         EXECUTED.with_borrow_mut(|all| all.push(executed));
     }
 
-    /// The instructions that this thread has executed since the last call.
+    /// Returns the instructions that this thread has executed since the last call.
     pub(crate) fn take() -> Vec<Executed> {
         EXECUTED.take()
     }
 }
 
-/// The instruction that writes a cache line back, detected at run time.
+/// The instruction that writes a cache line back. It is detected when the program runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheLines {
     instruction: arch::Instruction,
-    /// Length of a line in bytes, a power of two.
+    /// Length of a cache line in bytes, a power of two.
     line: usize,
 }
 
 impl CacheLines {
     /// Detects the best flush instruction of this CPU.
     ///
-    /// Errors: a text that says what the CPU lacks.
+    /// Errors: a text that says which instruction the CPU lacks.
     pub(crate) fn detect() -> Result<Self, &'static str> {
         let (instruction, line) = arch::detect()?;
         Ok(Self { instruction, line })
     }
 
-    /// Name of the instruction in the manual of the CPU.
+    /// Returns the name of the instruction, as the manual of the CPU has it.
     pub(crate) fn name(self) -> &'static str {
         arch::name(self.instruction)
     }
 
-    /// Starts to write back every line that contains these bytes.
+    /// Starts to write back every cache line that contains these bytes.
     ///
     /// # Safety
     ///
-    /// The bytes are mapped.
+    /// The `len` bytes at `start` are mapped.
     pub(super) unsafe fn flush(self, start: *const u8, len: usize) {
         if len == 0 {
             return;
@@ -74,7 +74,7 @@ impl CacheLines {
         let first = start.wrapping_sub(inside);
         let lines = (inside + len).div_ceil(self.line);
         // SAFETY: the bytes are mapped, as the caller guarantees. A line with a mapped byte is
-        // mapped as a whole, since pages consist of lines.
+        // mapped as a whole, because pages consist of whole lines.
         unsafe { arch::flush(self.instruction, first, self.line, lines) };
     }
 
@@ -96,7 +96,7 @@ mod tests {
         assert!(lines.line.is_power_of_two() && lines.line >= 16);
         let bytes: Vec<u8> = (0..=255).cycle().take(1000).collect();
         for (start, len) in [(0, 1000), (1, 1), (63, 2), (999, 1), (500, 0)] {
-            // SAFETY: all of it lies in the vector.
+            // SAFETY: all flushed bytes are within the vector.
             unsafe { lines.flush(bytes[start..].as_ptr(), len) };
             lines.fence();
         }

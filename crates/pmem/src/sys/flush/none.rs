@@ -14,7 +14,7 @@ pub(super) fn name(instruction: Instruction) -> &'static str {
 
 /// # Safety
 ///
-/// Cannot be called.
+/// This function cannot be called, because no `Instruction` exists on this architecture.
 pub(super) unsafe fn flush(instruction: Instruction, _: *const u8, _: usize, _: usize) {
     match instruction {}
 }

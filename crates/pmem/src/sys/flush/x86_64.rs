@@ -1,7 +1,9 @@
-//! Cache-line flushes on x86-64: `clwb`, else `clflushopt`, else `clflush`, and `sfence`.
+//! Cache-line flushes on x86-64: by `clwb`, or `clflushopt`, or `clflush`, whichever the CPU has
+//! first in this order, and `sfence`.
 //!
 //! `clwb` keeps the line in the CPU cache; `clflushopt` and `clflush` drop it. Each `clflush` waits
-//! for the one before, which takes several times as long, but every CPU has it.
+//! for the `clflush` before it, so it takes several times as long. But every x86-64 CPU has
+//! `clflush`.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_sfence};
@@ -53,7 +55,7 @@ pub(super) const fn name(instruction: Instruction) -> &'static str {
 
 /// # Safety
 ///
-/// `lines` lines at `first` are mapped.
+/// The `lines` lines that start at `first` are mapped.
 pub(super) unsafe fn flush(instruction: Instruction, first: *const u8, line: usize, lines: usize) {
     macro_rules! each {
         ($name:literal) => {
@@ -62,8 +64,8 @@ pub(super) unsafe fn flush(instruction: Instruction, first: *const u8, line: usi
                 #[cfg(test)]
                 super::executed::record(super::executed::Executed::Line(at.addr()));
                 // SAFETY: the lines are mapped, as the caller guarantees, and the CPU has the
-                // instruction, as detected. It changes no memory. It stays after earlier stores in
-                // the program, since it is not declared as `nomem`.
+                // instruction, as detected. The instruction changes no memory. The compiler keeps
+                // it after earlier stores in the program, because it is not declared as `nomem`.
                 unsafe { asm!(concat!($name, " [{}]"), in(reg) at, options(nostack, preserves_flags)) };
             }
         };
@@ -99,7 +101,7 @@ mod tests {
     fn clflush_runs_on_every_cpu() {
         let bytes = [7_u8; 256];
         let (_, line) = detect().expect("an x86-64 always has one");
-        // SAFETY: two lines from the array's start lie in it; clflush is everywhere.
+        // SAFETY: the first two lines of the array are within it, and every x86-64 CPU has clflush.
         unsafe { flush(Instruction::Clflush, bytes.as_ptr(), line, 2) };
         fence(Instruction::Clflush);
         assert_eq!(bytes, [7; 256]);

@@ -1,5 +1,5 @@
-//! A file mapped for reading and writing. A fault in the map becomes an error instead of ending the
-//! process.
+//! A file mapped for reading and writing. If an access to the map causes a fault (SIGBUS), the
+//! access returns an error, and the process does not end.
 
 use std::fs::File;
 use std::io;
@@ -13,36 +13,39 @@ use super::copy;
 use super::flush::CacheLines;
 use super::sigbus::MonitoredRange;
 
-/// `len` mapped bytes of a file, shared with the page cache or with the persistent memory itself.
+/// The mapped bytes of a file. The map shares its memory with the page cache, or is the persistent
+/// memory itself.
 ///
-/// All offsets are checked: an offset out of range panics, as for a slice.
+/// All offsets are checked. An offset out of range panics, in the same way as for a slice.
 #[derive(Debug)]
 pub(crate) struct Map {
     base: NonNull<u8>,
     len: usize,
     page: usize,
-    /// For each piece of [`POPULATE_LEN`] bytes, whether its pages were populated for writing.
+    /// For each piece of [`POPULATE_LEN`] bytes, whether its pages were populated (allocated and
+    /// mapped) for writing.
     ready: Box<[AtomicBool]>,
-    /// The monitored range of the map; `None` only during the drop.
+    /// The range of addresses that the SIGBUS handler monitors for this map. `None` only during the
+    /// drop of the map.
     range: Option<MonitoredRange>,
 }
 
-/// Number of bytes that are populated for writing at once, before their first write. Single page
-/// faults cost twice as much CPU time as one call (1.9 instead of 3.5 GB per CPU-second on tmpfs).
+/// Number of bytes that one system call populates for writing, before their first write. Single
+/// page faults would cost twice as much CPU time (1.9 instead of 3.5 GB per CPU-second on tmpfs).
 const POPULATE_LEN: usize = 2 << 20;
 
 /// Minimum length in bytes of a write that populates pages. A shorter write causes page faults
 /// instead.
 const MIN_POPULATED_WRITE: usize = 4096;
 
-// SAFETY: the mapping belongs to this value alone and is valid in any thread. It is accessed by
-// atomics, or equivalent assembly, so concurrent accesses are allowed.
+// SAFETY: the mapping belongs to this value alone and is valid in any thread. All accesses to the
+// mapping are atomic, in Rust or in equivalent assembly, so concurrent accesses are allowed.
 unsafe impl Send for Map {}
-// SAFETY: as above.
+// SAFETY: concurrent accesses are allowed for the same reason as for `Send`.
 unsafe impl Sync for Map {}
 
-/// Error: the map has failed; the number is the offset of the first failure. Bytes that were read
-/// must be discarded.
+/// The error of a map that has failed. The number is the offset of the first failure. The caller
+/// must discard bytes that it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failed(pub(crate) u64);
 
@@ -84,30 +87,31 @@ impl Map {
         Ok((map, synchronous))
     }
 
-    /// Fills `buf` from `offset`.
+    /// Fills `buf` with the bytes from `offset` on.
     pub(crate) fn load(&self, offset: usize, buf: &mut [u8]) -> Result<(), Failed> {
         let from = self.at(offset, buf.len());
-        // SAFETY: the bytes are in the map. It consists of whole pages, so the words of these bytes
-        // are, too.
+        // SAFETY: the bytes are in the map. The map consists of whole pages, so the words that
+        // contain these bytes are in the map, too.
         unsafe { copy::load(from, buf) };
         self.check()
     }
 
-    /// Writes `bytes` at `offset`.
+    /// Writes `bytes` to the map at `offset`.
     pub(crate) fn save(&self, offset: usize, bytes: &[u8]) -> Result<(), Failed> {
         let to = self.at(offset, bytes.len());
         if bytes.len() >= MIN_POPULATED_WRITE {
             self.prepare(offset, bytes.len());
         }
-        // SAFETY: as for `load`.
+        // SAFETY: the words that contain these bytes are in the map, as in `load`.
         unsafe { copy::save(to, bytes) };
         self.check()
     }
 
-    /// Populates, once, the pages of all pieces that contain bytes of the range.
+    /// Populates the pages of all pieces that contain bytes of the range, unless they were
+    /// populated before.
     fn prepare(&self, offset: usize, len: usize) {
         for step in offset / POPULATE_LEN..(offset + len).div_ceil(POPULATE_LEN) {
-            // A race of two threads is harmless.
+            // If two threads populate the same piece, that is harmless.
             if self.ready[step].swap(true, Ordering::Relaxed) {
                 continue;
             }
@@ -129,7 +133,8 @@ impl Map {
     pub(crate) fn store(&self, offset: usize, word: u64) -> Result<(), Failed> {
         assert!(offset.is_multiple_of(8), "an unaligned word");
         let to = self.at(offset, 8);
-        // SAFETY: as for `load`; the map begins at a page boundary, so the word is aligned.
+        // SAFETY: the word is in the map, as in `load`. The map begins at a page boundary, so the
+        // word is aligned.
         unsafe { copy::store(to, word) };
         self.check()
     }
@@ -141,7 +146,7 @@ impl Map {
         let mut done = 0;
         while done < len {
             let at = first.wrapping_add(done);
-            // SAFETY: as for `load`.
+            // SAFETY: the word at `at` is in the map, as in `load`.
             unsafe { copy::touch(at) };
             done += self.page - (at.addr() & (self.page - 1));
         }
@@ -153,8 +158,8 @@ impl Map {
         let start = self.at(offset, len).cast_const();
         // SAFETY: the range is mapped.
         unsafe { lines.flush(start, len) };
-        // The flush instruction faults as a load does, except in emulators that ignore the
-        // instruction.
+        // A flush instruction faults in the same way as a load. Emulators may ignore the
+        // instruction, so the pages are also loaded.
         self.touch(offset, len)
     }
 
@@ -170,20 +175,20 @@ impl Map {
         let start = self.at(offset, len);
         let inside = start.addr() & (self.page - 1);
         let first = start.wrapping_sub(inside).cast();
-        // SAFETY: the pages are mapped, since the map consists of whole ones; their bytes do not
-        // change.
+        // SAFETY: the pages are mapped, because the map consists of whole pages. The call changes
+        // no bytes.
         if unsafe { msync(first, inside + len, MsyncFlags::SYNC) }.is_err() {
             self.fail(offset);
         }
         self.check_after_stores()
     }
 
-    /// The first failure, if any.
+    /// Returns the first failure of the map, if there is one.
     pub(crate) fn failed(&self) -> Option<Failed> {
         self.range.as_ref()?.failed().map(Failed)
     }
 
-    /// Marks the map as failed at `offset`, for a failure that caused no fault.
+    /// Marks the map as failed at `offset`. Used for a failure that caused no fault.
     pub(crate) fn fail(&self, offset: usize) {
         if let Some(range) = &self.range {
             range.fail(u64::try_from(offset).unwrap_or(0));
@@ -197,7 +202,8 @@ impl Map {
         self.failed().map_or(Ok(()), Err)
     }
 
-    /// As [`Self::check`], at the end of a flush or sync: the check stays after the stores, too.
+    /// Checks like [`Self::check`], at the end of a flush or sync. The fence in this function keeps
+    /// the check after the stores, too.
     fn check_after_stores(&self) -> Result<(), Failed> {
         fence(Ordering::SeqCst);
         self.failed().map_or(Ok(()), Err)
@@ -212,10 +218,10 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // Ends the monitoring before the kernel can reuse the addresses.
+        // The monitoring ends before the kernel can reuse the addresses.
         self.range = None;
-        // SAFETY: the mapping belongs to this value, and no other pointer into it exists. It
-        // includes the pages of zeros that the SIGBUS handler mapped.
+        // SAFETY: the mapping belongs to this value, and no other pointer into it exists. The
+        // mapping includes the pages of zeros that the SIGBUS handler mapped.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

@@ -24,7 +24,7 @@ fn start(map: &Map) -> usize {
 #[test]
 fn slots_are_reusable_after_unmapping() {
     let file = file(4096);
-    // Four times as many maps as there are slots.
+    // The loop makes four times as many maps as there are slots for regions.
     for _ in 0..4 * super::super::sigbus::MAX_REGIONS {
         let map = map(&file, 4096);
         let at = start(&map);
@@ -56,7 +56,7 @@ fn a_fault_marks_its_own_map_only() {
     let (a, b) = (map(&cut, 8192), map(&whole, 8192));
     cut.set_len(4096).expect("cut");
     assert!(a.save(4000, &[1; 200]).is_err());
-    // The reported offset is that of the faulting word.
+    // The reported offset is the offset of the faulting word.
     assert_eq!(a.failed(), Some(Failed(4096)));
     assert_eq!(b.save(4000, &[1; 200]), Ok(()));
     assert_eq!(b.failed(), None);
@@ -74,7 +74,7 @@ fn all_threads_that_fault_at_once_get_an_error() {
             scope.spawn(move || {
                 barrier.wait();
                 let mut buf = vec![0; 1 << 18];
-                // Until the truncation is noticed, each read returns the written bytes.
+                // Until the map notices the truncation, each read returns the written bytes.
                 loop {
                     let done = if n % 2 == 0 {
                         map.load(n << 18, &mut buf)
@@ -135,7 +135,8 @@ fn bytes_of_one_word_can_be_written_by_several_threads() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Equals a plain array for all lengths and offsets: words, strings, copies past the cache.
+    /// A map behaves like a plain array for all lengths and offsets, and for all three ways to
+    /// copy: words, string instructions, stores that bypass the cache.
     #[test]
     fn written_bytes_are_read_back_at_their_offsets(writes in proptest::collection::vec(
         (0_usize..30_000, prop_oneof![0_usize..20, 200_usize..300, 4000_usize..9000], any::<u8>()), 1..20,
@@ -152,7 +153,7 @@ proptest! {
             map.load(at, &mut buf).expect("sound");
             prop_assert_eq!(&buf, &wanted[at..at + len + 9]);
         }
-        // The file has the same bytes, for `sendfile`.
+        // The file must have the same bytes as the map, because `sendfile` reads the file.
         let mut buf = vec![0; LEN];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut buf, 0).expect("readable");
         prop_assert_eq!(buf, wanted);
