@@ -30,8 +30,8 @@ pub(crate) use say;
 /// Prints a line, as [`say!`] does.
 pub(crate) fn line(text: fmt::Arguments<'_>) {
     GATHERED.with_borrow(|file| match file {
-        // One write call, so that no child process writes into the middle of the line. A full disk
-        // ends the step by another error.
+        // One write call, so that no child process writes into the middle of the line. On a full
+        // disk, the step ends by another error.
         Some(file) => drop((&**file).write_all(format!("{text}\n").as_bytes())),
         None => println!("{text}"),
     });

@@ -80,7 +80,7 @@ type Pull = (usize, usize);
 struct Run<'a> {
     world: &'a World,
     way: Way,
-    /// Pulls by the end of their start time.
+    /// The pulls that are in their start time, the earliest end first.
     asking: BinaryHeap<Reverse<(Time, Pull)>>,
     uplink: Shared<Pull>,
     card: Shared<Pull>,

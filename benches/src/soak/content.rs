@@ -50,7 +50,7 @@ impl Blob {
         blob
     }
 
-    /// Generates the bytes from `at` on.
+    /// Generates the bytes of the blob from the offset `at` on.
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) {
         self.each(at, into.len(), |range, bytes| {
             into[range].copy_from_slice(bytes);
@@ -58,7 +58,7 @@ impl Blob {
         });
     }
 
-    /// Whether these are the bytes from `at` on.
+    /// Whether the blob has `bytes` at the offset `at`.
     pub(crate) fn is(&self, at: u64, bytes: &[u8]) -> bool {
         self.each(at, bytes.len(), |range, expected| bytes[range] == *expected)
     }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 
 use table::{PROFILES, Profile};
 
-/// The page has the generated table between these marks.
+/// The lines of `docs/explanation/dpu-sizing.md` between which the generated table stands.
 const MARKS: (&str, &str) = ("<!-- profiles -->\n", "<!-- end of profiles -->");
 
 /// The named template with the resources of a pod and the profile that the daemon gets.
