@@ -1,29 +1,31 @@
-//! One request for a key, as eviction policies and admission filters see it.
+//! `Access`: one request for a key of a cache, with the facts that eviction policies and admission
+//! filters use.
 
 use std::hash::Hash;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A key of a cache. Policies compare and hash it on each request and write it into saved states.
+/// A key of a cache. Policies compare and hash keys on each request, and write them into saved
+/// states.
 pub trait Key: Clone + Eq + Hash + Send + Serialize + DeserializeOwned + 'static {}
 
 impl<K: Clone + Eq + Hash + Send + Serialize + DeserializeOwned + 'static> Key for K {}
 
-/// One request for one key.
+/// A request for one key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Access<K> {
-    /// The requested key.
+    /// The key that is requested.
     pub key: K,
-    /// Size in bytes, as it counts against the capacity. While the cache holds a key, the key keeps
-    /// the size with which it entered.
+    /// Size in bytes, as the key counts towards the capacity. While the cache holds a key, the key
+    /// keeps the size with which it entered.
     pub size: u64,
-    /// Time in seconds on the caller's clock; never decreases. A policy that measures time in
-    /// requests counts the requests itself.
+    /// Time in seconds on the caller's clock. The time never decreases. A policy that measures time
+    /// as a number of requests counts the requests itself.
     pub tick: u64,
-    /// Cost of a miss: seconds for which a client waits.
+    /// Cost of a miss: the number of seconds for which a client waits.
     pub cost: f32,
-    /// Number of images that contain the key; 1 if unknown.
+    /// Number of images that contain the key. 1 if the number is unknown.
     pub shared: u32,
 }
 
@@ -34,8 +36,8 @@ impl<K> Access<K> {
     /// any measurement.
     pub const PER_MEGABYTE: f64 = 0.94;
 
-    /// A request with the assumed cost [`Access::ROUND_TRIP`] + [`Access::PER_MEGABYTE`] × size, in
-    /// one image.
+    /// Creates a request with the assumed cost [`Access::ROUND_TRIP`] + [`Access::PER_MEGABYTE`] ×
+    /// sizeand with a key that is in one image.
     pub fn new(key: K, size: u64, tick: u64) -> Self {
         Self {
             key,
@@ -46,8 +48,8 @@ impl<K> Access<K> {
         }
     }
 
-    /// The cost in seconds, finite and at least 0, so that costs can be summed. A cost that is
-    /// negative, infinite or NaN counts as 0.
+    /// Returns the cost in seconds. The result is finite and at least 0, so that costs can be
+    /// summed. A cost that is negative, infinite or NaN counts as 0.
     pub fn seconds(&self) -> f64 {
         if self.cost.is_finite() {
             f64::from(self.cost.max(0.0))
@@ -56,8 +58,9 @@ impl<K> Access<K> {
         }
     }
 
-    /// Assumed time in seconds to fetch `size` bytes, before any measurement of the upstream.
-    // The precision of an `f32` suffices for a cost in seconds.
+    /// Returns the assumed time in seconds to fetch `size` bytes, before any measurement of the
+    /// upstream.
+    // The precision of an `f32` is enough for a cost in seconds.
     #[allow(clippy::cast_possible_truncation)]
     pub fn prior(size: u64) -> f32 {
         (Self::ROUND_TRIP + Self::PER_MEGABYTE * size as f64 / 1e6) as f32

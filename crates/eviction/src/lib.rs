@@ -1,12 +1,13 @@
 //! Eviction policies and admission filters of a cache. The crate makes no I/O, reads no clock and
 //! does not depend on OCI.
 //!
-//! A [`Policy`] ranks the keys of a cache and names the next one to evict. An [`Admission`] decides
-//! which keys may enter. The owner of the bytes deletes them and enforces the capacity. The caller
-//! gives the time as a tick and randomness as a seed, so that a replay of a request trace is exact.
-//! [`PolicyName`] builds a policy by its name; [`SimulatedCache`] is a cache of keys without bytes.
+//! A [`Policy`] ranks the keys of a cache and names the next key to evict. An [`Admission`] decides
+//! which keys may enter. The crate does not store the bytes of the cache: their owner deletes them
+//! and enforces the capacity. The caller gives the time as a tick and randomness as a seed, so that
+//! a replay of a request trace is exact. [`PolicyName`] builds a policy by its name;
+//! [`SimulatedCache`] is a cache of keys without bytes.
 //!
-//! A cache calls its policy for each request as follows:
+//! For each request, a cache calls its policy in this way:
 //!
 //! ```text
 //! policy.hit(&access)        true: the cache holds the key

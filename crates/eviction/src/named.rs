@@ -6,25 +6,25 @@ use std::str::FromStr;
 use crate::policy::{cherry, gdsf, learned, lru, s3_fifo, size_split};
 use crate::{Cherry, Gdsf, Key, Learned, Lru, Policy, S3Fifo, SizeSplit};
 
-/// A policy that the daemon offers, with its documented default parameters.
+/// An eviction policy that the daemon offers, with its documented default parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PolicyName {
-    /// [`Lru`].
+    /// The policy [`Lru`].
     Lru,
-    /// [`S3Fifo`].
+    /// The policy [`S3Fifo`].
     S3Fifo,
-    /// [`Gdsf`].
+    /// The policy [`Gdsf`].
     Gdsf,
-    /// [`Cherry`].
+    /// The policy [`Cherry`].
     Cherry,
-    /// [`SizeSplit`].
+    /// The policy [`SizeSplit`].
     SizeSplit,
-    /// [`Learned`].
+    /// The policy [`Learned`].
     Learned,
 }
 
-/// Error: the daemon has no policy of this name.
+/// The error for a name that no policy of the daemon has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no eviction policy: write one of {names} (pierhead-replay simulates more policies)",
@@ -33,7 +33,7 @@ pub enum PolicyName {
 pub struct UnknownPolicy(pub String);
 
 impl PolicyName {
-    /// All policies, in the order of help texts and errors.
+    /// All policies of the daemon, in the order of help texts and errors.
     pub const ALL: &[Self] = &[
         Self::Lru,
         Self::S3Fifo,
@@ -44,11 +44,12 @@ impl PolicyName {
     ];
 
     /// The default policy. On every synthetic registry workload, it misses fewer objects and fewer
-    /// bytes than LRU at cache sizes of 1 % and 10 % of the footprint. At sizes above about a fifth
-    /// of the footprint, clients wait longer than under LRU (`docs/explanation/eviction.md`).
+    /// bytes than LRU at cache sizes of 1 % and 10 % of the footprint (the bytes of all requested
+    /// objects). At cache sizes above about a fifth of the footprint, clients wait longer than with
+    /// LRU (`docs/explanation/eviction.md`).
     pub const DEFAULT: Self = Self::SizeSplit;
 
-    /// Name of the policy in the configuration.
+    /// Returns the name of the policy in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lru => lru::NAME,
@@ -60,7 +61,7 @@ impl PolicyName {
         }
     }
 
-    /// Builds the policy for a cache of `capacity` bytes. `seed` seeds its random numbers.
+    /// Builds the policy for a cache of `capacity` bytes. `seed` is the seed of its random numbers.
     pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Policy<K>> {
         match self {
             Self::Lru => Box::new(Lru::new()),

@@ -1,25 +1,25 @@
 //! The line format of the daemon's request log, which has one line per request. The crate `replay`
 //! parses the log.
 //!
-//! `docs/formats/request-log.md` describes the format.
+//! The page `docs/formats/request-log.md` describes the format.
 
 use std::fmt;
 
 use crate::Access;
 
-/// First line of each file, with its line end.
+/// First line of each log file, with its line end.
 pub const HEADER: &str = "#pierhead-trace 1\n";
 
-/// One request. `Display` writes its line, without the line end.
+/// One request in the log. `Display` writes the line of the request, without the line end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Unix time in seconds.
+    /// Time of the request as Unix time in seconds.
     pub second: u64,
-    /// Hash of the requested digest.
+    /// Hash of the digest that was requested.
     pub key: u64,
-    /// Size in bytes.
+    /// Size of the blob in bytes.
     pub size: u64,
-    /// Cost of a miss: milliseconds for which a client waits.
+    /// Cost of a miss: the number of milliseconds for which a client waits.
     pub cost_ms: u32,
     /// Number of images that contain the key.
     pub shared: u32,
@@ -27,7 +27,7 @@ pub struct Record {
     pub outcome: RecordedOutcome,
 }
 
-/// Result of a recorded request.
+/// The result of a recorded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RecordedOutcome {
     /// A hit: the cache had the blob.
@@ -39,10 +39,10 @@ pub enum RecordedOutcome {
 }
 
 impl RecordedOutcome {
-    /// All results.
+    /// All results, in order.
     pub const ALL: [Self; 3] = [Self::Hit, Self::Miss, Self::Passed];
 
-    /// The word for this result in a line of the log.
+    /// Returns the word for this result in a line of the log.
     pub fn word(self) -> &'static str {
         match self {
             Self::Hit => "hit",
@@ -68,7 +68,7 @@ impl fmt::Display for Record {
 }
 
 impl Record {
-    /// The request as policies see it.
+    /// Returns the request in the form that policies receive.
     pub fn access(&self) -> Access<u64> {
         Access {
             cost: seconds(self.cost_ms),
@@ -78,7 +78,7 @@ impl Record {
     }
 }
 
-// The precision of an f32 suffices for a cost.
+// The precision of an `f32` is enough for a cost.
 #[allow(clippy::cast_possible_truncation)]
 fn seconds(milliseconds: u32) -> f32 {
     (f64::from(milliseconds) / 1000.0) as f32

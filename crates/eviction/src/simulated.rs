@@ -1,10 +1,10 @@
-//! A simulated cache: tracks keys and sizes, without the bytes. A replay of a trace runs one, and
-//! the policy `learned` runs two beside the real cache.
+//! A simulated cache: tracks keys and sizes, without the bytes. A replay of a trace runs one
+//! simulated cache. The policy `learned` runs two simulated caches beside the real cache.
 
 use crate::{Access, Admission, Key, Policy};
 
-/// A policy, a capacity and an optional admission, called in the order in which the real cache
-/// calls them.
+/// A simulated cache: a policy, a capacity and an optional admission filter, which are called in
+/// the same order as by the real cache.
 pub struct SimulatedCache<K, P = Box<dyn Policy<K>>> {
     policy: P,
     admission: Option<Box<dyn Admission<K>>>,
@@ -12,22 +12,23 @@ pub struct SimulatedCache<K, P = Box<dyn Policy<K>>> {
     inserts_first: bool,
 }
 
-/// Result of a request.
+/// The result of a request to the simulated cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// A hit: the cache had the key.
     Hit,
-    /// A miss; the key entered.
+    /// The request was a miss, and the key entered the cache.
     Kept {
         /// Number of keys that were evicted to make room for the key.
         evicted: u32,
     },
-    /// A miss; the key did not enter, because it is too large, refused, or not admitted.
+    /// The request was a miss, and the key did not enter, because it was too large, refused by the
+    /// policy, or not admitted by the filter.
     Passed,
 }
 
 impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
-    /// An empty cache of `capacity` bytes, without an admission.
+    /// Creates an empty cache of `capacity` bytes, without an admission filter.
     pub fn new(policy: P, capacity: u64) -> Self {
         Self {
             policy,
@@ -37,23 +38,23 @@ impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
         }
     }
 
-    /// Adds an admission.
+    /// Adds an admission filter to the cache.
     pub fn admitting(mut self, admission: Box<dyn Admission<K>>) -> Self {
         self.admission = Some(admission);
         self
     }
 
-    /// Makes the cache insert a key before it evicts, so that the new key itself may be evicted at
-    /// once, as in libcachesim's GDSF. The cache then exceeds its capacity during a request, but
-    /// not after it.
+    /// Makes the cache insert a key before it evicts other keys. Thus the new key itself may be
+    /// evicted immediately, as in the GDSF of libcachesim. During a request, the cache then exceeds
+    /// its capacity, but not after the request.
     pub fn inserting_first(mut self) -> Self {
         self.inserts_first = true;
         self
     }
 
     /// Performs one request. The cache never exceeds its capacity, not even during a request. A key
-    /// that is larger than the capacity does not enter. After the request, the policy does one step
-    /// of its deferred work ([`crate::Adaptation::train`]).
+    /// that is larger than the capacity does not enter. At the end of the request, the policy does
+    /// one step of its deferred work ([`crate::Adaptation::train`]).
     pub fn request(&mut self, access: &Access<K>) -> Outcome {
         let outcome = self.simulate(access);
         if let Some(adaptation) = self.policy.adaptation() {
@@ -104,12 +105,12 @@ impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
         Outcome::Kept { evicted }
     }
 
-    /// The policy.
+    /// Returns the policy of the cache.
     pub fn policy(&self) -> &P {
         &self.policy
     }
 
-    /// The policy, for callers that save, restore or resize it.
+    /// Returns the policy, for callers that save, restore or resize it.
     pub fn policy_mut(&mut self) -> &mut P {
         &mut self.policy
     }
@@ -122,7 +123,7 @@ impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
         }
     }
 
-    /// The capacity in bytes.
+    /// Returns the capacity of the cache in bytes.
     pub fn capacity(&self) -> u64 {
         self.capacity
     }

@@ -1,5 +1,5 @@
-//! Helpers for tests and fuzz targets of policies: they replay a trace that is written as one line
-//! of text, and return the victims.
+//! Helpers for tests and fuzz targets of policies: replay a trace that is written as one line of
+//! text and return the victims, and check how policies restore invalid states.
 
 use crate::building_blocks::rank_policy::{RankPolicy, RankRule};
 use crate::building_blocks::saved;
@@ -7,15 +7,15 @@ use crate::{Access, Contents, PersistentState, Policy};
 
 pub use crate::building_blocks::saved::with_valid_checksum;
 
-/// The heuristic of [`crate::Learned`] without its network, as the baseline of a test: with
-/// [`crate::Learned`], clients must not wait much longer.
+/// Creates the heuristic of [`crate::Learned`] without the network, as the baseline of a test: with
+/// [`crate::Learned`], clients must not wait much longer than with this heuristic.
 pub fn heuristic_of_learned(seed: u64) -> Box<dyn Policy<u64>> {
     crate::policy::learned::heuristic(seed)
 }
 
-/// Plays a trace on a policy and returns the victims, `.` for none. `a` requests key a and inserts
-/// it on a miss; `!a` requests it without inserting; `-a` removes it; `*` evicts. A key has one
-/// byte, or the size of a digit behind it: `a5`.
+/// Plays a trace on a policy and returns the victims. `.` stands for an eviction without a victim.
+/// `a` requests key a and inserts it on a miss; `!a` requests it without inserting; `-a` removes
+/// it; `*` evicts. A key has a size of one byte, or the size of the digit behind it (`a5`).
 pub fn play(policy: &mut impl Policy<char>, trace: &str) -> String {
     let mut victims = String::new();
     for step in trace.split_whitespace() {
@@ -48,7 +48,7 @@ pub fn play(policy: &mut impl Policy<char>, trace: &str) -> String {
 /// unchanged.
 ///
 /// # Panics
-/// When the policy accepts such a state, or changes.
+/// Panics when the policy accepts such a state, or changes.
 pub fn refuses_an_age_that_is_not_finite<R: RankRule<Note = u32, State = f64>>(
     new: impl Fn() -> RankPolicy<char, R>,
 ) {

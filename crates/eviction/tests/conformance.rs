@@ -1,4 +1,5 @@
-//! Runs the conformance suites of testkit on each policy and each admission of the daemon.
+//! Runs the conformance suites of testkit on each eviction policy and each admission filter of the
+//! daemon.
 
 use pierhead_eviction::{AdmissionName, PolicyName};
 use pierhead_testkit::admission;
@@ -12,7 +13,7 @@ fn every_policy_conforms() {
     }
 }
 
-/// `learned` is excluded, because its per-key data has more than 64 bytes.
+/// The policy `learned` is excluded, because its per-key data has more than 64 bytes.
 #[test]
 fn every_policy_but_learned_costs_at_most_64_bytes_per_key() {
     for named in PolicyName::ALL

@@ -7,10 +7,11 @@ use pierhead_eviction::{
 use proptest::prelude::*;
 
 const CAPACITY: u64 = 1 << 20;
-/// Position of the version, a u16, in a saved state.
+/// Position of the version number, a `u16`, in a saved state.
 const VERSION_AT: usize = 4;
 
-/// A policy that 60 keys of different sizes entered and of which some were requested again.
+/// Returns a policy with history: 60 keys of different sizes entered, and some of them were
+/// requested again.
 fn used(named: PolicyName) -> Box<dyn Policy<u32>> {
     let mut policy = named.build::<u32>(CAPACITY, 1);
     for n in 0..200_u32 {
@@ -26,7 +27,7 @@ fn used(named: PolicyName) -> Box<dyn Policy<u32>> {
     policy
 }
 
-/// The bytes with the checksum of their new contents.
+/// Returns the bytes with a checksum that fits their changed contents.
 fn sealed(mut saved: Vec<u8>) -> Vec<u8> {
     let body = saved.len() - 4;
     saved.truncate(body);
@@ -35,7 +36,7 @@ fn sealed(mut saved: Vec<u8>) -> Vec<u8> {
     saved
 }
 
-/// Each policy and each filter with its name and a saved state.
+/// Returns each policy and each admission filter, with its name and a saved state.
 fn all() -> Vec<(&'static str, Box<dyn PersistentState>, Vec<u8>)> {
     let policies = PolicyName::ALL.iter().map(|named| {
         let policy = used(*named);
@@ -124,7 +125,8 @@ fn an_empty_and_a_foreign_file_are_refused() {
     }
 }
 
-/// Evicts all keys. Each key is a victim once, and the sums of the policy agree with its victims.
+/// Evicts all keys. Checks that each key is a victim once, and that the sums of the policy agree
+/// with its victims.
 fn is_consistent(policy: &mut dyn Policy<u32>) -> Result<(), TestCaseError> {
     let (len, bytes) = (policy.len(), policy.bytes());
     let victims: Vec<Victim<u32>> = std::iter::from_fn(|| policy.evict(&mut |_| false))

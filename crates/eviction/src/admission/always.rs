@@ -6,7 +6,7 @@ use crate::{Access, Admission, PersistentState, StateError};
 
 pub(super) const NAME: &str = "always";
 
-/// Admits every key.
+/// The admission filter that admits every key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Always;
 

@@ -3,15 +3,16 @@
 use crate::{Access, PersistentState};
 
 /// Decides whether a key that the cache does not hold may enter. If the key is refused, the cache
-/// serves it without storing it. Every implementer runs the conformance suite of `testkit`.
+/// serves the object without storing it. Every implementation must pass the conformance suite of
+/// the crate `testkit`.
 ///
-/// The memory of an implementer is bounded, whatever keys clients request.
+/// The memory of a filter is bounded, whatever keys clients request.
 pub trait Admission<K>: PersistentState + Send {
     /// Counts a request for a key that the cache holds.
     fn hit(&mut self, _access: &Access<K>) {}
 
     /// Counts a request for a key that the cache does not hold, and returns whether the key may
-    /// enter. The cache calls this once for each such request.
+    /// enter. The cache calls `admit` once for each such request.
     fn admit(&mut self, access: &Access<K>) -> bool;
 }
 

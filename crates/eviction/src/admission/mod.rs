@@ -1,4 +1,4 @@
-//! Admission filters: they decide which keys may enter the cache.
+//! Admission filters, which decide which keys may enter a cache.
 
 mod contract;
 mod named;

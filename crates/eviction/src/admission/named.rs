@@ -8,28 +8,28 @@ use crate::admission::{
     Admission, Always, SecondHit, SizeAware, TinyLfu, always, second_hit, size_aware, tinylfu,
 };
 
-/// An admission with its documented default parameters.
+/// An admission filter with its documented default parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AdmissionName {
-    /// [`Always`].
+    /// The filter [`Always`].
     #[default]
     Always,
-    /// [`SecondHit`].
+    /// The filter [`SecondHit`].
     SecondHit,
-    /// [`SizeAware`].
+    /// The filter [`SizeAware`].
     SizeAware,
-    /// [`TinyLfu`].
+    /// The filter [`TinyLfu`].
     TinyLfu,
 }
 
-/// No admission has this name.
+/// The error for a name that no admission filter has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no admission: write one of {names}", names = AdmissionName::names())]
 pub struct UnknownAdmission(pub String);
 
 impl AdmissionName {
-    /// All admissions, in the order of help texts and errors.
+    /// All admission filters, in the order of help texts and errors.
     pub const ALL: &[Self] = &[
         Self::Always,
         Self::SecondHit,
@@ -37,7 +37,7 @@ impl AdmissionName {
         Self::TinyLfu,
     ];
 
-    /// Name of the admission in the configuration.
+    /// Returns the name of the filter in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Always => always::NAME,
@@ -47,7 +47,7 @@ impl AdmissionName {
         }
     }
 
-    /// Builds the admission for a cache of `capacity` bytes. `seed` seeds its random numbers.
+    /// Builds the filter for a cache of `capacity` bytes. `seed` is the seed of its random numbers.
     pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Admission<K>> {
         match self {
             Self::Always => Box::new(Always),

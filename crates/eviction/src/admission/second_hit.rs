@@ -1,9 +1,9 @@
 //! Admission filter `second-hit`: a key may enter on its second request. Most objects are requested
-//! only once; the cache saves disk writes when it does not store them.
+//! only once, and a cache that does not store these objects saves disk writes.
 //!
 //! Maggs and Sitaraman, "Algorithmic nuggets in content delivery", Computer Communication Review
 //! 45(3), 2015, section 4 (cache on second hit). In the paper, alternating Bloom filters remember
-//! the requested keys; here, an exact list does.
+//! the requested keys. This filter remembers them in an exact list.
 
 use crate::building_blocks::parameter::{ParameterError, check};
 use crate::building_blocks::queues::{Queues, SavedQueues};
@@ -12,7 +12,7 @@ use crate::{Access, Admission, Key, PersistentState, StateError};
 
 pub(super) const NAME: &str = "second-hit";
 
-/// Parameters of [`SecondHit`].
+/// The parameters of the filter [`SecondHit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecondHitParameters {
     /// Maximum number of remembered keys, from 1 to 2^24. Default 65536, about 5 MiB of digests:
@@ -26,21 +26,21 @@ impl Default for SecondHitParameters {
     }
 }
 
-/// The keys of the last misses (the history). A miss of a key in the history is admitted. A key
-/// stays in the history until newer keys displace it, even if it was admitted and evicted
-/// meanwhile. O(1).
+/// The filter, which remembers the keys of the last misses (the history). If a key is in the
+/// history when it is missed again, it is admitted. A key stays in the history until newer keys
+/// displace it, even if it was admitted and evicted in the meantime. Each call takes O(1) time.
 #[derive(Debug)]
 pub struct SecondHit<K> {
     history: usize,
-    /// One queue; the oldest miss is at its front.
+    /// The history as one queue, with the oldest miss at its front.
     missed: Queues<K>,
 }
 
 impl<K: Key> SecondHit<K> {
-    /// Makes the filter with an empty history.
+    /// Creates the filter with an empty history.
     ///
     /// # Errors
-    /// When a parameter is out of its range.
+    /// A parameter is out of its range.
     pub fn new(parameters: SecondHitParameters) -> Result<Self, ParameterError> {
         check(
             NAME,
@@ -52,7 +52,7 @@ impl<K: Key> SecondHit<K> {
         Ok(Self::with(parameters))
     }
 
-    /// As [`SecondHit::new`], with parameters that are within their ranges.
+    /// Creates the filter like [`SecondHit::new`]. The parameters must be in their ranges.
     pub(super) fn with(parameters: SecondHitParameters) -> Self {
         Self {
             history: parameters.history as usize,

@@ -1,9 +1,9 @@
-//! Admission filter `size-aware`: the probability to enter falls with the size, so that one object
-//! of gigabytes does not displace thousands of small ones.
+//! Admission filter `size-aware`: the larger a key is, the lower is its probability to enter, so
+//! that one object of gigabytes does not displace thousands of small objects.
 //!
 //! Berger, Sitaraman and Harchol-Balter, "AdaptSize: Orchestrating the hot object memory cache in a
 //! content delivery network", NSDI '17, section 3.2: the probability is e^(-size/c). AdaptSize
-//! tunes c at run time; here c is a parameter.
+//! tunes c while it runs. In this filter, c is a parameter.
 
 use crate::building_blocks::hash::draw;
 use crate::building_blocks::parameter::{ParameterError, check};
@@ -12,7 +12,7 @@ use crate::{Access, Admission, PersistentState, StateError};
 
 pub(super) const NAME: &str = "size-aware";
 
-/// Parameters of [`SizeAware`].
+/// The parameters of the filter [`SizeAware`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeAwareParameters {
     /// The parameter c in bytes, at least 1: a key of this size enters with a probability of 37 %
@@ -21,8 +21,9 @@ pub struct SizeAwareParameters {
 }
 
 impl SizeAwareParameters {
-    /// The default for a cache of `capacity` bytes: c is 1/64 of the capacity. An object that would
-    /// fill a tenth of the cache then enters on one of six hundred requests.
+    /// Returns the default parameters for a cache of `capacity` bytes: c is 1/64 of the capacity.
+    /// With this c, an object that would fill a tenth of the cache enters on one of six hundred
+    /// requests.
     pub fn of(capacity: u64) -> Self {
         Self {
             typical: (capacity / 64).max(1),
@@ -30,7 +31,7 @@ impl SizeAwareParameters {
     }
 }
 
-/// The filter. It draws a random number for each miss.
+/// The filter, which draws a random number for each miss.
 #[derive(Clone, Debug)]
 pub struct SizeAware {
     typical: u64,
@@ -38,16 +39,16 @@ pub struct SizeAware {
 }
 
 impl SizeAware {
-    /// An admission with random numbers from `seed`.
+    /// Creates the filter. `seed` is the seed of its random numbers.
     ///
     /// # Errors
-    /// When a parameter is out of its range.
+    /// A parameter is out of its range.
     pub fn new(parameters: SizeAwareParameters, seed: u64) -> Result<Self, ParameterError> {
         check(NAME, "typical", parameters.typical, &(1..), "from 1")?;
         Ok(Self::with(parameters, seed))
     }
 
-    /// As [`SizeAware::new`], with parameters that are within their ranges.
+    /// Creates the filter like [`SizeAware::new`]. The parameters must be in their ranges.
     pub(super) fn with(parameters: SizeAwareParameters, seed: u64) -> Self {
         Self {
             typical: parameters.typical,
@@ -59,7 +60,7 @@ impl SizeAware {
 impl<K> Admission<K> for SizeAware {
     fn admit(&mut self, access: &Access<K>) -> bool {
         let chance = (-(access.size as f64) / self.typical as f64).exp();
-        // A double has 53 bits of precision.
+        // The shift keeps 53 bits, which is the precision of an `f64`.
         let drawn = (draw(&mut self.random_state) >> 11) as f64 / (1_u64 << 53) as f64;
         drawn < chance
     }

@@ -2,8 +2,9 @@
 //! the key.
 //!
 //! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4),
-//! 2017. In the paper, the new key must beat the victim. An admission does not know the victim, so
-//! a key must reach a threshold. The simulator's W-TinyLFU compares new key and victim.
+//! 2017. In the paper, a new key must have more requests than the victim. An admission filter does
+//!       not know the victim, so here a key must reach a threshold. The policy W-TinyLFU of the
+//!       simulator compares the new key with the victim.
 
 use crate::building_blocks::parameter::{ParameterError, check};
 use crate::building_blocks::saved;
@@ -12,11 +13,11 @@ use crate::{Access, Admission, Key, PersistentState, StateError};
 
 pub(super) const NAME: &str = "tinylfu";
 
-/// Parameters of [`TinyLfu`].
+/// The parameters of the filter [`TinyLfu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TinyLfuParameters {
     /// Minimum number of requests for a key, including the current one, from 1 to 15. All counts
-    /// are halved periodically. Default 2.
+    /// are halved periodically. The default is 2.
     pub threshold: u8,
 }
 
@@ -26,7 +27,8 @@ impl Default for TinyLfuParameters {
     }
 }
 
-/// A sketch of request counts of all keys, in 32 KiB to 2 MiB. O(1), amortised over the halving.
+/// The filter, which estimates the request counts of all keys in a sketch of 32 KiB to 2 MiB. Each
+/// call takes O(1) time, amortised over the halvings.
 #[derive(Debug)]
 pub struct TinyLfu {
     threshold: u8,
@@ -34,10 +36,10 @@ pub struct TinyLfu {
 }
 
 impl TinyLfu {
-    /// An admission for a cache of `capacity` bytes. `seed` seeds the sketch's hash.
+    /// Creates the filter for a cache of `capacity` bytes. `seed` is the seed of the sketch's hash.
     ///
     /// # Errors
-    /// When a parameter is out of its range.
+    /// A parameter is out of its range.
     pub fn new(
         capacity: u64,
         parameters: TinyLfuParameters,
@@ -53,7 +55,7 @@ impl TinyLfu {
         Ok(Self::with(capacity, parameters, seed))
     }
 
-    /// As [`TinyLfu::new`], with parameters that are within their ranges.
+    /// Creates the filter like [`TinyLfu::new`]. The parameters must be in their ranges.
     pub(super) fn with(capacity: u64, parameters: TinyLfuParameters, seed: u64) -> Self {
         Self {
             threshold: parameters.threshold,

@@ -2,16 +2,16 @@
 
 use std::hash::{Hash, Hasher};
 
-/// Hashes a key under a seed.
+/// Hashes a key. Hashes with different seeds are unrelated.
 pub fn hash<K: Hash>(key: &K, seed: u64) -> u64 {
     let mut mixer = Mixer(seed);
     key.hash(&mut mixer);
     mixer.finish()
 }
 
-/// Multiplies and rotates eight bytes at a time and finishes like SplitMix64 (Steele et al., OOPSLA
-/// '14). The hash is not collision-resistant: chosen keys that collide share their request counts,
-/// nothing else.
+/// A hasher that multiplies and rotates eight bytes at a time and finishes like SplitMix64 (Steele
+/// et al., OOPSLA '14). The hash is not collision-resistant. If a client chooses keys that collide,
+/// these keys only share their request counts.
 struct Mixer(u64);
 
 impl Hasher for Mixer {
@@ -34,14 +34,15 @@ impl Hasher for Mixer {
     }
 }
 
-/// The finalizer of SplitMix64: a bijection in which each input bit affects all output bits.
+/// Mixes the bits of a number. This is the finalizer of SplitMix64: a bijection in which each input
+/// bit affects all output bits.
 pub fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// Advances the state and returns the next random number (SplitMix64).
+/// Advances the random state and returns the next random number (SplitMix64).
 pub fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mix(*state)

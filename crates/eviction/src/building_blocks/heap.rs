@@ -6,27 +6,27 @@ use std::collections::BinaryHeap;
 use crate::Key;
 use crate::building_blocks::table::{Slot, Table};
 
-/// Children per node. Four items of 16 bytes fill a cache line, and the heap has half the depth of
-/// a binary heap.
+/// Number of children of a node. Four items of 16 bytes fill a cache line, and the heap has half
+/// the depth of a binary heap.
 const ARITY: usize = 4;
 
-/// A min-heap. Of entries with equal priorities, the one whose priority was set first comes first.
-/// Operations are O(log n); an entry takes 16 bytes.
+/// A min-heap. Among entries with equal priorities, the entry whose priority was set first comes
+/// first. Operations take O(log n) time, and an entry takes 16 bytes.
 ///
-/// The heap stores the position of each entry in the table ([`Table::set_place`]), in the field
-/// that a [`crate::building_blocks::table::List`] uses too. So an entry of the heap must be on no
-/// list.
+/// The table stores the heap position of each entry ([`Table::set_place`]). It uses a field in
+/// which a [`crate::building_blocks::table::List`] stores its links. So an entry of the heap must
+/// not be on a list.
 #[derive(Debug, Default)]
 pub struct Heap {
     items: Vec<Item>,
-    /// Age of the next item.
+    /// Age that the next item gets.
     next: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Item {
     priority: f64,
-    /// Lower for older items.
+    /// Age of the item, which is lower for older items.
     age: u32,
     slot: Slot,
 }
@@ -54,14 +54,14 @@ impl PartialEq for Item {
 impl Eq for Item {}
 
 impl Heap {
-    /// Memory use in bytes.
+    /// Returns the memory use of the heap in bytes.
     pub fn memory(&self) -> usize {
         self.items.capacity() * size_of::<Item>()
     }
 
     /// Adds an entry that is in no heap and on no list.
     pub fn push<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot, priority: f64) {
-        // Growing by an eighth wastes less memory than doubling.
+        // The capacity grows by an eighth, which wastes less memory than doubling.
         if self.items.len() == self.items.capacity() {
             self.items.reserve_exact(self.items.len() / 8 + 4);
         }
@@ -75,8 +75,8 @@ impl Heap {
         self.rise(table, self.items.len() - 1, item);
     }
 
-    /// Changes the priority of an entry of this heap. Among entries with this priority, it becomes
-    /// the last.
+    /// Changes the priority of an entry of this heap. Among entries with the new priority, this
+    /// entry becomes the last.
     pub fn set<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot, priority: f64) {
         let age = self.age();
         let item = Item {
@@ -96,13 +96,13 @@ impl Heap {
         }
     }
 
-    /// The priority of an entry of this heap.
+    /// Returns the priority of an entry of this heap.
     pub fn priority<K: Key, T>(&self, table: &Table<K, T>, slot: Slot) -> f64 {
         self.items[table.place(slot)].priority
     }
 
-    /// The entry with the lowest priority that is not pinned. Skipping p pinned entries takes O(p
-    /// log p) and changes nothing.
+    /// Returns the entry with the lowest priority among the entries that are not pinned. Skips
+    /// pinned entries: p pinned entries take O(p log p) time and stay unchanged.
     pub fn first_unpinned<K: Key, T>(
         &self,
         table: &Table<K, T>,
@@ -128,7 +128,7 @@ impl Heap {
         }
     }
 
-    /// All entries and their priorities, lowest first.
+    /// Returns all entries with their priorities, lowest priority first.
     pub fn ordered(&self) -> impl Iterator<Item = (Slot, f64)> + use<> {
         let mut items = self.items.clone();
         items.sort_unstable();
@@ -142,7 +142,8 @@ impl Heap {
 
     fn age(&mut self) -> u32 {
         if self.next == u32::MAX {
-            // Once in 2^32 requests, renumbers all ages without changing their order.
+            // The counter of ages overflows once in 2^32 requests. All ages are then renumbered
+            // without a change of their order.
             let mut order: Vec<usize> = (0..self.items.len()).collect();
             order.sort_unstable_by_key(|at| self.items[*at].age);
             self.next = 0;
@@ -156,7 +157,8 @@ impl Heap {
         age
     }
 
-    /// Puts an item at the free position `at`, then moves it up or down to its place in the order.
+    /// Puts an item at the free position `at`, then moves it up or down to its position in the
+    /// order.
     fn settle<K: Key, T>(&mut self, table: &mut Table<K, T>, at: usize, item: Item) {
         if at > 0 && item < self.items[(at - 1) / ARITY] {
             self.rise(table, at, item);
@@ -269,7 +271,8 @@ mod tests {
         assert_eq!(drain(&mut table, &mut heap), expected);
     }
 
-    /// Non-negative floats have the same order as their bits.
+    /// In a test, returns a priority from a random number. Floats that are not negative have the
+    /// same order as their bits.
     fn random_bits(priority: f64) -> u64 {
         priority.to_bits()
     }

@@ -1,7 +1,7 @@
 //! Building blocks of eviction policies: tables, queues, heaps, sketches, hashes, and the file
 //! format of saved states.
 //!
-//! The simulator's policies in crate `replay` use the same parts.
+//! The policies of the simulator in the crate `replay` use the same building blocks.
 
 pub mod hash;
 pub mod heap;

@@ -3,22 +3,21 @@
 use std::fmt::Display;
 use std::ops::RangeBounds;
 
-/// A parameter of a policy is out of its range.
+/// The error for a parameter of a policy or admission filter that is out of its range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{policy}: {parameter} = {value} is out of range: {range}")]
 pub struct ParameterError {
-    /// Name of the policy or admission.
+    /// Name of the policy or admission filter.
     pub policy: &'static str,
-    /// Name of the parameter.
+    /// Name of the parameter that is out of range.
     pub parameter: &'static str,
-    /// The given value.
+    /// The value that was given.
     pub value: String,
-    /// The allowed range, as text.
+    /// The allowed range of the parameter, as text.
     pub range: &'static str,
 }
 
-/// Checks that `value` is in `range`. `words` describes the range in the error. No range contains
-/// NaN.
+/// Checks that `value` is in `range`. `words` describes the range in the error. NaN is in no range.
 pub fn check<T: PartialOrd + Display>(
     policy: &'static str,
     parameter: &'static str,
@@ -37,8 +36,8 @@ pub fn check<T: PartialOrd + Display>(
     })
 }
 
-/// `part` of `capacity`, in bytes, rounded down.
-// The product is at most `capacity`; only the fraction is cut.
+/// Returns `part` of `capacity`, in bytes, rounded down.
+// The cast is safe: the product is at most `capacity`, so the cast only cuts off the fraction.
 #[allow(clippy::cast_possible_truncation)]
 pub fn share(capacity: u64, part: f64) -> u64 {
     (capacity as f64 * part) as u64

@@ -1,5 +1,5 @@
-//! A policy that consists of queues: the code that all such policies share. Each policy implements
-//! a [`QueueRule`] that moves keys among its queues.
+//! `QueuePolicy`: the common code of all policies that consist of queues. Each policy implements a
+//! [`QueueRule`] that moves keys among its queues.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -11,34 +11,36 @@ use crate::{
     Access, Adaptation, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim,
 };
 
-/// How keys move among the queues of a [`QueuePolicy`]. The default methods implement first in,
-/// first out.
+/// How keys move among the queues of a [`QueuePolicy`]. The default methods implement the order
+/// "first in, first out".
 pub trait QueueRule: Send {
-    /// Name of the policy, also in its saved states.
+    /// Name of the policy, which its saved states also contain.
     const NAME: &'static str;
     /// Number of queues of resident keys. The queues from which keys are evicted first come first.
     const RESIDENT_QUEUES: usize;
-    /// Number of queues of ghosts.
+    /// Number of queues of ghosts (keys that were evicted and are remembered).
     const GHOST_QUEUES: usize = 0;
     /// Maximum frequency that the rule counts for a key.
     const MAX_FREQUENCY: u8 = 0;
-    /// State that is saved beside the queues; `()` for none.
+    /// The type of the state that is saved in addition to the queues. `()` for a rule without such
+    /// a state.
     type State: Default + Serialize + DeserializeOwned;
 
-    /// Called at a request for a resident key.
+    /// Called at each request for a resident key (a key that the cache holds).
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, access: &Access<K>);
 
-    /// Called at a request for a key that is not resident. `ghost`: its slot, if the key is a
-    /// ghost.
+    /// Called at each request for a key that is not resident. If the key is a ghost, `ghost` is its
+    /// slot.
     fn miss<K: Key>(&mut self, _queues: &mut Queues<K>, _ghost: Option<Slot>, _access: &Access<K>) {
     }
 
-    /// As [`Policy::refuses`].
+    /// Whether the policy refuses a key, as [`Policy::refuses`] documents.
     fn refuses<K: Key>(&self, _queues: &Queues<K>, _access: &Access<K>) -> bool {
         false
     }
 
-    /// Adds a key that enters. `ghost`: the queue of ghosts from which the key was removed.
+    /// Adds a key that enters the cache. If the key was a ghost, `ghost` is the queue from which it
+    /// was removed.
     fn enter<K: Key>(&mut self, queues: &mut Queues<K>, _ghost: Option<usize>, access: &Access<K>) {
         queues.add(0, access.key.clone(), access.size);
     }
@@ -46,7 +48,7 @@ pub trait QueueRule: Send {
     /// Called before the cache removes a resident key without an eviction.
     fn leave<K: Key>(&mut self, _queues: &Queues<K>, _slot: Slot) {}
 
-    /// As [`Policy::evict`].
+    /// Evicts a key, as [`Policy::evict`] documents.
     fn evict<K: Key>(
         &mut self,
         queues: &mut Queues<K>,
@@ -56,21 +58,21 @@ pub trait QueueRule: Send {
         queues.drop(slot).map(Victim::from)
     }
 
-    /// As [`crate::Adaptation::resize`].
+    /// Adapts to a new capacity, as [`crate::Adaptation::resize`] documents.
     fn resize(&mut self, _capacity: u64) {}
 
-    /// Memory use in bytes, not including the queues.
+    /// Returns the memory use of the rule in bytes, without the queues.
     fn memory(&self) -> usize {
         0
     }
 
-    /// State that is saved beside the queues.
+    /// Returns the state that is saved in addition to the queues.
     fn state<K: Key>(&self, _queues: &Queues<K>) -> Self::State {
         Self::State::default()
     }
 
-    /// Restores the saved state. `_queues` are the queues of the same saved state. On an error
-    /// nothing changes.
+    /// Restores the saved state. `_queues` are the queues of the same saved state. If there is an
+    /// error, nothing changes.
     fn resume<K: Key>(
         &mut self,
         _queues: &Queues<K>,
@@ -80,7 +82,7 @@ pub trait QueueRule: Send {
     }
 }
 
-/// A policy made of queues. All operations are O(1), some of them amortised.
+/// A policy made of queues. All operations take O(1) time, some of them amortised.
 #[derive(Debug)]
 pub struct QueuePolicy<K, R> {
     queues: Queues<K>,
@@ -88,7 +90,7 @@ pub struct QueuePolicy<K, R> {
 }
 
 impl<K: Key, R: QueueRule> QueuePolicy<K, R> {
-    /// An empty policy with this rule.
+    /// Creates an empty policy with this rule.
     pub fn of(rule: R) -> Self {
         Self {
             queues: Queues::new(R::RESIDENT_QUEUES, R::GHOST_QUEUES),
@@ -96,7 +98,7 @@ impl<K: Key, R: QueueRule> QueuePolicy<K, R> {
         }
     }
 
-    /// The resident keys, one queue after the other, each queue from its front.
+    /// Returns the resident keys, one queue after the other, each queue from front to back.
     pub fn iter(&self) -> impl Iterator<Item = &K> {
         (0..R::RESIDENT_QUEUES).flat_map(|queue| self.queues.iter(queue).map(|entry| &entry.key))
     }
@@ -209,7 +211,8 @@ impl<K: Key, R: QueueRule> Diagnostics for QueuePolicy<K, R> {
     }
 }
 
-/// The queues as text for tests: `ab|c|d`. A digit behind a key is its frequency, if above 0.
+/// Formats the queues as text for tests, such as `ab|c|d`. A digit behind a key is the frequency of
+/// the key, if it is above 0.
 #[cfg(any(test, feature = "testing"))]
 impl<R: QueueRule> QueuePolicy<char, R> {
     #[doc(hidden)]

@@ -9,15 +9,15 @@ use serde::de::DeserializeOwned;
 use crate::building_blocks::table::{Entry, List, Slot, Table};
 use crate::{Key, StateError, Victim};
 
-/// Minimum for the maximum number of ghosts. It takes some thousand bytes, and lets a cache of a
-/// few large objects learn, too.
+/// Lower bound of the maximum number of ghosts. This number of ghosts takes some thousand bytes,
+/// and a cache of a few large objects needs it to learn.
 const MIN_GHOST_LIMIT: usize = 256;
 
-/// The queue of a key, and its request count.
+/// The policy's data about a key: its queue and its request count.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QueueNote {
     queue: u8,
-    /// Requests since the key entered, up to the policy's maximum.
+    /// Number of requests since the key entered, up to the policy's maximum.
     pub frequency: u8,
 }
 
@@ -31,11 +31,12 @@ pub struct Queues<K> {
     resident: usize,
 }
 
-/// The saved form of the queues: key, size and frequency of each key, front first.
+/// The saved form of the queues: key, size and frequency of each key. Each queue starts with its
+/// front.
 pub type SavedQueues<K> = Vec<Vec<(K, u64, u8)>>;
 
 impl<K: Key> Queues<K> {
-    /// Makes empty queues: `resident` queues for resident keys and `ghosts` queues for ghosts.
+    /// Creates empty queues: `resident` queues for resident keys and `ghosts` queues for ghosts.
     pub fn new(resident: usize, ghosts: usize) -> Self {
         Self {
             table: Table::default(),
@@ -44,12 +45,12 @@ impl<K: Key> Queues<K> {
         }
     }
 
-    /// The slot of a key, resident or ghost.
+    /// Returns the slot of a key, whether the key is resident or a ghost.
     pub fn find(&self, key: &K) -> Option<Slot> {
         self.table.find(key)
     }
 
-    /// The slot of a key, if the key is resident.
+    /// Returns the slot of a key, if the key is resident.
     pub fn find_resident(&self, key: &K) -> Option<Slot> {
         self.find(key).filter(|slot| self.is_resident(*slot))
     }
@@ -59,17 +60,17 @@ impl<K: Key> Queues<K> {
         self.queue(slot) < self.resident
     }
 
-    /// The queue of an entry.
+    /// Returns the number of the queue that contains an entry.
     pub fn queue(&self, slot: Slot) -> usize {
         self.table.get(slot).note.queue.into()
     }
 
-    /// The entry at a slot.
+    /// Returns the entry at a slot.
     pub fn get(&self, slot: Slot) -> &Entry<K, QueueNote> {
         self.table.get(slot)
     }
 
-    /// The frequency of an entry, to change it.
+    /// Returns the frequency of an entry, so that the caller can change it.
     pub fn frequency(&mut self, slot: Slot) -> &mut u8 {
         &mut self.table.note(slot).frequency
     }
@@ -79,46 +80,46 @@ impl<K: Key> Queues<K> {
         self.len() == 0
     }
 
-    /// Number of resident keys.
+    /// Returns the number of resident keys.
     pub fn len(&self) -> usize {
         self.lists[..self.resident].iter().map(List::len).sum()
     }
 
-    /// Sum of the sizes of the resident keys, in bytes.
+    /// Returns the sum of the sizes of the resident keys, in bytes.
     pub fn bytes(&self) -> u64 {
         let sizes = self.lists[..self.resident].iter().map(List::bytes);
         sizes.fold(0, u64::saturating_add)
     }
 
-    /// One queue.
+    /// Returns the queue with this number.
     pub fn list(&self, queue: usize) -> &List {
         &self.lists[queue]
     }
 
-    /// The next slot on the same queue.
+    /// Returns the next slot on the same queue.
     pub fn after(&self, slot: Slot) -> Option<Slot> {
         self.table.after(slot)
     }
 
-    /// Number of keys before this one on its queue.
+    /// Returns the number of keys before this key on its queue.
     pub fn position(&self, slot: Slot) -> Option<usize> {
         self.lists[self.queue(slot)]
             .iter(&self.table)
             .position(|(at, _)| at == slot)
     }
 
-    /// The slot with `before` keys before it on a queue.
+    /// Returns the slot that has `before` keys before it on a queue.
     pub fn nth(&self, queue: usize, before: usize) -> Option<Slot> {
         let mut slots = self.lists[queue].iter(&self.table);
         slots.nth(before).map(|(slot, _)| slot)
     }
 
-    /// The entries of a queue, front first.
+    /// Returns the entries of a queue, front first.
     pub fn iter(&self, queue: usize) -> impl Iterator<Item = &Entry<K, QueueNote>> {
         self.lists[queue].iter(&self.table).map(|(_, entry)| entry)
     }
 
-    /// The first key of a queue that is not pinned.
+    /// Returns the first key of a queue that is not pinned.
     pub fn first_unpinned(&self, queue: usize, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
         self.lists[queue].first_unpinned(&self.table, pinned)
     }
@@ -134,7 +135,7 @@ impl<K: Key> Queues<K> {
         slot
     }
 
-    /// Moves a key to the back of a queue, which may be its own.
+    /// Moves a key to the back of a queue, which may be the key's present queue.
     pub fn move_to(&mut self, slot: Slot, queue: usize) {
         let from = self.queue(slot);
         self.lists[from].unlink(&mut self.table, slot);
@@ -142,7 +143,7 @@ impl<K: Key> Queues<K> {
         self.lists[queue].push_back(&mut self.table, slot);
     }
 
-    /// Removes a key.
+    /// Removes a key from its queue and from the table.
     pub fn drop(&mut self, slot: Slot) -> Option<Entry<K, QueueNote>> {
         let from = self.queue(slot);
         self.lists[from].unlink(&mut self.table, slot);
@@ -160,7 +161,7 @@ impl<K: Key> Queues<K> {
         }
     }
 
-    /// Number of ghosts.
+    /// Returns the number of ghosts in all queues.
     pub fn ghosts(&self) -> usize {
         self.lists[self.resident..].iter().map(List::len).sum()
     }
@@ -175,9 +176,9 @@ impl<K: Key> Queues<K> {
         }
     }
 
-    /// Removes ghosts from the queues `ghosts`, each time the oldest of the longest queue, until
-    /// these queues together have at most `keys` ghosts per resident key.
-    // A number of keys is far below 2^52, and the conversion saturates.
+    /// Removes ghosts until the queues `ghosts` together have at most `keys` ghosts per resident
+    /// key. Each step removes the oldest ghost of the longest queue.
+    // The cast is safe: a number of keys is far below 2^52, and the conversion saturates.
     #[allow(clippy::cast_possible_truncation)]
     pub fn trim_together(&mut self, ghosts: Range<usize>, keys: f64) {
         let keys = (self.len().max(MIN_GHOST_LIMIT) as f64 * keys) as usize;
@@ -195,12 +196,12 @@ impl<K: Key> Queues<K> {
         }
     }
 
-    /// Memory use in bytes.
+    /// Returns the memory use in bytes.
     pub fn memory(&self) -> usize {
         self.table.memory()
     }
 
-    /// All queues in order, as [`Queues::restored`] reads them.
+    /// Returns all queues in order, in the form that [`Queues::restored`] reads.
     pub fn save(&self) -> impl Serialize {
         let queues: Vec<Vec<(&K, u64, u8)>> = (0..self.lists.len())
             .map(|queue| {

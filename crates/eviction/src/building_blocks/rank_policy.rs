@@ -1,5 +1,5 @@
-//! A policy that evicts the key with the lowest priority: the code that all such policies share.
-//! Each policy implements a [`RankRule`] that computes priorities.
+//! `RankPolicy`: the common code of all policies that evict the key with the lowest priority. Each
+//! policy implements a [`RankRule`] that computes priorities.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -9,39 +9,39 @@ use crate::building_blocks::saved;
 use crate::building_blocks::table::{Slot, Table};
 use crate::{Access, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim};
 
-/// How a policy computes priorities. Keys with high priorities stay in the cache.
+/// The rule by which a policy computes priorities. Keys with high priorities stay in the cache.
 pub trait RankRule: Send {
-    /// Per-key data, at most 8 bytes.
+    /// The type of the rule's data about one key (note), at most 8 bytes.
     type Note: Clone + Send + Serialize + DeserializeOwned;
-    /// State of the rule, in addition to the per-key data.
+    /// The type of the state of the rule, which is saved in addition to the notes.
     type State: Serialize + DeserializeOwned;
 
-    /// Name of the policy, also in its saved states.
+    /// Name of the policy, which its saved states also contain.
     const NAME: &'static str;
 
     /// Called at each request, before all other methods, whether or not the key is resident.
     fn request(&mut self) {}
 
-    /// Note and priority of a key that enters.
+    /// Returns note and priority of a key that enters the cache.
     fn enter<K>(&self, access: &Access<K>) -> (Self::Note, f64);
 
-    /// The new priority of a key that entered with `size` and is requested again.
+    /// Returns the new priority of a key that is requested again. The key entered with `size`.
     fn hit<K>(&self, access: &Access<K>, size: u64, note: &mut Self::Note) -> f64;
 
     /// Called when a key with this priority was evicted.
     fn on_evict(&mut self, _priority: f64) {}
 
-    /// The state for [`RankRule::resume`].
+    /// Returns the state of the rule, for [`RankRule::resume`].
     fn state(&self) -> Self::State;
 
-    /// Restores a saved state.
+    /// Restores a saved state of the rule.
     ///
     /// # Errors
-    /// When the state is invalid. Then nothing changes.
+    /// The state is invalid. In that case, nothing changes.
     fn resume(&mut self, state: Self::State) -> Result<(), StateError>;
 }
 
-/// Checks a saved age, which is L in GDSF: it must be finite and at least 0.
+/// Checks a saved age (the number L in GDSF). The age must be finite and at least 0.
 pub fn age(saved: f64) -> Result<f64, StateError> {
     if saved.is_finite() && saved >= 0.0 {
         return Ok(saved);
@@ -51,8 +51,8 @@ pub fn age(saved: f64) -> Result<f64, StateError> {
     ))
 }
 
-/// A policy that keeps all priorities in one indexed heap. Each request is O(log n). Of keys with
-/// equal priorities, the key whose priority was set first is evicted first.
+/// A policy that keeps all priorities in one indexed heap. Each request takes O(log n) time. Among
+/// keys with equal priorities, the key whose priority was set first is evicted first.
 #[derive(Debug)]
 pub struct RankPolicy<K, R: RankRule> {
     rule: R,
@@ -60,15 +60,15 @@ pub struct RankPolicy<K, R: RankRule> {
     heap: Heap,
 }
 
-/// The saved form: the state of the rule, and key, size, note and priority of each key, lowest
-/// priority first.
+/// The saved form: the state of the rule, and for each key its size, note and priority. The key
+/// with the lowest priority is first.
 type State<K, R> = (
     <R as RankRule>::State,
     Vec<(K, u64, <R as RankRule>::Note, f64)>,
 );
 
 impl<K: Key, R: RankRule> RankPolicy<K, R> {
-    /// An empty policy with this rule.
+    /// Creates an empty policy with this rule.
     pub fn by(rule: R) -> Self {
         Self {
             rule,
@@ -77,7 +77,7 @@ impl<K: Key, R: RankRule> RankPolicy<K, R> {
         }
     }
 
-    /// The keys and their priorities in the order of eviction: O(n log n).
+    /// Returns the keys and their priorities in the order of eviction. Takes O(n log n) time.
     pub fn iter(&self) -> impl Iterator<Item = (&K, f64)> {
         let ordered = self.heap.ordered();
         ordered.map(|(slot, priority)| (&self.table.get(slot).key, priority))

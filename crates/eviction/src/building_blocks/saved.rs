@@ -4,37 +4,37 @@
 //! ```text
 //! "PHEV" | version, u16 | length of the name, u8 | name | payload (postcard) | CRC-32C of all before, u32
 //! ```
-//! Numbers are little-endian.
+//! All numbers in the file are little-endian.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 const MAGIC: &[u8; 4] = b"PHEV";
-/// Version of all payloads. Raise it when a payload changes. There is no migration, because without
-/// its state a policy only starts cold.
+/// Version of all payloads. Whoever changes a payload must raise this version. There is no
+/// migration: if the state is lost, the policy only starts without knowledge of earlier requests.
 const VERSION: u16 = 1;
 const CHECKSUM: usize = 4;
 
-/// Why a saved state cannot be restored. The caller starts without the state; only the ranking of
-/// keys is lost.
+/// The reason why a saved state cannot be restored. The caller then starts without the state and
+/// loses only the ranking of keys.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StateError {
-    /// The bytes are no saved state, or are truncated.
+    /// The bytes are not a saved state, or they are truncated.
     #[error("not a saved eviction state, or truncated")]
     Damaged,
     /// Another version of pierhead wrote the state.
     #[error("the saved eviction state has version {found}, expected {VERSION}")]
     Version {
-        /// The version of the state.
+        /// The version of the saved state.
         found: u16,
     },
-    /// Another policy or admission wrote the state.
+    /// Another policy or admission filter wrote the state.
     #[error("the saved state belongs to {found:?}, expected {expected:?}")]
     Kind {
-        /// Name of the policy or admission in the state.
+        /// Name of the policy or admission filter that wrote the state.
         found: String,
-        /// Name of the policy or admission that restores it.
+        /// Name of the policy or admission filter that should restore the state.
         expected: &'static str,
     },
     /// The checksum is right, but the contents are invalid.
@@ -42,15 +42,17 @@ pub enum StateError {
     Content(&'static str),
 }
 
-/// State that survives a restart of the process.
+/// The state of a policy or filter that survives a restart of the process.
 pub trait PersistentState {
-    /// All data on which future decisions depend, as bytes for [`PersistentState::restore`].
+    /// Returns all data on which future decisions depend, as bytes for
+    /// [`PersistentState::restore`].
     fn save(&self) -> Vec<u8>;
 
     /// Restores a saved state. The parameters of `self` do not change.
     ///
     /// # Errors
-    /// [`StateError`] if the bytes are damaged or of another version or kind. Then nothing changes.
+    /// [`StateError`] if the bytes are damaged or of another version or kind. In that case, nothing
+    /// changes.
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError>;
 }
 
@@ -75,12 +77,14 @@ pub fn seal<T: Serialize>(kind: &'static str, state: &T) -> Vec<u8> {
             out.extend(crc32c::crc32c(&out).to_le_bytes());
             out
         }
-        // Writing to memory does not fail. A key that cannot be serialized gives an empty state.
+        // A write to memory cannot fail, so the only error is a key that cannot be serialized. The
+        // saved state is then empty.
         Err(_) => Vec::new(),
     }
 }
 
-/// The given bytes with a valid checksum, so that a fuzzer need not guess the checksum.
+/// Returns the given bytes with a valid checksum, so that a fuzzer does not have to find the
+/// checksum.
 #[cfg(any(test, feature = "testing"))]
 pub fn with_valid_checksum(saved: &[u8]) -> Vec<u8> {
     let body = saved.len().saturating_sub(CHECKSUM);

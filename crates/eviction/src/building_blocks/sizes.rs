@@ -2,16 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Number of bits below the highest bit of a size that select its class: each power of two has 8
-/// classes.
+/// Number of bits below the highest bit of a size that select the class of the size. Each power of
+/// two thus has 8 classes.
 const CLASS_BITS: u32 = 3;
 const CLASSES: usize = 64 << CLASS_BITS;
 /// Number of counted sizes at which all counts are halved, so that the quantiles follow the current
 /// requests.
 const WINDOW: u32 = 1 << 14;
 
-/// The class of a size: its power of two and the next three bits. Sizes of one class differ by less
-/// than an eighth.
+/// Returns the class of a size: its power of two and the next three bits. Sizes of the same class
+/// differ by less than an eighth.
 pub fn class(size: u64) -> usize {
     let power = size.max(1).ilog2();
     let after = match power.checked_sub(CLASS_BITS) {
@@ -21,15 +21,15 @@ pub fn class(size: u64) -> usize {
     usize::try_from(u64::from(power << CLASS_BITS) | after).unwrap_or(0)
 }
 
-/// The smallest size of a class.
+/// Returns the smallest size that belongs to a class.
 fn least(class: usize) -> u64 {
     let (power, after) = (class >> CLASS_BITS, class & ((1 << CLASS_BITS) - 1));
     let mantissa = (1 << CLASS_BITS) | u64::try_from(after).unwrap_or(0);
     u64::try_from(u128::from(mantissa) << power >> CLASS_BITS).unwrap_or(u64::MAX)
 }
 
-/// Counts of sizes. Older sizes have a lower weight. Adding a size is O(1), computing a quantile
-/// O(512).
+/// A histogram of sizes. Older sizes have a lower weight. Adding a size takes O(1) time, and
+/// computing a quantile visits all 512 classes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sizes {
     counts: Vec<u32>,
@@ -37,7 +37,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Counts a size.
+    /// Counts one more size.
     pub fn add(&mut self, size: u64) {
         let class = class(size);
         if self.counts.len() <= class {
@@ -56,12 +56,13 @@ impl Sizes {
         self.len() == 0
     }
 
-    /// Number of counted sizes, reduced by the halvings.
+    /// Returns the number of counted sizes, which each halving reduces.
     pub fn len(&self) -> u32 {
         self.sum
     }
 
-    /// The size below which a share of `part` of the counted sizes lies, precise to an eighth.
+    /// Returns the size below which a share of `part` of the counted sizes is. The result is
+    /// precise to an eighth.
     pub fn quantile(&self, part: f64) -> u64 {
         let mut left = part * f64::from(self.sum);
         let class = self.counts.iter().position(|count| {

@@ -1,8 +1,8 @@
 //! A count-min sketch with aging: estimates the recent request counts of keys in a few bits each.
 //!
-//! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4), 2017,
-//! sections 3.2 (counters of few bits, reset by halving) and 3.4 (what they cost); the sketch is that of
-//! Cormode and Muthukrishnan, J. Algorithms 55(1), 2005.
+//! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4),
+//! 2017, sections 3.2 (counters of few bits, reset by halving) and 3.4 (the memory of the
+//! counters). The sketch itself is from Cormode and Muthukrishnan, J. Algorithms 55(1), 2005.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,21 +11,21 @@ use crate::{Key, StateError};
 
 /// Number of counters per key. The estimate of a key is its lowest counter.
 const ROWS: u32 = 4;
-/// Maximum of a counter of 4 bits.
+/// Maximum value of a counter, which has 4 bits.
 pub const MAX_COUNT: u8 = 15;
-/// Number of requests per word at which all counters are halved. In section 3.2.1, the sample size
-/// is about 10 per key.
+/// Number of requests per word at which all counters are halved. In section 3.2.1 of the paper, the
+/// sample size is about 10 requests per key.
 const SAMPLE: u64 = 10;
 /// Mask that selects all bits of each 4-bit counter except the highest.
 const HALVES: u64 = 0x7777_7777_7777_7777;
-/// Bytes of capacity per word: less than the mean size of a registry's blobs, and more than the
-/// median.
+/// Bytes of capacity per word: less than the mean size of the blobs of a registry, and more than
+/// their median size.
 const BYTES_A_WORD: u64 = 256 << 10;
-/// Minimum and maximum number of words: 32 KiB to 2 MiB, whatever the capacity.
+/// Minimum and maximum number of words: 32 KiB to 2 MiB, for any capacity of the cache.
 const WORDS: (u64, u64) = (1 << 12, 1 << 18);
 
-/// A count-min sketch: words of 16 counters each. The four counters of a key lie in four words, so a request touches
-/// four cache lines.
+/// A count-min sketch: words of 16 counters each. The four counters of a key are in four words, so
+/// a request touches four cache lines.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Sketch {
     words: Vec<u64>,
@@ -33,13 +33,13 @@ pub struct Sketch {
     requests: u64,
 }
 
-/// Number of words for a capacity; a power of two.
+/// Returns the number of words for a capacity, which is a power of two.
 fn words(capacity: u64) -> usize {
     let words = (capacity / BYTES_A_WORD).clamp(WORDS.0, WORDS.1);
     usize::try_from(words.next_power_of_two()).unwrap_or(1)
 }
 
-/// The higher of two counters, for each of the 16 counters of a word.
+/// For each of the 16 counters of two words, returns the higher counter.
 fn higher(one: u64, other: u64) -> u64 {
     let counters = (0..u64::BITS)
         .step_by(4)
@@ -48,7 +48,7 @@ fn higher(one: u64, other: u64) -> u64 {
 }
 
 impl Sketch {
-    /// An empty sketch for a cache of `capacity` bytes.
+    /// Creates an empty sketch for a cache of `capacity` bytes.
     pub fn new(capacity: u64, seed: u64) -> Self {
         Self {
             words: vec![0; words(capacity)],
@@ -57,7 +57,7 @@ impl Sketch {
         }
     }
 
-    /// Counts a request.
+    /// Counts a request for a key.
     pub fn count<K: Key>(&mut self, key: &K) {
         for (word, shift) in self.counters(key) {
             let counter = (self.words[word] >> shift) & u64::from(MAX_COUNT);
@@ -72,8 +72,8 @@ impl Sketch {
         }
     }
 
-    /// Estimated number of recent requests for a key, at most 15. Collisions only raise the
-    /// estimate.
+    /// Returns the estimated number of recent requests for a key, at most 15. If keys collide, the
+    /// estimate can only be too high.
     pub fn estimate<K: Key>(&self, key: &K) -> u8 {
         let counters = self.counters(key);
         let least =
@@ -84,20 +84,21 @@ impl Sketch {
             .unwrap_or(0)
     }
 
-    /// For each counter of a key: index of its word, and offset in the word in bits from the right.
+    /// Returns, for each counter of a key, the index of the counter's word, and the counter's
+    /// offset in the word in bits from the right.
     fn counters<K: Key>(&self, key: &K) -> impl Iterator<Item = (usize, u32)> + use<K> {
         let (mut bits, mask) = (hash(key, self.seed), self.words.len() - 1);
         (0..ROWS).map(move |_| {
             bits = mix(bits.wrapping_add(1));
-            // 32 bits suffice to choose among 2^18 words.
+            // The cast is safe: 32 bits are enough to choose among 2^18 words.
             let word = (bits >> 32) as usize & mask;
             (word, (bits & 15) as u32 * 4)
         })
     }
 
-    /// Changes the sketch to a new capacity. No estimate falls: a larger sketch copies each counter
-    /// to all words where its keys may lie now; a smaller sketch takes the highest of the merged
-    /// counters.
+    /// Changes the sketch to a new capacity. No estimate becomes lower. In a larger sketch, each
+    /// counter is copied to all words in which its keys may now be. In a smaller sketch, merged
+    /// counters get the value of the highest of them.
     pub fn resize(&mut self, capacity: u64) {
         let (old, new) = (self.words.len(), words(capacity));
         if new >= old {
@@ -113,13 +114,13 @@ impl Sketch {
         self.requests = self.requests.min(SAMPLE * new as u64 - 1);
     }
 
-    /// Memory use in bytes.
+    /// Returns the memory use in bytes.
     pub fn memory(&self) -> usize {
         self.words.capacity() * size_of::<u64>()
     }
 
-    /// Restores a saved sketch. A sketch of another size is ignored: the capacity was changed since
-    /// it was saved.
+    /// Restores a saved sketch. A sketch of another size is ignored, because the capacity was
+    /// changed after the sketch was saved.
     pub fn resume(&mut self, saved: Self) -> Result<(), StateError> {
         if !saved.words.len().is_power_of_two() {
             return Err(StateError::Content(

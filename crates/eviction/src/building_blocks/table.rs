@@ -7,19 +7,20 @@ use hashbrown::HashTable;
 
 use crate::{Key, Victim};
 
-/// Marks the end of a list.
+/// The index that marks the end of a list.
 const NIL: u32 = u32::MAX;
 
-/// Index of an entry in its table. The index of an entry does not change; after the entry is
-/// removed, another entry may reuse the index.
+/// Index of an entry in its table. The index of an entry does not change. After the entry is
+/// removed, another entry may get the same index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(u32);
 
-/// Entries of key, size and note. An entry is found by its key or its slot, and is on at most one
-/// [`List`]. Each operation is O(1), and each key is stored once.
+/// A table of entries, which have a key, a size and a note. An entry is found by its key or its
+/// slot, and is on at most one [`List`]. Each operation takes O(1) time, and each key is stored
+/// once.
 ///
-/// The hash has a random seed, so that clients cannot choose colliding keys. No result depends on
-/// the seed.
+/// The hash of the keys has a random seed, so that clients cannot choose colliding keys. No result
+/// depends on the seed.
 #[derive(Debug)]
 pub struct Table<K, T> {
     slots: Vec<Cell<K, T>>,
@@ -37,14 +38,14 @@ struct Cell<K, T> {
     next: u32,
 }
 
-/// One key with its size and note.
+/// An entry of a table: one key with its size and note.
 #[derive(Debug)]
 pub struct Entry<K, T> {
-    /// The key.
+    /// The key of the entry.
     pub key: K,
     /// Size in bytes with which the key entered.
     pub size: u64,
-    /// Per-key data of the policy.
+    /// The policy's data about the key.
     pub note: T,
 }
 
@@ -91,28 +92,28 @@ impl Default for List {
 }
 
 impl<K: Key, T> Table<K, T> {
-    /// Whether it is empty.
+    /// Whether the table has no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Number of entries.
+    /// Returns the number of entries in the table.
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Sum of all sizes in bytes, at most [`u64::MAX`]. The internal sum is exact, so the result is
-    /// exact again once enough entries are removed.
+    /// Returns the sum of the sizes of all entries in bytes, at most [`u64::MAX`]. The internal sum
+    /// is exact, so the result is exact again once enough entries are removed.
     pub fn bytes(&self) -> u64 {
         u64::try_from(self.bytes).unwrap_or(u64::MAX)
     }
 
-    /// Memory use in bytes.
+    /// Returns the memory use of the table in bytes.
     pub fn memory(&self) -> usize {
         self.slots.capacity() * size_of::<Cell<K, T>>() + self.index.allocation_size()
     }
 
-    /// The slot of a key.
+    /// Returns the slot of a key.
     pub fn find(&self, key: &K) -> Option<Slot> {
         self.index
             .find(self.hasher.hash_one(key), |at| {
@@ -135,7 +136,7 @@ impl<K: Key, T> Table<K, T> {
         self.bytes += u128::from(size);
         let at = self.free;
         let at = if at == NIL {
-            // Growing by an eighth wastes less memory than doubling.
+            // The capacity grows by an eighth, which wastes less memory than doubling.
             if self.slots.len() == self.slots.capacity() {
                 self.slots.reserve_exact(self.slots.len() / 8 + 4);
             }
@@ -166,7 +167,7 @@ impl<K: Key, T> Table<K, T> {
         Slot(at)
     }
 
-    /// Removes an entry. The caller has unlinked it from its list.
+    /// Removes an entry. The caller must have removed the entry from its list.
     pub fn take(&mut self, slot: Slot) -> Option<Entry<K, T>> {
         let cell = &mut self.slots[slot.0 as usize];
         let entry = cell.entry.take()?;
@@ -179,13 +180,13 @@ impl<K: Key, T> Table<K, T> {
         Some(entry)
     }
 
-    /// The entry at a slot. The slot must be in use.
+    /// Returns the entry at a slot. The slot must be in use.
     pub fn get(&self, slot: Slot) -> &Entry<K, T> {
         let entry = self.slots[slot.0 as usize].entry.as_ref();
         entry.expect("a slot is used only while its entry is in")
     }
 
-    /// The note at a slot, to change it. The slot must be in use.
+    /// Returns the note at a slot, so that the caller can change it. The slot must be in use.
     pub fn note(&mut self, slot: Slot) -> &mut T {
         let entry = self.slots[slot.0 as usize].entry.as_mut();
         &mut entry
@@ -193,12 +194,12 @@ impl<K: Key, T> Table<K, T> {
             .note
     }
 
-    /// The next slot on the same list.
+    /// Returns the next slot on the same list.
     pub fn after(&self, slot: Slot) -> Option<Slot> {
         some(self.slots[slot.0 as usize].next)
     }
 
-    /// The position that [`Table::set_place`] stored.
+    /// Returns the position that [`Table::set_place`] stored.
     pub fn place(&self, slot: Slot) -> usize {
         self.slots[slot.0 as usize].previous as usize
     }
@@ -222,27 +223,28 @@ fn some(at: u32) -> Option<Slot> {
 }
 
 impl List {
-    /// The entry at the front. Keys are evicted at the front, so it is the next victim.
+    /// Returns the entry at the front of the list. Keys are evicted at the front, so this entry is
+    /// the next victim.
     pub fn front(&self) -> Option<Slot> {
         some(self.front)
     }
 
-    /// Whether it is empty.
+    /// Whether the list has no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Number of entries.
+    /// Returns the number of entries on the list.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Sum of the sizes of its entries, as [`Table::bytes`].
+    /// Returns the sum of the sizes of the list's entries, computed like [`Table::bytes`].
     pub fn bytes(&self) -> u64 {
         u64::try_from(self.bytes).unwrap_or(u64::MAX)
     }
 
-    /// Iterates from front to back.
+    /// Iterates over the list from front to back.
     pub fn iter<'a, K: Key, T>(
         &self,
         table: &'a Table<K, T>,
@@ -251,7 +253,7 @@ impl List {
             .map(|slot| (slot, table.get(slot)))
     }
 
-    /// The first entry from the front that is not pinned.
+    /// Returns the first entry from the front that is not pinned.
     pub fn first_unpinned<K: Key, T>(
         &self,
         table: &Table<K, T>,
@@ -262,7 +264,7 @@ impl List {
             .map(|(slot, _)| slot)
     }
 
-    /// Appends an entry that is on no list.
+    /// Appends an entry to this list. The entry must be on no list.
     pub fn push_back<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot) {
         let cell = &mut table.slots[slot.0 as usize];
         (cell.previous, cell.next) = (self.back, NIL);
@@ -275,7 +277,7 @@ impl List {
         self.bytes += u128::from(table.size(slot));
     }
 
-    /// Removes an entry from this list. The entry must be on it.
+    /// Removes an entry from this list. The entry must be on this list.
     pub fn unlink<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot) {
         let cell = &mut table.slots[slot.0 as usize];
         let (previous, next) = (cell.previous, cell.next);
@@ -292,7 +294,7 @@ impl List {
         self.bytes -= u128::from(table.size(slot));
     }
 
-    /// Moves an entry of this list to its back.
+    /// Moves an entry of this list to the back of the list.
     pub fn move_back<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot) {
         self.unlink(table, slot);
         self.push_back(table, slot);
@@ -341,8 +343,8 @@ mod tests {
         let mut table = Table::<Bytes, u64>::default();
         for n in 0..40_000 {
             table.add((n, [0; 32]), 1, 0);
-            // In a small table, the index rounds its size up to whole groups, so only larger tables
-            // are checked.
+            // In a small table, the index rounds its size up to whole groups, so the test checks
+            // only larger tables.
             if table.len() >= 64 {
                 let beside = table.memory() - table.len() * size_of::<Bytes>();
                 assert!(beside <= table.len() * 64, "{beside} bytes for {n}");

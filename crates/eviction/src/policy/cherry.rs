@@ -1,47 +1,49 @@
 //! Policy `cherry`: evicts the layer that the fewest images share and that was requested least
 //! often.
 //!
-//! This policy follows CHERRY, a manager of image layers in a small fast store. There, the priority
-//! of a layer is the number of images that share it times the number of container starts that need
-//! it. Here, a request stands for a container start, and [`Access::shared`] is the number of
-//! images. Neither size nor age counts, so a layer that was once popular stays. The policy suits
-//! comparisons, and caches of few images.
+//! This policy follows CHERRY, a manager of image layers in a small fast store. In CHERRY, the
+//! priority of a layer is the number of images that share it times the number of container starts
+//! that need it. In this policy, a request stands for a container start, and [`Access::shared`] is
+//! the number of images. Size and age do not count, so a layer that was once popular stays in the
+//! cache. The policy suits comparisons, and caches of few images.
 
 use crate::building_blocks::rank_policy::{RankPolicy, RankRule};
 use crate::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "cherry";
 
-/// The policy: one heap of priorities. Only the requests since a layer entered count.
+/// The policy: one heap of priorities. Only the requests for a layer since it entered the cache
+/// count.
 pub type Cherry<K> = RankPolicy<K, Cherished>;
 
-/// How the priority of a layer is computed from its number of images and its number of requests.
+/// The formula that computes the priority of a layer from its number of images and its number of
+/// requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Combination {
-    /// Images × requests, as in CHERRY; the default.
+    /// The product images × requests, as in CHERRY. This is the default.
     #[default]
     Product,
-    /// Images + requests, which is pierhead's own variant: a layer of a single image can stay
-    /// because of its requests.
+    /// The sum images + requests, which is pierhead's own variant: a layer of a single image can
+    /// stay because of its requests.
     Sum,
 }
 
-/// Parameters of [`Cherry`]; each value is valid.
+/// The parameters of [`Cherry`]. Every value is valid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CherryParameters {
-    /// How the priority of a layer is computed from its number of images and its number of
-    /// requests.
+    /// The formula that computes the priority of a layer from its number of images and its number
+    /// of requests.
     pub combination: Combination,
 }
 
-/// The rule of CHERRY.
+/// The rule of the policy CHERRY, which computes the priorities.
 #[derive(Debug, Default)]
 pub struct Cherished {
     parameters: CherryParameters,
 }
 
 impl<K: Key> Cherry<K> {
-    /// An empty policy.
+    /// Creates an empty policy.
     pub fn new(parameters: CherryParameters) -> Self {
         Self::by(Cherished { parameters })
     }

@@ -4,7 +4,7 @@
 //!
 //! Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy",
 //! HP Laboratories HPL-98-69R1, 1998, section 3: the priority of a key is L + frequency × cost /
-//! size. L is the priority of the last victim. The exponent of the frequency is that of
+//! size. L is the priority of the last victim. The exponent of the frequency comes from
 //! GDS-Popularity (Jin and Bestavros, ICDCS '00).
 
 use crate::building_blocks::parameter::{self, ParameterError};
@@ -13,35 +13,37 @@ use crate::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "gdsf";
 
-/// The policy: one heap of priorities. Only the requests since a key entered count.
+/// The policy: one heap of priorities. Only the requests for a key since it entered the cache
+/// count.
 ///
 /// Priorities are floating-point numbers. Once L is 2^53 times as large as the value of a key,
-/// rounding removes the value from the sum. Then the key ranks by its last request.
+/// rounding removes the value from the sum. From then on, the key ranks by its last request.
 pub type Gdsf<K> = RankPolicy<K, Greedy>;
 
-/// What a miss costs, in the formula of the priority.
+/// The cost of a miss in the formula of the priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cost {
-    /// The cost is the same for each key: GDSF(1) of section 3. It minimises the number of requests
-    /// to the upstream. The default, because the paper and other implementations use it.
+    /// The cost is the same for each key: GDSF(1) of section 3. This cost minimises the number of
+    /// requests to the upstream. It is the default, because the paper and other implementations use
+    /// it.
     #[default]
     One,
-    /// The cost is [`Access::cost`], the seconds for which a client waits. Large keys gain against
-    /// small keys until the transfer time of a key exceeds the round trip.
+    /// The cost is [`Access::cost`], the seconds for which a client waits. With this cost, large
+    /// keys gain against small keys until the transfer time of a key exceeds the round trip.
     Waiting,
-    /// The cost is the size, which cancels out: LFU with dynamic aging. It minimises the missed
-    /// bytes (Arlitt, Friedrich and Jin, "Evaluating content management techniques for Web proxy
-    /// caches", PER 27(4), 2000).
+    /// The cost is the size, which cancels out: LFU with dynamic aging. This cost minimises the
+    /// missed bytes (Arlitt, Friedrich and Jin, "Evaluating content management techniques for Web
+    /// proxy caches", PER 27(4), 2000).
     Bytes,
 }
 
-/// Parameters of [`Gdsf`].
+/// The parameters of the policy [`Gdsf`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GdsfParameters {
     /// The exponent of the frequency, from 0 (GreedyDual-Size: the frequency does not count) to 4.
-    /// The default, 1, is the paper's.
+    /// The default is 1, as in the paper.
     pub beta: f64,
-    /// The cost of a miss.
+    /// The cost of a miss in the formula.
     pub cost: Cost,
 }
 
@@ -55,23 +57,24 @@ impl Default for GdsfParameters {
 }
 
 impl GdsfParameters {
-    /// The parameters of libcachesim 0.3.5, which are the defaults.
+    /// Returns the parameters of libcachesim 0.3.5, which are the defaults.
     pub fn libcachesim() -> Self {
         Self::default()
     }
 }
 
-/// The rule of GDSF.
+/// The rule of the policy GDSF, which computes the priorities.
 #[derive(Debug)]
 pub struct Greedy {
     parameters: GdsfParameters,
-    /// L, the highest priority of any victim. It is added to the priority of each requested key, so
-    /// keys without requests fall behind. It never decreases.
+    /// The number L of the formula: the highest priority of any victim so far, which never
+    /// decreases. L is added to the priority of each requested key, so keys without requests fall
+    /// behind.
     last: f64,
 }
 
 impl<K: Key> Gdsf<K> {
-    /// An empty policy.
+    /// Creates an empty policy.
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter is out of its range.
@@ -80,7 +83,7 @@ impl<K: Key> Gdsf<K> {
         Ok(Self::with(parameters))
     }
 
-    /// As [`Gdsf::new`], for parameters that are in range.
+    /// Creates a policy like [`Gdsf::new`]. The parameters must be in their ranges.
     pub(crate) fn with(parameters: GdsfParameters) -> Self {
         Self::by(Greedy {
             parameters,
@@ -110,7 +113,7 @@ impl Greedy {
         } else {
             frequency.powf(beta)
         };
-        // An empty key counts as one byte.
+        // A key of size 0 counts as one byte.
         self.last + frequency * cost / size.max(1) as f64
     }
 }
@@ -170,8 +173,8 @@ mod tests {
                 "",
                 vec![('b', 0.25), ('a', 0.5), ('c', 0.5)],
             ),
-            // d enters at L = 0.25. So a, which has the same frequency and size, is evicted before
-            // d.
+            // d enters at L = 0.25. So key a, which has the same frequency and size as d, is
+            // evicted before d.
             ("a2 b4 * d2", "b", vec![('a', 0.5), ('d', 0.75)]),
             ("a2 b4 * a2", "b", vec![('a', 1.25)]),
             ("a4 b4 c4 a -b !x", "", vec![('c', 0.25), ('a', 0.5)]),

@@ -1,7 +1,7 @@
 //! Policy `lru`, least recently used: evicts the key whose last request is the oldest.
 //!
 //! Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2), 1970.
-//! All other policies are compared with this one.
+//! All other policies are compared with LRU.
 
 use crate::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use crate::building_blocks::queues::Queues;
@@ -10,15 +10,15 @@ use crate::{Access, Key};
 
 pub(crate) const NAME: &str = "lru";
 
-/// One queue, in the order of last requests.
+/// The policy: one queue of keys in the order of their last requests.
 pub type Lru<K> = QueuePolicy<K, Recency>;
 
-/// The rule of [`Lru`].
+/// The rule of [`Lru`], which moves a requested key to the back of the queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Recency;
 
 impl<K: Key> Lru<K> {
-    /// An empty policy.
+    /// Creates an empty policy.
     pub fn new() -> Self {
         Self::of(Recency)
     }

@@ -10,30 +10,32 @@ pub mod size_split;
 
 use crate::{Access, PersistentState};
 
-/// A key to evict.
+/// A key that the policy evicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim<K> {
-    /// The key. The owner of the bytes deletes them.
+    /// The evicted key. The owner of the key's bytes deletes them.
     pub key: K,
-    /// Bytes that the deletion frees: the size with which the key entered.
+    /// Number of bytes that the deletion frees, which is the size with which the key entered.
     pub size: u64,
 }
 
 /// Ranks the keys of a cache and names the next key to evict.
 ///
-/// Every implementer runs the conformance suite of `testkit`, which checks the following bounds.
+/// Every implementation must pass the conformance suite of the crate `testkit`, which checks these
+/// bounds:
 ///
 /// 1. A call takes O(1) or O(log n) time for n keys.
-/// 2. A key costs at most 64 bytes of memory beside itself.
-/// 3. A policy remembers at most as many evicted keys (ghosts) as the cache holds, or 256 if it
-///    holds fewer. A ghost costs at most as much memory as a key of the cache.
+/// 2. A key costs at most 64 bytes of memory in addition to the key itself.
+/// 3. A policy remembers at most as many evicted keys (ghosts) as the cache holds keys, or 256
+///    ghosts if the cache holds fewer keys. A ghost costs at most as much memory as a key of the
+///    cache.
 pub trait Policy<K>: Contents<K> + PersistentState + Diagnostics + Send {
-    /// Counts one request. Returns `true` if the cache holds the key, and otherwise changes
-    /// nothing. The cache calls this once for each request.
+    /// Counts one request. Returns `true` if the cache holds the key. If it does not, changes
+    /// nothing. The cache calls `hit` once for each request.
     fn hit(&mut self, access: &Access<K>) -> bool;
 
     /// Counts the request for a key that the cache does not hold, whether or not the key enters.
-    /// The cache calls this once, after [`Policy::hit`] returned `false` and before it evicts.
+    /// The cache calls `miss` once, after [`Policy::hit`] returned `false` and before an eviction.
     fn miss(&mut self, _access: &Access<K>) {}
 
     /// Whether this key must not enter, because the keys that the cache holds are worth more.
@@ -44,15 +46,16 @@ pub trait Policy<K>: Contents<K> + PersistentState + Diagnostics + Send {
     /// Adds a key that entered the cache. If the cache already holds the key, nothing changes.
     fn insert(&mut self, access: &Access<K>);
 
-    /// Removes a key that left the cache without an eviction. Leaves no ghost. Ignores a key that
-    /// the cache does not hold.
+    /// Removes a key that left the cache without an eviction. The key does not become a ghost. A
+    /// key that the cache does not hold is ignored.
     fn remove(&mut self, key: &K);
 
-    /// Removes the next victim and returns it. Skips each key for which `pinned` returns `true`;
-    /// such a key stays as it is. Returns `None` if no key is left that is not pinned.
+    /// Removes the next victim and returns it. Skips each key for which `pinned` returns `true`,
+    /// and does not change such a key. Returns `None` if no key is left that is not pinned.
     fn evict(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>>;
 
-    /// The part of this policy that adapts outside of requests; `None` if it has none.
+    /// Returns the part of this policy that adapts outside of requests. `None` if the policy has no
+    /// such part.
     fn adaptation(&mut self) -> Option<&mut dyn Adaptation> {
         None
     }
@@ -60,10 +63,10 @@ pub trait Policy<K>: Contents<K> + PersistentState + Diagnostics + Send {
 
 /// The keys that the cache holds, as its policy knows them.
 pub trait Contents<K> {
-    /// Whether the cache holds the key. Counts no request.
+    /// Whether the cache holds the key. The call does not count as a request.
     fn contains(&self, key: &K) -> bool;
 
-    /// Number of keys.
+    /// Returns the number of keys that the cache holds.
     fn len(&self) -> usize;
 
     /// Whether the cache holds no key.
@@ -71,8 +74,8 @@ pub trait Contents<K> {
         self.len() == 0
     }
 
-    /// Sum of the sizes of all keys, in bytes. A sum above [`u64::MAX`] reads as [`u64::MAX`] and
-    /// is exact again once enough keys left.
+    /// Returns the sum of the sizes of all keys, in bytes. For a sum above [`u64::MAX`], returns
+    /// [`u64::MAX`]. The result is exact again once enough keys have left.
     fn bytes(&self) -> u64;
 
     /// Calls `visit` with each key and its size. The next victims come first, as far as the policy
@@ -80,7 +83,7 @@ pub trait Contents<K> {
     fn visit(&self, visit: &mut dyn FnMut(&K, u64));
 }
 
-/// Changes of a policy that no request causes.
+/// The changes of a policy that are not caused by requests.
 pub trait Adaptation {
     /// Adapts to a new capacity of the cache, in bytes. A queue whose size is a share of the
     /// capacity grows or shrinks when keys enter and leave.
@@ -89,9 +92,9 @@ pub trait Adaptation {
     /// Does one step of deferred work, such as the training of a model, in well under a
     /// millisecond. Returns `true` if more work is left.
     ///
-    /// The number of requests so far bounds the total work. The cache calls this between requests;
-    /// a simulated cache calls it after each request. If a cache never calls it, the policy's
-    /// decisions stay valid, but the policy learns nothing.
+    /// The number of requests so far bounds the total work. The cache calls `train` between
+    /// requests, and a simulated cache calls it after each request. If a cache never calls `train`,
+    /// the decisions of the policy stay valid, but the policy learns nothing.
     fn train(&mut self) -> bool {
         false
     }
@@ -99,10 +102,11 @@ pub trait Adaptation {
 
 /// Values that a policy shows to operators.
 pub trait Diagnostics {
-    /// Memory that the policy uses, in bytes, without the heap memory of the keys.
+    /// Returns the memory that the policy uses, in bytes, without the heap memory of the keys.
     fn memory(&self) -> usize;
 
-    /// Number of ghosts: evicted keys that the policy remembers, whole or as a fingerprint.
+    /// Returns the number of ghosts: evicted keys that the policy remembers as a key or as a
+    /// fingerprint.
     fn ghosts(&self) -> usize {
         0
     }

@@ -1,9 +1,9 @@
 //! Policy `s3-fifo`: a small queue for new keys, a main queue for keys that were requested again,
-//! and ghosts of the keys that left the small queue.
+//! and ghosts (remembered keys without content) of the keys that were evicted from the small queue.
 //!
 //! Yang et al., "FIFO queues are all you need for cache eviction", SOSP '23, section 4 (Algorithm
-//! 1), with sizes in bytes. Until the first eviction, keys for which the small queue has no room
-//! enter the main queue, as in a later change by the authors.
+//! 1), with sizes in bytes. Before the first eviction, keys for which the small queue has no room
+//! enter the main queue. The authors made this change after the paper.
 
 use crate::building_blocks::parameter::{ParameterError, check, share};
 use crate::building_blocks::queue_policy::{QueuePolicy, QueueRule};
@@ -20,25 +20,27 @@ const GHOST: usize = 2;
 /// counted in [`GHOST`].
 const RETURNING: usize = 3;
 
-/// Maximum frequency of a key. In section 4.1, a frequency has two bits.
+/// Maximum frequency of a key. In section 4.1 of the paper, a frequency has two bits.
 const MAX_FREQUENCY: u8 = 3;
 
-/// Parameters of [`S3Fifo`].
+/// The parameters of the policy [`S3Fifo`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct S3FifoParameters {
-    /// The share of the small queue in the capacity, from 0 to below 1. Default 0.1 (section 4.2).
+    /// The share of the small queue in the capacity, from 0 to below 1. The default is 0.1 (section
+    /// 4.2 of the paper).
     pub small: f64,
-    /// The sum of the sizes of all ghosts, as a share of the capacity, from 0 to 10. Default 0.9,
-    /// the share of the main queue (section 4.2).
+    /// The sum of the sizes of all ghosts, as a share of the capacity, from 0 to 10. The default is
+    /// 0.9, which is the share of the main queue (section 4.2 of the paper).
     pub ghosts: f64,
-    /// Maximum number of ghosts per resident key, from 0. Default 1. Without this bound, small
-    /// objects that leave a cache of large objects would make many more ghosts.
+    /// Maximum number of ghosts per resident key, at least 0. The default is 1. Without this bound,
+    /// small objects that leave a cache of large objects would make many more ghosts.
     pub ghosts_per_key: f64,
     /// Number of requests after which a key moves from the small to the main queue, from 1 to 3.
-    /// Default 2.
+    /// The default is 2.
     pub threshold: u8,
-    /// Whether the policy refuses a key that is at least as large as the small queue. Default:
-    /// false, because each request for a refused layer is a miss. libcachesim refuses such keys.
+    /// Whether the policy refuses a key that is at least as large as the small queue. The default
+    /// is `false`, because each request for a refused layer is a miss. libcachesim refuses such
+    /// keys.
     pub refuse_large: bool,
 }
 
@@ -55,7 +57,7 @@ impl Default for S3FifoParameters {
 }
 
 impl S3FifoParameters {
-    /// The parameters of libcachesim 0.3.5.
+    /// Returns the parameters of libcachesim 0.3.5.
     pub fn libcachesim() -> Self {
         Self {
             refuse_large: true,
@@ -84,11 +86,11 @@ impl S3FifoParameters {
     }
 }
 
-/// The policy: a small queue, a main queue, and ghosts. An eviction is O(1) amortised, because a
-/// key moves at most once per request.
+/// The policy: a small queue, a main queue, and ghosts. An eviction takes O(1) time, amortised,
+/// because a key moves at most once per request.
 pub type S3Fifo<K> = QueuePolicy<K, SmallAndMain>;
 
-/// The rule of [`S3Fifo`].
+/// The rule of the policy [`S3Fifo`], which moves keys between the queues.
 #[derive(Clone, Debug)]
 pub struct SmallAndMain {
     parameters: S3FifoParameters,
@@ -97,16 +99,16 @@ pub struct SmallAndMain {
 }
 
 impl<K: Key> S3Fifo<K> {
-    /// An empty policy for a cache of `capacity` bytes.
+    /// Creates an empty policy for a cache of `capacity` bytes.
     ///
     /// # Errors
-    /// When a parameter is out of its range.
+    /// A parameter is out of its range.
     pub fn new(capacity: u64, parameters: S3FifoParameters) -> Result<Self, ParameterError> {
         parameters.check()?;
         Ok(Self::with(capacity, parameters))
     }
 
-    /// As [`S3Fifo::new`], with parameters that are within their ranges.
+    /// Creates a policy like [`S3Fifo::new`]. The parameters must be in their ranges.
     pub(crate) fn with(capacity: u64, parameters: S3FifoParameters) -> Self {
         Self::of(SmallAndMain {
             parameters,
@@ -165,7 +167,7 @@ impl SmallAndMain {
             }
             *frequency -= 1;
             queues.move_to(slot, MAIN);
-            // The last key stays last; all keys before it are pinned.
+            // The last key of the queue stays last, because all keys before it are pinned.
             next = next.or(Some(slot));
         }
         None
@@ -238,7 +240,8 @@ mod tests {
     use crate::testing::play;
     use crate::{Diagnostics as _, PersistentState as _, Policy};
 
-    /// A small queue of 3 bytes, a main one of 7, ghosts of 9.
+    /// Creates a policy with a small queue of 3 bytes, a main queue of 7 bytes, and ghosts of 9
+    /// bytes.
     fn new(parameters: S3FifoParameters) -> S3Fifo<char> {
         let parameters = S3FifoParameters {
             small: 0.3,
@@ -252,23 +255,25 @@ mod tests {
         for (trace, victims, queues) in [
             ("*", ".", "|||"),
             ("a b c a a a a a", "", "a3bc|||"),
-            // Until the first eviction, the main queue takes the keys for which the small queue has
-            // no room.
+            // Before the first eviction, the main queue takes the keys for which the small queue
+            // has no room.
             ("a b c d e", "", "abc|de||"),
             ("a b c d e * f", "a", "bcf|de|a|"),
-            // One more request for a key is too few, two are enough.
+            // After one more request for a key, the key does not move to the main queue. After two
+            // more requests, it moves.
             ("a b c a b b *", "a", "b2c||a|"),
             ("a b c a b b * *", "ac", "|b|ac|"),
-            // A ghost enters the main queue. A ghost that is requested without entering waits in
-            // the last queue.
+            // A ghost that enters again goes to the main queue. A ghost that is requested and does
+            // not enter waits in the last queue.
             ("a b * a", "a", "b|a||"),
             ("a b c * * !a", "ab", "c||b|a"),
-            // The main queue is larger than its share, and gives up a key without recent requests.
+            // The main queue is larger than its share, so a key of this queue without recent
+            // requests is evicted.
             ("a3 b4 c4 b b *", "c", "a|b1||"),
-            // The small queue is empty.
+            // The small queue is empty, so the main queue evicts.
             ("a b * * a b * ", "aba", "|b||"),
             ("a b * * a b a * *", "abba", "|||"),
-            // A removed key leaves no ghost.
+            // A key that is removed without an eviction leaves no ghost.
             ("a b -a *", "b", "||b|"),
         ] {
             let mut s3 = new(S3FifoParameters::default());

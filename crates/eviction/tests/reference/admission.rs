@@ -1,4 +1,4 @@
-//! Models of the admission filters.
+//! Naive models of the admission filters, and tests that the filters decide like these models.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 enum Step {
     Hit(u8),
     Miss(u8),
-    /// The state is saved and restored into a new filter.
+    /// The filter's state is saved and restored into a new filter.
     Restart,
 }
 
@@ -54,8 +54,8 @@ proptest! {
         }
     }
 
-    // 16 keys do not collide in the 65536 counters of the sketch, and 200 requests do not fill its
-    // sample, so that its counts are exact.
+    // 16 keys do not collide in the 65536 counters of the sketch, and 200 requests do not fill the
+    // sketch's sample. So the counts of the sketch are exact.
     #[test]
     fn tinylfu_admits_a_key_at_its_threshold(threshold in 1..=15_u8, steps in steps()) {
         let parameters = TinyLfuParameters { threshold };
@@ -97,7 +97,8 @@ proptest! {
             let larger = of_larger.admit(&Access::new(0, one.max(other), 0));
             prop_assert!(smaller || !larger, "{} and {}", one, other);
         }
-        // One random number per request, whatever the size: the next decisions are equal.
+        // Each request draws one random number, whatever its size is. So both filters make the same
+        // next decisions.
         prop_assert_eq!(of_smaller.save(), of_larger.save());
     }
 }

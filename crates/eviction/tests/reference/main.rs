@@ -10,7 +10,7 @@ mod size_split;
 use pierhead_eviction::{Access, Policy, Victim};
 use proptest::prelude::*;
 
-/// A policy without any index: vectors that each call searches from the front.
+/// A naive policy without any index: it searches its vectors from the front at each call.
 trait Model {
     fn hit(&mut self, access: &Access<u8>) -> bool;
 
@@ -22,7 +22,7 @@ trait Model {
 
     fn evict(&mut self, pinned: &dyn Fn(u8) -> bool) -> Option<Victim<u8>>;
 
-    /// The number of keys and the sum of their sizes.
+    /// Returns the number of keys and the sum of their sizes.
     fn totals(&self) -> (usize, u64);
 }
 
@@ -30,17 +30,17 @@ trait Model {
 enum Step {
     Request {
         access: Access<u8>,
-        /// Whether the key enters after a miss.
+        /// Whether the key enters the cache after a miss.
         enters: bool,
     },
     Remove(u8),
-    /// Keys with these lowest bits are pinned.
+    /// An eviction. If a number is given, the keys whose lowest bits equal it are pinned.
     Evict(Option<u8>),
-    /// The state is saved and restored into a new policy.
+    /// The policy's state is saved and restored into a new policy.
     Restart,
 }
 
-/// Up to `count` steps with keys below 24 and sizes of `sizes`.
+/// Returns up to `count` random steps with keys below 24 and sizes from `sizes`.
 fn steps(count: usize, sizes: BoxedStrategy<u64>) -> impl Strategy<Value = Vec<Step>> {
     let access =
         (0..24_u8, sizes, 0..8_u32, 0..4_u32).prop_map(|(key, size, cost, shared)| Access {
@@ -58,7 +58,7 @@ fn steps(count: usize, sizes: BoxedStrategy<u64>) -> impl Strategy<Value = Vec<S
     prop::collection::vec(step, 0..count)
 }
 
-/// Runs the steps on a policy and on its model, and compares each decision.
+/// Runs the steps on a policy and on its model, and compares all decisions.
 fn agree<P: Policy<u8>>(new: impl Fn() -> P, mut model: impl Model, steps: Vec<Step>) {
     let mut policy = new();
     for (at, step) in steps.into_iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Models of the policies that evict the key with the lowest priority: GDSF and CHERRY.
+//! A naive model of the policies that evict the key with the lowest priority (GDSF and CHERRY), and
+//! tests that these policies decide like the model.
 
 use pierhead_eviction::policy::cherry::{CherryParameters, Combination};
 use pierhead_eviction::policy::gdsf::{Cost, GdsfParameters};
@@ -7,7 +8,7 @@ use proptest::prelude::*;
 
 use super::{Model, agree, steps};
 
-/// One key of [`Ranked`].
+/// One key of the model [`Ranked`].
 struct Entry {
     key: u8,
     size: u64,
@@ -20,8 +21,7 @@ struct Entry {
 /// Computes a priority from the request of a key, its size, its number of requests, and the age.
 type Priority = Box<dyn Fn(&Access<u8>, u64, u32, f64) -> f64>;
 
-/// Keys with priorities. The last victim's priority is the age of the keys that are requested
-/// later.
+/// The model: keys with priorities. The last victim's priority is the age that later requests use.
 pub(super) struct Ranked {
     entries: Vec<Entry>,
     age: f64,

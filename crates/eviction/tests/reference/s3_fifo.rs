@@ -1,4 +1,5 @@
-//! Model of S3-FIFO: Algorithm 1 of the paper, with sizes in bytes, over four vectors.
+//! A naive model of the policy S3-FIFO (Algorithm 1 of the paper, with sizes in bytes) that uses
+//! four vectors, and tests that the policy decides like the model.
 
 use pierhead_eviction::policy::s3_fifo::S3FifoParameters;
 use pierhead_eviction::{Access, S3Fifo, Victim};
@@ -31,7 +32,7 @@ struct S3Model {
     small: Vec<Entry>,
     main: Vec<Entry>,
     ghosts: Vec<Entry>,
-    /// Ghosts that were requested and may enter soon.
+    /// Ghosts that were requested and may soon enter the cache.
     returning: Vec<Entry>,
     evicted: bool,
 }
@@ -45,7 +46,7 @@ fn take(queue: &mut Vec<Entry>, key: u8) -> Option<Entry> {
     Some(queue.remove(at))
 }
 
-// The shares of a small capacity are small numbers.
+// The cast is safe, because the shares of a small capacity are small numbers.
 #[allow(clippy::cast_possible_truncation)]
 fn share(part: f64) -> u64 {
     (CAPACITY as f64 * part) as u64
@@ -63,7 +64,8 @@ impl S3Model {
         }
     }
 
-    /// Bounds the bytes of both queues of ghosts, each alone, and their number together.
+    /// Limits the bytes of each of the two queues of ghosts, and the number of ghosts in both
+    /// queues together.
     #[allow(clippy::cast_possible_truncation)]
     fn trim(&mut self) {
         for queue in [&mut self.ghosts, &mut self.returning] {
@@ -186,7 +188,7 @@ proptest! {
     fn s3_fifo_moves_keys_as_in_the_paper(
         small in prop::sample::select(vec![0.0, 0.1, 0.4]),
         ghosts in prop::sample::select(vec![0.0, 0.2, 0.9]),
-        // 256 keys times this number: no ghosts, 2 or 5 of them, or any number.
+        // The maximum number of ghosts is 256 times this number: 0, 2, 5 or 256 ghosts.
         ghosts_per_key in prop::sample::select(vec![0.0, 0.01, 0.02, 1.0]),
         threshold in 1..=3_u8,
         steps in steps(300, (0..200_u64).boxed()),

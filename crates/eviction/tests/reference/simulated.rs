@@ -1,12 +1,13 @@
-//! Model of the simulated cache with LRU: one vector in the order of the last requests.
+//! A naive model of the simulated cache with LRU (one vector of keys in the order of their last
+//! requests), and tests that the simulated cache decides like the model.
 
 use pierhead_eviction::admission::SecondHit;
 use pierhead_eviction::admission::second_hit::SecondHitParameters;
 use pierhead_eviction::{Access, Contents as _, Lru, Outcome, SimulatedCache};
 use proptest::prelude::*;
 
-/// Keys and sizes, the least recently requested first; with `history`, keys enter at the second
-/// miss.
+/// The model: keys and sizes, with the least recently requested key first. With `history`, a key
+/// enters at its second miss.
 struct CacheModel {
     queue: Vec<(u8, u64)>,
     history: Option<Vec<u8>>,

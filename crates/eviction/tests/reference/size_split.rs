@@ -1,4 +1,5 @@
-//! Model of size-split: two models of GDSF, all sizes in one sorted list, and ghosts in vectors.
+//! A naive model of the policy `size-split` (two models of GDSF, all sizes in one sorted list,
+//! ghosts in vectors), and tests that the policy decides like the model.
 
 use pierhead_eviction::policy::size_split::SizeSplitParameters;
 use pierhead_eviction::{Access, SizeSplit, Victim};
@@ -8,7 +9,7 @@ use super::ranked::Ranked;
 use super::{Model, agree, steps};
 
 const CAPACITY: u64 = 40_000_000;
-/// The limit between small and large keys before 64 sizes were counted, in bytes.
+/// The limit in bytes between small and large keys while fewer than 64 sizes are counted.
 const FIRST_LIMIT: u64 = 1_000_000;
 
 struct SplitModel {
@@ -20,12 +21,12 @@ struct SplitModel {
     sizes: Vec<u64>,
     cost: f64,
     entering: u64,
-    /// Evicted keys and their sizes, the oldest first.
+    /// The evicted keys with their sizes, oldest first.
     small_ghosts: Vec<(u8, u64)>,
     large_ghosts: Vec<(u8, u64)>,
 }
 
-/// The smallest size with the same four highest bits.
+/// Returns the smallest size that has the same four highest bits.
 fn rounded(size: u64) -> u64 {
     let below = size.max(1).ilog2().saturating_sub(3);
     (size.max(1) >> below) << below
@@ -52,7 +53,7 @@ impl SplitModel {
         rounded(*found.expect("the quantile is below 1"))
     }
 
-    /// Moves the share towards the side of the requested ghost.
+    /// Increases the capacity share of the side to which the requested ghost belongs.
     fn learn(&mut self, access: &Access<u8>) {
         let cost = f64::from(access.cost);
         self.cost += (cost - self.cost) / (self.sizes.len() as f64).min(1024.0);
@@ -104,7 +105,7 @@ impl Model for SplitModel {
     }
 
     fn evict(&mut self, pinned: &dyn Fn(u8) -> bool) -> Option<Victim<u8>> {
-        // A small key that is about to enter needs its room among the small keys.
+        // A small key that is about to enter takes its room from the share of the small keys.
         let mut small_bytes = self.small.totals().1;
         if self.is_small(self.entering) {
             small_bytes += self.entering;

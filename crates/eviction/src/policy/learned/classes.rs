@@ -1,12 +1,13 @@
-//! The heuristic of the policy `learned`, and the ranking of its nominees by the network.
+//! The heuristic of the policy `learned`, and the ranking of its nominees (the candidates for an
+//! eviction) by the neural network.
 //!
 //! Keys are in queues by size class and number of requests. Only the keys at the front of each
 //! queue, the nominees, are compared. This is the pyramidal selection scheme (Aggarwal, Wolf, Yu,
 //! "Caching on the World Wide Web", IEEE TKDE 11(1), 1999, section 3.1), extended by classes of use
 //! and by the cost of a miss. The heuristic evicts the nominee whose bytes save the least waiting.
-//! It estimates a nominee's value as the root of the decayed number of requests, divided by the
-//! time since the last request, times cost, divided by size. The network replaces the estimated
-//! request rate in this formula by the learned one.
+//! The estimated value of a nominee is its request rate × cost / size. The heuristic estimates the
+//! request rate as the square root of the decayed number of requests, divided by the time since the
+//! last request. The network replaces this estimate by a learned request rate.
 
 use std::sync::Arc;
 
@@ -23,8 +24,8 @@ use crate::{Access, Contents, Diagnostics, Key, PersistentState, Policy, StateEr
 
 const NAME: &str = "learned-classes";
 
-/// Number of size classes. Each covers sizes up to four times those of the class before; the limits
-/// reach from 1 KiB to 1 GiB.
+/// Number of size classes. The upper limit of each class is four times the limit of the class
+/// before. The limits reach from 1 KiB to 1 GiB.
 const SIZE_CLASSES: usize = 12;
 /// Number of classes of use: keys that were requested once, twice, or more often.
 const USE_CLASSES: usize = 3;
@@ -32,11 +33,11 @@ const USE_CLASSES: usize = 3;
 const NOMINEES: usize = 8;
 /// Number of pairs of nominees per eviction that become training data.
 const PAIRS: usize = 4;
-/// Number of victims up to which the turnover is a plain mean. From then on, it is a decaying mean
-/// in which a new victim has the weight 1/512.
+/// Number of victims up to which the turnover is a plain mean. After that, the turnover is a
+/// decaying mean in which a new victim has the weight 1/512.
 const TURNOVER_VICTIMS: u32 = 512;
 
-/// All keys in their classes. A request is O(1), an eviction O(number of classes).
+/// All keys in their classes. A request takes O(1) time, and an eviction O(number of classes).
 #[derive(Debug)]
 pub(super) struct Classes<K> {
     table: Table<K, Note>,
@@ -46,9 +47,9 @@ pub(super) struct Classes<K> {
     victims: u32,
     seed: u64,
     draws: u64,
-    /// The network that ranks the nominees; `None` while the heuristic ranks them.
+    /// The network that ranks the nominees. `None` while the heuristic ranks the nominees.
     pub(super) model: Option<Arc<Model>>,
-    /// Whether evictions produce training pairs.
+    /// Whether each eviction produces training pairs.
     pub(super) draws_pairs: bool,
     pairs: Vec<Pair>,
     nominees: Vec<Nominee>,
@@ -62,7 +63,7 @@ struct Nominee {
     worth: f32,
 }
 
-/// The saved form: the lists from front to back, and the rest.
+/// The saved form: the keys of each list from front to back, and the other fields.
 #[derive(Serialize, Deserialize)]
 pub(super) struct State<K> {
     lists: Vec<Vec<(K, u64, Note)>>,
@@ -99,7 +100,7 @@ impl<K: Key> Classes<K> {
         &self.at
     }
 
-    /// The training pairs of the last eviction.
+    /// Returns the training pairs of the last eviction.
     pub(super) fn take_pairs(&mut self) -> impl Iterator<Item = Pair> + '_ {
         self.pairs.drain(..)
     }
@@ -108,7 +109,7 @@ impl<K: Key> Classes<K> {
         let octave = (size | 1).ilog2().saturating_sub(8) / 2;
         let octave = (octave as usize).min(SIZE_CLASSES - 1);
         let uses = usize::from(count.clamp(1, 3)) - 1;
-        // Fewer than 256.
+        // The number of lists is below 256, so the conversion cannot fail.
         u8::try_from(uses * SIZE_CLASSES + octave).unwrap_or(0)
     }
 
@@ -124,7 +125,7 @@ impl<K: Key> Classes<K> {
         self.lists[usize::from(class)].unlink(&mut self.table, slot);
     }
 
-    /// Computes the nominees. The key that the heuristic would evict is the first.
+    /// Computes the nominees. The first nominee is the key that the heuristic would evict.
     fn nominate(&mut self, pinned: &mut dyn FnMut(&K) -> bool) {
         let mut nominees = std::mem::take(&mut self.nominees);
         nominees.clear();
@@ -152,7 +153,7 @@ impl<K: Key> Classes<K> {
         self.nominees = nominees;
     }
 
-    /// Chooses the nominee to evict.
+    /// Chooses the nominee that is evicted.
     fn choose(&mut self) -> Option<Slot> {
         let Some(model) = self.model.clone() else {
             return self.nominees.first().map(|nominee| nominee.slot);
@@ -172,7 +173,8 @@ impl<K: Key> Classes<K> {
         }
         let (_, worst) = worst?;
         if let Some((_, best)) = best.filter(|(_, best)| *best != worst) {
-            // Moves the best nominee to the back, so that the keys behind it may be nominated.
+            // The best nominee moves to the back of its list, so that the keys behind it may be
+            // nominated.
             let class = usize::from(self.table.get(best).note.list);
             self.lists[class].move_back(&mut self.table, best);
         }
@@ -190,7 +192,7 @@ impl<K: Key> Classes<K> {
             let first = drawn % count;
             let second = (first + 1 + (drawn >> 32) % (count - 1)) % count;
             let pair = [first, second].map(|n| {
-                // At most NOMINEES.
+                // `n` is at most NOMINEES, so the conversion cannot fail.
                 let n = usize::try_from(n).unwrap_or(0);
                 let entry = self.table.get(self.nominees[n].slot);
                 let key = hash(&entry.key, self.seed);
@@ -290,7 +292,7 @@ impl<K: Key> Policy<K> for Classes<K> {
         let entry = self.table.take(slot)?;
         let age = entry.note.age(&self.at);
         self.victims = self.victims.saturating_add(1).min(TURNOVER_VICTIMS);
-        // The turnover is a plain mean at first, a decaying mean later.
+        // The turnover is at first a plain mean, and later a decaying mean.
         let part = 1.0 / self.victims as f32;
         self.at.turnover += (age - self.at.turnover) * part;
         let key = hash(&entry.key, self.seed);

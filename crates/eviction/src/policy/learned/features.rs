@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Number of inputs of the network.
 pub(super) const INPUTS: usize = 16;
 
-/// The inputs of the network for one key; each is within about ±4.
+/// The inputs of the network for one key; each input is within about ±4.
 pub(super) type Features = [f32; INPUTS];
 
 /// Whether the inputs in a saved state are valid. The bound is wide enough for a cost that is not
@@ -23,16 +23,17 @@ const GAPS: usize = 3;
 /// Steps per power of two in a logarithm of 16 bits. The logarithm covers values up to 2^32 in
 /// steps of 0.03 %.
 const STEPS: f32 = 2048.0;
-/// Size in bytes below which the round trip is more than half of [`crate::Access::prior`].
+/// Size in bytes below which the round trip takes more than half of the time
+/// [`crate::Access::prior`].
 const SMALL: u64 = 468_000;
 
-/// Per-key data, 24 bytes. A time is the number of requests so far, and wraps around. An age is the
-/// difference of two times.
+/// The policy's data about one key, in 24 bytes. A time is the number of requests so far, which
+/// wraps around. An age is the difference of two times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Note {
     last: u32,
     first: u32,
-    /// Logarithms of the times between the last requests, newest first; 0 for none.
+    /// Logarithms of the times between the last requests, newest first. 0 stands for no time.
     gaps: [u16; GAPS],
     /// Logarithm of the decayed number of requests at the time `at`.
     warmth: u16,
@@ -46,18 +47,18 @@ pub(super) struct Note {
 /// The current time and the turnover of the cache. The inputs of the network are relative to both.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Clock {
-    /// Number of requests so far, wrapping around.
+    /// Number of requests so far, which wraps around.
     pub(super) now: u32,
     /// Time in seconds on the caller's clock.
     pub(super) tick: u64,
-    /// Recent mean number of requests between the last request for a key and its eviction; at least
-    /// 1.
+    /// The turnover: the recent mean number of requests between the last request for a key and its
+    /// eviction. At least 1.
     pub(super) turnover: f32,
 }
 
 impl Note {
-    /// Makes the data of a key that enters. `ghost`: if the key is a ghost, the number of its
-    /// requests and the time of the last one before its eviction.
+    /// Creates the data of a key that enters. If the key is a ghost (it was evicted recently),
+    /// `ghost` is the number of its requests and the time of its last request before the eviction.
     pub(super) fn new(at: &Clock, cost: f32, shared: u32, ghost: Option<(u16, u32)>) -> Self {
         let mut note = Self {
             last: at.now,
@@ -78,7 +79,7 @@ impl Note {
         note
     }
 
-    /// Counts a request.
+    /// Counts a request for the key.
     pub(super) fn record_request(&mut self, at: &Clock, cost: f32, shared: u32) {
         let gap = self.age(at);
         self.gaps.copy_within(..GAPS - 1, 1);
@@ -90,39 +91,40 @@ impl Note {
         self.shared = byte(shared);
     }
 
-    /// Number of known requests.
+    /// Returns the number of known requests for the key.
     pub(super) fn count(&self) -> u16 {
         self.count
     }
 
-    /// Time of the last request, as a number of requests.
+    /// Returns the time of the last request for the key, as a number of requests.
     pub(super) fn last(&self) -> u32 {
         self.last
     }
 
-    /// Number of requests since the last one for this key, plus 1.
+    /// Returns the number of requests since the last request for this key, plus 1.
     pub(super) fn age(&self, at: &Clock) -> f32 {
         at.now.wrapping_sub(self.last) as f32 + 1.0
     }
 
-    /// Logarithm of the decayed number of requests at the time `at`.
+    /// Returns the logarithm of the decayed number of requests at the time `at`.
     fn warmth(&self, at: &Clock) -> f32 {
         decode(self.warmth) - (self.age(at) / at.turnover).min(16.0)
     }
 
-    /// Base-2 logarithm of the cost of a miss in seconds per byte.
+    /// Returns the base-2 logarithm of the cost of a miss in seconds per byte.
     pub(super) fn density(&self, size: u64) -> f32 {
         lg(self.cost.max(1e-6)) - lg(float(size) + 1.0)
     }
 
-    /// Base-2 logarithm of the request rate, as the heuristic estimates it: the square root of the
-    /// decayed number of requests, over the time since the last request. Without the square root,
-    /// a release that many clients request at once, and hardly any later, would rank too high.
+    /// Returns the base-2 logarithm of the request rate that the heuristic estimates. The estimate
+    /// is sqrt(decayed number of requests) / (time since the last request). Without the square
+    /// root, a new image that many clients request at the same time and hardly any client later
+    /// would rank too high.
     pub(super) fn rate(&self, at: &Clock) -> f32 {
         0.5 * decode(self.warmth) - lg(self.age(at))
     }
 
-    /// The inputs of the network.
+    /// Computes the inputs of the network for this key.
     pub(super) fn features(&self, size: u64, at: &Clock) -> Features {
         let turnover = lg(at.turnover);
         let relative = |lg: f32| (lg - turnover) * 0.25;
@@ -163,8 +165,8 @@ impl Note {
     }
 }
 
-/// The linear weights with which the network computes [`Note::rate`], in natural logarithms and up
-/// to a constant.
+/// Returns the linear weights with which the network computes [`Note::rate`]. The result is in
+/// natural logarithms, and differs by a constant.
 pub(super) fn heuristic() -> Features {
     let mut weights = [0.0; INPUTS];
     weights[0] = -4.0 * std::f32::consts::LN_2;
@@ -180,17 +182,17 @@ pub(super) fn float(size: u64) -> f32 {
     size as f32
 }
 
-/// The base-2 logarithm of a positive number, precise to 0.01. The bits of a float nearly contain
-/// this logarithm. A table or a library call would take most of the time of an eviction.
+/// Returns the base-2 logarithm of a positive number, precise to 0.01. The bits of a float nearly
+/// contain this logarithm. A table or a library call would take most of the time of an eviction.
 pub(super) fn lg(x: f32) -> f32 {
     let bits = x.to_bits();
     let exponent = (bits >> 23) as f32 - 127.0;
     let m = f32::from_bits((bits & 0x007f_ffff) | 0x3f80_0000) - 1.0;
-    // The parabola through both ends with the least maximum error.
+    // This parabola is exact at both ends, and has the least maximum error between them.
     exponent + m * (1.346 - 0.346 * m)
 }
 
-// The conversion saturates.
+// The conversion to an integer saturates.
 #[allow(clippy::cast_possible_truncation)]
 fn code(x: f32) -> u16 {
     (lg(x.max(1.0)) * STEPS + 0.5) as u16
@@ -230,7 +232,7 @@ mod tests {
         }
         let features = note.features(1, &at(81 + 15));
         // Ages count from 1. There are 64, 16 and 4 requests between the requests for the key, and
-        // 16 since the last one.
+        // 16 requests since its last request.
         let expected = [0.0, -0.5, 0.0, 0.5, 1.0, 0.5];
         for (n, expected) in expected.into_iter().enumerate() {
             assert!((features[n] - expected).abs() < 0.01, "{n}: {features:?}");

@@ -1,9 +1,11 @@
 //! The gate of the policy `learned`: decides whether the network or the heuristic chooses victims.
-//! Two simulated caches over a sample of the keys measure which of the two makes clients wait less.
+//! Two simulated caches, which see a sample of the keys, measure with which of the two clients wait
+//! less.
 //!
-//! A simulated cache over a sample of keys, smaller by the sampling rate, has about the miss ratio
-//! of the whole cache (Waldspurger et al., "Efficient MRC construction with SHARDS", FAST '15,
-//! section 3). The sampling rate falls so that the simulated caches stay small (section 3.4 there).
+//! A simulated cache that sees a sample of the keys, and is smaller by the sampling rate, has about
+//! the same miss ratio as the whole cache (Waldspurger et al., "Efficient MRC construction with
+//! SHARDS", FAST '15, section 3). The sampling rate falls so that the simulated caches stay small
+//! (section 3.4 of the same paper).
 
 use std::sync::Arc;
 
@@ -20,13 +22,13 @@ const DECAY_REQUESTS: f64 = 16_384.0;
 /// Number of sampled requests that the gate observes before it may open.
 const TRIAL_REQUESTS: u64 = 512;
 /// The gate opens when clients waited less with the network than with the heuristic by this share
-/// of the waiting, and closes when they waited more by this share.
+/// of the waiting, and closes when clients waited more with the network by this share.
 const MIN_LEAD: f64 = 0.002;
-/// Maximum debt of the cache: the waiting beyond the heuristic's, as a share of the heuristic's
-/// total waiting. Above this share, the gate closes and stays closed until the share is below it
-/// again. The documentation promises at most 1 % more waiting: half of it is for this debt, half
-/// for the time in which the contents of the cache adapt. If keys are sampled, the simulated cache
-/// in use stands for the real cache.
+/// Maximum debt of the cache. The debt is the waiting time beyond that of the heuristic, as a share
+/// of the heuristic's total waiting time. While the debt is above this maximum, the gate is closed.
+/// The documentation promises at most 1 % more waiting. Half of this 1 % is for the debt, and half
+/// is for the time in which the contents of the cache adapt. If keys are sampled, the simulated
+/// cache in use stands for the real cache.
 const MAX_DEBT: f64 = 0.005;
 
 /// Two simulated caches and their waiting times, in seconds.
@@ -39,21 +41,21 @@ pub(super) struct Gate {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Account {
-    /// A key is in the sample if this many of the lowest bits of its hash are 0.
+    /// A key is in the sample if the lowest bits of its hash, as many as this number, are 0.
     zeros: u8,
     requests: u64,
-    /// Decayed waiting times.
+    /// Decayed waiting times with the heuristic and with the network.
     heuristic: f64,
     learned: f64,
-    /// `total`: all waiting of the heuristic, in seconds. `debt`: since the end of the trial, the
-    /// waiting of the real cache (or of the simulated cache that stands for it) minus that of the
-    /// heuristic.
+    /// `total` is all waiting time with the heuristic, in seconds. `debt` is a difference since the
+    /// end of the trial: the waiting time with the real cache (or with the simulated cache that
+    /// stands for it) minus the waiting time with the heuristic.
     total: f64,
     debt: f64,
     open: bool,
 }
 
-/// The saved form.
+/// The saved form of the gate.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Saved {
     heuristic: State<u64>,
@@ -88,8 +90,8 @@ impl Gate {
         hash & ((1 << self.account.zeros) - 1) == 0
     }
 
-    /// Counts a request. `hit`: whether the real cache had the key. Only one of 2^`zeros` keys is
-    /// simulated, which is O(1). A cost that is negative or not finite counts as 0.
+    /// Counts a request. `hit` tells whether the real cache had the key. Only one of 2^`zeros` keys
+    /// is simulated. The call takes O(1) time. A cost that is negative or not finite counts as 0.
     pub(super) fn request<K>(&mut self, hash: u64, access: &Access<K>, hit: bool) {
         if !self.samples(hash) {
             return;
@@ -142,7 +144,7 @@ impl Gate {
         }
     }
 
-    /// Removes half of the keys from the sample.
+    /// Removes half of the keys from the sample, so that the simulated caches stay small.
     fn thin_out(&mut self) {
         self.account.zeros += 1;
         for shadow in [&mut self.heuristic, &mut self.learned] {

@@ -1,20 +1,20 @@
 //! The ghosts of the policy `learned`: for each recently evicted key, the number of its requests
-//! and the time of the last one.
+//! and the time of its last request.
 
 use serde::{Deserialize, Serialize};
 
-/// Number of cells in which a key may lie.
+/// Number of cells in which a key may be.
 const WAYS: usize = 4;
 
 /// A set-associative table of fingerprints of 8 bytes, with about as many cells as resident keys.
-/// If there is no free cell for a new ghost, it overwrites the ghost whose last request is the
+/// If no cell is free for a new ghost, the new ghost overwrites the ghost whose last request is the
 /// oldest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Ghosts {
     cells: Vec<Ghost>,
 }
 
-/// One cell. An empty cell has the fingerprint 0.
+/// One cell of the table. An empty cell has the fingerprint 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Ghost {
     fingerprint: u16,
@@ -56,7 +56,7 @@ impl Ghosts {
         };
     }
 
-    /// Removes a ghost, and returns the number of its requests and the time of the last one.
+    /// Removes a ghost, and returns the number of its requests and the time of its last request.
     pub(super) fn take(&mut self, hash: u64) -> Option<(u16, u32)> {
         let fingerprint = fingerprint(hash);
         let ghost = self
@@ -67,10 +67,11 @@ impl Ghosts {
         Some((ghost.count, ghost.last))
     }
 
-    /// The cells in which a key may lie; empty before the first eviction.
+    /// Returns the cells in which a key may be. Returns no cells before the first eviction.
     fn bucket(&mut self, hash: u64) -> &mut [Ghost] {
         let buckets = (self.cells.len() / WAYS) as u128;
-        // The high bits of the hash, scaled to the number of buckets.
+        // The index of the bucket is made of the high bits of the hash, scaled to the number of
+        // buckets.
         let at = usize::try_from((u128::from(hash) * buckets) >> 64).unwrap_or(0) * WAYS;
         self.cells.get_mut(at..at + WAYS).unwrap_or_default()
     }
@@ -80,7 +81,8 @@ impl Ghosts {
     }
 }
 
-/// The fingerprint of a key, from the low bits of its hash. The high bits choose the bucket.
+/// Returns the fingerprint of a key, which is made of the low bits of its hash. The high bits
+/// choose the bucket.
 fn fingerprint(hash: u64) -> u16 {
     let low = u16::try_from(hash & 0xffff).unwrap_or(0);
     low.max(1)

@@ -1,9 +1,9 @@
 //! Policy `learned`: a heuristic nominates victims, and a small neural network, which learns while
-//! the cache runs, ranks them. A gate uses the network only while clients wait less with it than
-//! with the heuristic.
+//! the cache runs, ranks them. A gate uses the network only while clients wait less with the
+//! network than with the heuristic.
 //!
-//! After HALP (Song et al., "HALP: Heuristic aided learned preference eviction policy for YouTube
-//! content delivery network", NSDI '23).
+//! The policy follows HALP (Song et al., "HALP: Heuristic aided learned preference eviction policy
+//! for YouTube content delivery network", NSDI '23).
 //!
 //! | module | contents |
 //! |---|---|
@@ -13,9 +13,9 @@
 //! | `training` | training data and the optimiser |
 //! | `gate` | decides whether the network is used |
 //!
-//! Differences from the paper: the heuristic knows sizes and costs. The score is the logarithm of a
-//! request rate and is multiplied with the cost of a miss per byte. The network starts as a copy of
-//! the heuristic.
+//! The policy differs from the paper in three points. The heuristic knows sizes and costs. The
+//! score of the network is the logarithm of a request rate, and the rate is multiplied with the
+//! cost of a miss per byte. The network starts as a copy of the heuristic.
 
 mod classes;
 mod features;
@@ -43,20 +43,21 @@ use crate::{
 
 pub(crate) const NAME: &str = "learned";
 
-/// The learned policy. A request is O(1), an eviction O(number of size classes). The network learns
-/// only in [`Adaptation::train`]; if nobody calls it, the policy equals its heuristic.
+/// The learned policy. A request takes O(1) time, and an eviction O(number of size classes). The
+/// network learns only in calls of [`Adaptation::train`]. Without such calls, the policy decides
+/// like its heuristic.
 pub struct Learned<K> {
     classes: Classes<K>,
     gate: Gate,
     pairs: PendingPairs,
     trainer: Trainer,
-    /// The last weights that the trainer published.
+    /// The weights that the trainer published last.
     model: Arc<Model>,
     capacity: u64,
     seed: u64,
 }
 
-/// The saved form.
+/// The saved form of the policy.
 #[derive(Serialize, Deserialize)]
 struct SavedLearned<K> {
     classes: State<K>,
@@ -67,14 +68,14 @@ struct SavedLearned<K> {
     model: Model,
 }
 
-/// The heuristic alone, as a baseline.
+/// Creates the heuristic alone, as a baseline for comparisons.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn heuristic<K: Key>(seed: u64) -> Box<dyn Policy<K>> {
     Box::new(Classes::new(seed))
 }
 
 impl<K: Key> Learned<K> {
-    /// An empty policy for a cache of `capacity` bytes.
+    /// Creates an empty policy for a cache of `capacity` bytes.
     pub fn new(capacity: u64, seed: u64) -> Self {
         let trainer = Trainer::new(seed);
         let model = Arc::new(trainer.model().clone());
@@ -89,7 +90,7 @@ impl<K: Key> Learned<K> {
         }
     }
 
-    /// Whether the network ranks victims now, and not the heuristic.
+    /// Whether the network ranks victims at this time, and not the heuristic.
     pub fn is_open(&self) -> bool {
         self.gate.is_open()
     }

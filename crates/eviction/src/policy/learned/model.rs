@@ -4,8 +4,8 @@
 //! Let two keys have the request rates λa and λb. The probability that a is requested first is λa /
 //! (λa + λb), the logistic function of ln λa − ln λb (Bradley and Terry, Biometrika 39, 1952). A
 //! score that is fitted to such pairs by the logistic loss (Burges et al., "Learning to rank using
-//! gradient descent", ICML '05, section 4) is therefore ln λ plus a constant. It can be multiplied
-//! with the cost of a miss.
+//! gradient descent", ICML '05, section 4) is therefore ln λ plus a constant. The rate can
+//! therefore be multiplied with the cost of a miss.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,32 +18,36 @@ const HIDDEN: usize = 16;
 const BIAS: usize = INPUTS * HIDDEN;
 const OUT: usize = BIAS + HIDDEN;
 const DIRECT: usize = OUT + HIDDEN;
-/// Maximum absolute value of a weight, far above the results of training. Products over two layers
-/// then stay far below the limit of an `f32`.
+/// Maximum absolute value of a weight. The maximum is far above the results of training. It is low
+/// enough that products over two layers stay far below the limit of an `f32`.
 pub(super) const LARGEST: f32 = 1e9;
-/// Number of weights.
+/// Number of weights of the network.
 pub(super) const WEIGHTS: usize = DIRECT + INPUTS;
 
-/// One hidden layer of rectified linear units, and a direct connection from each input to the
-/// output. The weights of the direct connections start with the values of the heuristic, so an
-/// untrained network ranks as the heuristic does.
+/// The network: one hidden layer of rectified linear units, and a direct connection from each input
+/// to the output. The weights of the direct connections start with the values of the heuristic.
+/// Thus an untrained network ranks keys like the heuristic.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Model {
-    /// The weights of the hidden layer, ordered by input so that all units of an input are added at
-    /// once; then its biases, the output weights of the units, and the direct connections.
+    /// All weights in this order: the weights of the hidden layer, the biases of its units, the
+    /// output weights of its units, and the weights of the direct connections. The weights of the
+    /// hidden layer are ordered by input, so that the contributions of one input to all units are
+    /// added at once.
     pub(super) weights: Vec<f32>,
 }
 
-/// Outputs of the hidden layer.
+/// The outputs of the units of the hidden layer.
 pub(super) type Hidden = [f32; HIDDEN];
 
 impl Model {
-    /// An untrained network. `seed` seeds the hidden layer, whose output weights are 0.
+    /// Creates an untrained network. `seed` is the seed of the random weights of the hidden layer,
+    /// whose output weights are 0.
     pub(super) fn new(seed: u64) -> Self {
         let mut state = seed;
         let mut weights = vec![0.0; WEIGHTS];
         for weight in &mut weights[..BIAS] {
-            // Uniform in ±0.43: the output of a unit then has about the variance of an input.
+            // The weights are uniform in ±0.43. With this range, the output of a unit has about the
+            // same variance as an input.
             let unit = (draw(&mut state) >> 40) as f32 / (1u64 << 24) as f32;
             *weight = (unit - 0.5) * 0.86;
         }
@@ -57,7 +61,7 @@ impl Model {
         self.weights.len() == WEIGHTS && self.weights.iter().all(|weight| weight.abs() <= LARGEST)
     }
 
-    /// Computes the score and the outputs of the hidden layer.
+    /// Computes the score of a key and the outputs of the hidden layer.
     pub(super) fn forward(&self, features: &Features) -> (f32, Hidden) {
         let (rows, rest) = self.weights.split_at(BIAS);
         let (bias, rest) = rest.split_at(HIDDEN);
@@ -78,7 +82,8 @@ impl Model {
         (score, hidden)
     }
 
-    /// Adds the gradient of a loss with slope `by` in the score to `gradient`.
+    /// Adds the gradient of a loss to `gradient`. `by` is the derivative of the loss with respect
+    /// to the score.
     pub(super) fn backward(
         &self,
         features: &Features,
@@ -122,7 +127,7 @@ mod tests {
         std::array::from_fn(|_| (draw(&mut state) >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
     }
 
-    /// A model in which each part contributes to the score.
+    /// In a test, creates a model in which each part contributes to the score.
     fn model() -> Model {
         let mut model = Model::new(1);
         for (n, weight) in model.weights[OUT..DIRECT].iter_mut().enumerate() {

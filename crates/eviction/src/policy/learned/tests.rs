@@ -1,5 +1,5 @@
-//! Tests of the whole policy `learned`: it reduces waiting if the requests have a pattern;
-//! otherwise clients wait at most 1 % longer.
+//! Tests of the whole policy `learned`: it reduces waiting if the requests have a pattern; if they
+//! have none, clients wait at most 1 % longer than with the heuristic.
 
 use super::*;
 use crate::building_blocks::hash;
@@ -25,14 +25,14 @@ fn learned(capacity: u64) -> SimulatedCache<u64, Learned<u64>> {
     SimulatedCache::new(Learned::new(capacity, 7), capacity)
 }
 
-/// A cache with the heuristic alone.
+/// Creates a simulated cache that uses the heuristic alone.
 fn heuristic(capacity: u64) -> SimulatedCache<u64, Classes<u64>> {
     SimulatedCache::new(Classes::new(7), capacity)
 }
 
-/// A request trace with two kinds of keys: keys with a burst of five requests that are never
-/// requested again, and keys that return at long intervals. A policy that ranks by recency and
-/// count keeps the keys of the bursts.
+/// Returns a request trace with two kinds of keys: keys with a burst of five requests that are
+/// never requested again, and keys that return at long intervals. A policy that ranks by recency
+/// and count keeps the keys of the bursts.
 fn bursts_and_returns(requests: u64) -> Vec<Access<u64>> {
     let mut random = 3;
     let mut burst = Vec::new();
@@ -65,8 +65,8 @@ fn clients_wait_less_than_with_the_heuristic_if_requests_have_a_pattern() {
     assert!(cache.policy().is_open());
 }
 
-/// A request trace that reverses its pattern: keys with long and with short intervals return in
-/// alternate phases.
+/// Returns a request trace that reverses its pattern: in alternate phases, the keys with long
+/// intervals or the keys with short intervals return.
 fn reversing_pattern(requests: u64, phase: u64) -> Vec<Access<u64>> {
     let mut random = 5;
     let mut recent = std::collections::VecDeque::new();
@@ -94,8 +94,7 @@ fn random(requests: u64, keys: u64, sizes: u64) -> Vec<Access<u64>> {
     (0..requests)
         .map(|n| {
             let drawn = hash::draw(&mut random);
-            // The product of two random numbers: some keys are requested much more often than
-            // others.
+            // The product of two random numbers makes some keys much more popular than others.
             let key = (drawn >> 40) % keys * ((drawn >> 20) % keys) / keys;
             Access::new(key, 1 + hash::mix(key) % sizes, n / 10)
         })

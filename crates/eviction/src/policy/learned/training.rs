@@ -1,8 +1,8 @@
 //! Training of the policy `learned`: turns pairs of nominees into labels and labels into gradients,
 //! within a budget of training steps.
 //!
-//! HALP (NSDI '23, section 4.3): of two keys that were nominated together, the one that is
-//! requested first should have stayed.
+//! The labels follow HALP (NSDI '23, section 4.3): if two keys were nominated for the same
+//! eviction, the key that is requested first should have stayed.
 
 use std::collections::HashMap;
 
@@ -12,37 +12,38 @@ use super::features::{self, Clock, Features};
 use super::model::{LARGEST, Model, WEIGHTS};
 use crate::building_blocks::hash::draw;
 
-/// Maximum number of pending pairs.
+/// Maximum number of pairs that wait for a request of one of their keys.
 const MAX_PAIRS: usize = 4096;
-/// Age of a pending pair, in turnovers, at which a new pair may replace it. If neither key was
-/// requested by then, a request is unlikely.
+/// Age of a pending pair, in turnovers, above which a new pair may replace it. If neither key was
+/// requested within this time, a request is unlikely.
 const PAIR_TURNOVERS: f32 = 4.0;
-/// Maximum number of stored labels.
+/// Maximum number of labels that are stored for training.
 const MAX_LABELS: usize = 4096;
-/// Number of requests that pay for one training step, which uses one label.
+/// Number of requests after which one training step is allowed. A training step uses one label.
 const REQUESTS_PER_STEP: u32 = 2;
-/// Mean number of training steps per label.
+/// Mean number of training steps that use the same label.
 const STEPS_PER_LABEL: u32 = 8;
-/// Maximum number of training steps that requests have paid for and that were not used yet.
+/// Maximum number of training steps that are allowed and not used yet.
 const BUCKET: u32 = 4096;
-/// Number of labels per update of the weights.
+/// Number of labels in one update of the weights.
 const BATCH: u32 = 16;
-/// Number of training steps after which the weights are published.
+/// Number of training steps after which the new weights are published to the ranking.
 const PUBLISH_INTERVAL: u32 = 64;
 
-/// Adam (Kingma and Ba, ICLR '15, algorithm 1), with its usual decay rates.
+/// The learning rate of the optimizer Adam (Kingma and Ba, ICLR '15, algorithm 1), which has its
+/// usual decay rates.
 const LEARNING_RATE: f32 = 0.006;
 const FORGET_MEAN: f32 = 0.9;
 const FORGET_SQUARE: f32 = 0.999;
 
-/// Two nominees of one eviction: their hashes and inputs.
+/// A pair: two nominees of one eviction, with their hashes and inputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Pair {
     pub(super) keys: [u64; 2],
     pub(super) features: [Features; 2],
 }
 
-/// Pairs of which neither key was requested yet. Each key is in at most one pair.
+/// Pairs of which neither key has been requested yet. Each key is in at most one pair.
 #[derive(Debug, Default)]
 pub(super) struct PendingPairs {
     open: Vec<Option<(u32, Pair)>>,
@@ -51,7 +52,7 @@ pub(super) struct PendingPairs {
 }
 
 impl PendingPairs {
-    /// Whether there is room for another pair.
+    /// Whether another pair can be added without replacing a recent pair.
     pub(super) fn has_room(&self, at: &Clock) -> bool {
         match self.open.get(self.next) {
             Some(Some((since, _))) => {
@@ -61,7 +62,7 @@ impl PendingPairs {
         }
     }
 
-    /// Adds a pair. It replaces the oldest one if there is no room.
+    /// Adds a pair. If there is no room, the new pair replaces the oldest pair.
     pub(super) fn open(&mut self, now: u32, pair: Pair) {
         if pair.keys.iter().any(|key| self.index.contains_key(key)) {
             return;
@@ -81,8 +82,8 @@ impl PendingPairs {
         self.next = (self.next + 1) % MAX_PAIRS;
     }
 
-    /// Handles a request for a key. If the key is in a pair, returns the inputs of this pair, those
-    /// of the requested key first.
+    /// Handles a request for a key. If the key is in a pair, returns the inputs of both keys of the
+    /// pair. The inputs of the requested key come first.
     pub(super) fn record_request(&mut self, key: u64) -> Option<[Features; 2]> {
         let (_, pair) = self.close(key)?;
         let [first, second] = pair.features;
@@ -93,7 +94,7 @@ impl PendingPairs {
         })
     }
 
-    /// Removes the pair of a key without a result.
+    /// Removes the pair that contains the key, without a label.
     pub(super) fn close(&mut self, key: u64) -> Option<(u32, Pair)> {
         let at = *self.index.get(&key)?;
         let pair = self.open.get_mut(at)?.take()?;
@@ -108,12 +109,12 @@ impl PendingPairs {
             + self.index.capacity() * (size_of::<(u64, usize)>() + 1)
     }
 
-    /// The pairs and the index of the next one, for saved states.
+    /// Returns the pairs and the index at which the next pair is stored, for saved states.
     pub(super) fn state(&self) -> (&[Option<(u32, Pair)>], usize) {
         (&self.open, self.next)
     }
 
-    /// Restores saved pairs. `None` if they contradict each other or have invalid inputs.
+    /// Restores saved pairs. `None` if the pairs contradict each other or have invalid inputs.
     pub(super) fn from_state(open: Vec<Option<(u32, Pair)>>, next: usize) -> Option<Self> {
         let mut index = HashMap::new();
         for (at, pair) in open.iter().enumerate() {
@@ -141,13 +142,13 @@ pub(super) struct Trainer {
     square: Vec<f32>,
     updates: i32,
     gradient: Vec<f32>,
-    /// Number of labels in the gradient since the last update.
+    /// Number of labels that the gradient contains since the last update of the weights.
     summed: u32,
     steps: u32,
-    /// The inputs of each label; the key that was requested first comes first.
+    /// The inputs of the two keys of each label. The key that was requested first comes first.
     labels: Vec<[Features; 2]>,
     next: usize,
-    /// Training steps paid by requests, not yet used.
+    /// Number of training steps that requests have allowed and that are not used yet.
     earned: u32,
     fresh: u32,
     requests: u32,
@@ -192,7 +193,7 @@ impl Trainer {
             && self.labels.iter().flatten().all(features::are_valid)
     }
 
-    /// Counts a request, which pays for a part of a training step.
+    /// Counts a request, which allows a part of a training step.
     pub(super) fn earn(&mut self) {
         self.requests = self.requests.saturating_add(1);
         if self.requests >= REQUESTS_PER_STEP {
@@ -211,7 +212,7 @@ impl Trainer {
         self.fresh = self.fresh.saturating_add(STEPS_PER_LABEL).min(BUCKET);
     }
 
-    /// Whether there are enough labels and paid training steps for a batch.
+    /// Whether there are enough labels and allowed training steps for a batch.
     pub(super) fn can_train(&self) -> bool {
         self.earned.min(self.fresh) >= BATCH
     }
@@ -229,7 +230,7 @@ impl Trainer {
             let [winner, loser] = label;
             let (won, above) = self.model.forward(winner);
             let (lost, below) = self.model.forward(loser);
-            // The derivative of ln(1 + e^(lost − won)).
+            // `slope` is the derivative of ln(1 + e^(lost − won)).
             let slope = 1.0 / (1.0 + (won - lost).exp());
             self.model
                 .backward(winner, &above, -slope, &mut self.gradient);

@@ -7,7 +7,7 @@ use super::Side;
 use crate::building_blocks::hash::hash;
 use crate::building_blocks::table::{List, Slot, Table};
 
-/// The ghosts of each side (small keys, large keys).
+/// The ghosts of both sides: of the small keys and of the large keys.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
     pub(super) table: Table<u64, Side>,
@@ -15,8 +15,9 @@ pub(super) struct Ghosts {
     pub(super) large: List,
 }
 
-/// The fingerprint of a key. It is the same after a restart, because ghosts are saved. If the
-/// fingerprints of two keys collide, the capacity shares of the two sides change once by error.
+/// Returns the fingerprint of a key. The fingerprint must be the same after a restart, because
+/// ghosts are saved. If the fingerprints of two keys collide, the capacity shares of the two sides
+/// change once by error.
 pub(super) fn fingerprint<K: Hash>(key: &K) -> u64 {
     hash(key, 0)
 }
@@ -30,7 +31,8 @@ impl Ghosts {
         self.table.memory()
     }
 
-    /// Fingerprint, size and side of each ghost; the oldest of each side first.
+    /// Returns the fingerprint, size and side of each ghost. The oldest ghost of each side comes
+    /// first.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64, Side)> {
         let lists = [&self.small, &self.large].into_iter();
         lists
@@ -59,8 +61,8 @@ impl Ghosts {
         side
     }
 
-    /// Adds a ghost. Then removes the oldest ghosts of the same side until it has at most `bytes`
-    /// bytes and `count` ghosts.
+    /// Adds a ghost. After that, removes the oldest ghosts of the same side until this side has at
+    /// most `bytes` bytes and `count` ghosts.
     pub(super) fn add(&mut self, key: u64, size: u64, side: Side, bytes: u64, count: usize) {
         self.take(key);
         let (list, table) = self.list(side);

@@ -3,11 +3,11 @@
 //! ranked by requests.
 //!
 //! This policy is pierhead's own. Small keys (manifests, configs, thin layers) receive most
-//! requests of a registry and have few of its bytes. If all keys have one order, one large layer
-//! displaces thousands of small keys, and each of these costs a round trip to fetch again. GDSF
-//! over all keys avoids this, but misses more bytes of large keys. Here, GDSF for the small keys
-//! saves round trips, and LFU with dynamic aging for the large keys saves bytes.
-//! `docs/explanation/eviction.md` has the measurements.
+//! requests of a registry and have few of its bytes. If all keys were ranked together, one large
+//! layer would displace thousands of small keys, and each small key would cost a round trip to
+//! fetch it again. GDSF over all keys avoids this, but misses more bytes of large keys. In this
+//! policy, GDSF for the small keys saves round trips, and LFU with dynamic aging for the large keys
+//! saves bytes. `docs/explanation/eviction.md` has the measurements.
 
 mod ghosts;
 
@@ -27,7 +27,8 @@ use crate::{
 
 pub(crate) const NAME: &str = "size-split";
 
-/// Number of counted sizes below which [`FIRST_LIMIT`] separates small from large keys.
+/// Minimum number of counted sizes for a quantile. With fewer sizes, [`FIRST_LIMIT`] separates
+/// small keys from large keys.
 const MIN_SIZES: u32 = 64;
 /// First limit between small and large keys, in bytes: 65 % of the layers of Docker Hub are smaller
 /// (Zhao et al., CLUSTER '19).
@@ -35,27 +36,28 @@ const FIRST_LIMIT: u64 = 1_000_000;
 /// Number of misses between two computations of the quantile that separates small from large keys.
 const QUANTILE_INTERVAL: u32 = 64;
 
-/// Parameters of [`SizeSplit`]. The defaults were found on the synthetic workloads of seeds 1 and 2
-/// and on the traces ibm_dal09, tencent_ns1326 and adaptsize_cdn. Near the defaults, the results
-/// depend little on them.
+/// The parameters of the policy [`SizeSplit`]. The defaults were found on the synthetic workloads
+/// of seeds 1 and 2 and on the traces ibm_dal09, tencent_ns1326 and adaptsize_cdn. Small changes of
+/// the defaults change the results little.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SizeSplitParameters {
-    /// The share of the requested keys that count as small, from 0 to 1. Default 0.65.
+    /// The share of the requested keys that count as small, from 0 to 1. The default is 0.65.
     pub quantile: f64,
-    /// The initial share of the small keys in the capacity, from `least` to `most`. Default 0.05.
-    pub share: f64,
-    /// The minimum share of the small keys in the capacity, from 0 to 1. Default 0.02.
-    pub least: f64,
-    /// The maximum share of the small keys in the capacity. Default 0.1.
-    pub most: f64,
-    /// By how much a request for a ghost with the mean cost of a miss changes the share of the
-    /// small keys, from 0 to 0.1. A request with a higher cost changes it by up to 16 times as
-    /// much. Default 0.0005.
-    pub step: f64,
-    /// The sum of the sizes of each side's ghosts, as a share of the capacity, 0 to 1. Default
+    /// The initial share of the small keys in the capacity, from `least` to `most`. The default is
     /// 0.05.
+    pub share: f64,
+    /// The minimum share of the small keys in the capacity, from 0 to 1. The default is 0.02.
+    pub least: f64,
+    /// The maximum share of the small keys in the capacity. The default is 0.1.
+    pub most: f64,
+    /// The change of the small keys' share at each request for a ghost, from 0 to 0.1, if the
+    /// request has the mean cost of a miss. At a request with a higher cost, the change is up to 16
+    /// times as large. The default is 0.0005.
+    pub step: f64,
+    /// The sum of the sizes of each side's ghosts, as a share of the capacity, from 0 to 1. The
+    /// default is 0.05.
     pub ghosts: f64,
-    /// The exponent of the frequency of large keys, 0 (LRU) to 4. Default 1.5.
+    /// The exponent of the frequency of large keys, from 0 (LRU) to 4. The default is 1.5.
     pub beta: f64,
 }
 
@@ -101,16 +103,16 @@ pub struct SizeSplit<K, S = Gdsf<K>, L = Gdsf<K>> {
     capacity: u64,
     small: S,
     large: L,
-    /// The share of the small keys in the capacity.
+    /// The present share of the small keys in the capacity.
     share: f64,
     /// Size in bytes below which a key is small.
     limit: u64,
     sizes: Sizes,
     /// Moving mean of the cost of a miss, in seconds.
     cost: f64,
-    /// Number of misses.
+    /// Number of misses so far.
     misses: u32,
-    /// Size of the last missed key, which is about to enter; 0 after it entered.
+    /// Size of the key that was missed last and is about to enter. 0 after this key has entered.
     entering: u64,
     ghosts: Ghosts,
     key: PhantomData<fn(K)>,
@@ -136,8 +138,8 @@ struct State {
 }
 
 impl<K: Key> SizeSplit<K> {
-    /// An empty policy for a cache of `capacity` bytes: GDSF for small keys, LFU with dynamic aging
-    /// for large ones.
+    /// Creates an empty policy for a cache of `capacity` bytes. Small keys are ranked by GDSF, and
+    /// large keys by LFU with dynamic aging.
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter is out of its range.
@@ -160,7 +162,7 @@ impl<K: Key> SizeSplit<K> {
 }
 
 impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
-    /// An empty policy over two given empty policies.
+    /// Creates an empty policy from two empty policies, one for each side.
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter is out of its range.
@@ -193,19 +195,20 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
         split
     }
 
-    /// The current share of the small keys in the capacity.
+    /// Returns the present share of the small keys in the capacity.
     pub fn share(&self) -> f64 {
         self.share
     }
 
-    /// The current size in bytes below which a new key counts as small. A key that is larger than
-    /// the whole share of the small keys counts as large.
+    /// Returns the size in bytes below which a new key counts as small at present. A key that is
+    /// larger than the whole share of the small keys counts as large.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
     fn side(&self, size: u64) -> Side {
-        // A key that is larger than the whole share would displace all other small keys.
+        // A key that is larger than the whole share of the small keys would displace all other
+        // small keys.
         if size < self.limit && size <= self.small_bytes() {
             Side::Small
         } else {
@@ -239,8 +242,8 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
         }
     }
 
-    /// Handles a request for a ghost. It shows that the side of the ghost has too few bytes, so the
-    /// capacity share of this side grows.
+    /// Handles a request for a ghost. Such a request shows that the side of the ghost has too few
+    /// bytes, so the capacity share of this side grows.
     fn learn(&mut self, access: &Access<K>) {
         let cost = access.seconds();
         self.cost += (cost - self.cost) / f64::from(self.misses.clamp(1, 1024));
@@ -383,7 +386,8 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> PersistentState for SizeSplit<K, S, L> 
         for (key, size, side) in &state.ghosts {
             ghosts.add(*key, *size, *side, u64::MAX, usize::MAX);
         }
-        // If one side fails, or both contain the same key, both return to their previous state.
+        // If one side cannot be restored, or if both sides contain the same key, both sides return
+        // to their previous state.
         let before = (self.small.save(), self.large.save());
         let restored = self.restore_halves(&state);
         if restored.is_err() {

@@ -1,5 +1,5 @@
-//! Tests of `size-split`: the side of a key, the side that evicts, and how the capacity shares of
-//! the sides change.
+//! Tests of the policy `size-split`: whether a key counts as small or large, which side evicts, and
+//! how the capacity shares of the two sides change.
 
 use super::*;
 
@@ -16,8 +16,8 @@ fn fixed_share() -> SizeSplitParameters {
     }
 }
 
-/// A policy for a cache of 20 bytes: keys below 4 bytes are small, and all small keys together get
-/// 4 bytes.
+/// Creates a policy for a cache of 20 bytes: keys below 4 bytes are small, and all small keys
+/// together get 4 bytes.
 fn split(parameters: SizeSplitParameters) -> SizeSplit<char> {
     let mut split = SizeSplit::new(20, parameters).expect("in range");
     split.limit = 4;
@@ -41,7 +41,7 @@ fn each_side_has_its_order_and_the_side_above_its_share_evicts() {
         ("a2 b2 c9 !x9 *", "c", "ab", ""),
         // Large keys are ranked by requests, small keys by value per byte.
         ("c9 d4 c !x9 * a1 b3 b b !x1 *", "da", "b", "c"),
-        // An empty side has no victim.
+        // The side of the small keys is empty, so it has no victim.
         ("a1 b1 * * *", "ab.", "", ""),
         ("c9 !x3 *", "c", "", ""),
         ("a1 c9 -a -c *", ".", "", ""),
