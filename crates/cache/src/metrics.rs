@@ -73,16 +73,24 @@ impl Metrics {
     }
 
     pub(crate) fn register(&self, registry: &mut Registry) {
-        registry.register("hits", "Claims that found the blob", self.hits.clone());
+        registry.register(
+            "hits",
+            "Requests for a blob that the cache had",
+            self.hits.clone(),
+        );
         registry.register(
             "memory_hits",
-            "Claims that found the blob in memory",
+            "Requests for a blob that the cache had in memory",
             self.memory_hits.clone(),
         );
-        registry.register("misses", "Claims that started a fill", self.misses.clone());
+        registry.register(
+            "misses",
+            "Requests for a blob that started a download into the cache",
+            self.misses.clone(),
+        );
         registry.register(
             "coalesced",
-            "Claims that joined a running fill",
+            "Requests for a blob that joined a running download into the cache",
             self.joins.clone(),
         );
         registry.register(

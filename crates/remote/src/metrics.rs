@@ -253,7 +253,7 @@ impl Metrics {
         );
         registry.register(
             "failovers",
-            "Requests for which another address than the first one responded",
+            "Requests to which an address other than the first address of the upstream responded",
             self.failovers.clone(),
         );
         registry.register(

@@ -104,13 +104,13 @@ impl Collector for StateCollector {
                 ("fills", "Running fills", None, count(state.fills.len())),
                 (
                     "memory",
-                    "Small blobs held in memory",
+                    "Bytes of the small blobs that are in memory",
                     Some(Unit::Bytes),
                     state.memory.bytes(),
                 ),
                 (
                     "memory_blobs",
-                    "Small blobs held in memory",
+                    "Number of small blobs that are in memory",
                     None,
                     count(state.memory.len()),
                 ),
@@ -180,7 +180,12 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
             &bytes,
             fast.used,
         ),
-        ("tier_limit", "Limit of tier_used", &bytes, fast.limit),
+        (
+            "tier_limit",
+            "Maximum number of bytes in the fast tier",
+            &bytes,
+            fast.limit,
+        ),
         (
             "tier_dirty",
             "Bytes of the fast tier that are not yet on the disk",
@@ -201,7 +206,7 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
         ),
         (
             "tier_hot_used",
-            "Bytes of these ranges on the fast tier",
+            "Bytes of hot ranges on the fast tier",
             &bytes,
             fast.hot_used,
         ),

@@ -33,7 +33,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "cache",
         name: "min_free",
-        help: "Space of the file system that pierhead leaves free. Raise it if other programs share the disk.",
+        help: "Space of the file system that pierhead leaves free. Raise this value if other programs share the disk.",
         kind: Kind::Size { min: 0, words: &[] },
         example: "\"512MiB\"",
         reload: Reload::Restart(|new, old| new.cache.min_free = old.cache.min_free),
@@ -54,10 +54,10 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "cache",
         name: "daily_write_budget",
-        help: "Bytes that pierhead writes to the disk per day (UTC), for flash of limited endurance; 0 is no limit. It covers \
+        help: "Bytes that pierhead writes to the disk per day (UTC), for flash of limited endurance; 0 is no limit. The budget covers \
                blobs, manifests and everything that bundles need; not the catalog, tags, policy state and the request log. \
-               Beyond it, pierhead passes blobs on without storing them and prepares bundles the next day. Blobs up to \
-               64KiB, manifests and bundles that a worker waits for may exceed it by a sixteenth. pierhead saves the count \
+               When the budget is spent, pierhead passes blobs on without storing them and prepares bundles the next day. Blobs up to \
+               64KiB, manifests and bundles that a worker waits for may exceed the budget by a sixteenth. pierhead saves the count \
                every five minutes and at a clean stop.",
         kind: Kind::Bytes { min: 0, max: None },
         example: "\"0\"",
@@ -89,8 +89,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "eviction",
         name: "admission",
-        help: "Which blobs the cache admits: \"always\" all, \"second-hit\" those requested before, \"size-aware\" large ones \
-               with lower probability, \"tinylfu\" those requested often of late. Blobs up to 64KiB, manifests, and pinned or \
+        help: "Which blobs the cache admits: \"always\" all, \"second-hit\" blobs that were requested before, \
+               \"size-aware\" large blobs with lower probability, \"tinylfu\" blobs that were requested often of late. Blobs up to 64KiB, manifests, and pinned or \
                warmed blobs always enter.",
         kind: Kind::Choice {
             noun: "admission",
@@ -124,8 +124,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "bundle",
         name: "size",
-        help: "Disk space for packs and plans, in addition to cache.size. \"auto\" is a tenth of the free space and of their \
-               current size together, at least 256MiB and at most 100GiB. Indexes take additional space of about 1 % of the \
+        help: "Disk space for packs and plans, in addition to cache.size. \"auto\" is a tenth of the sum of the free space and the \
+               current size of packs and plans, at least 256MiB and at most 100GiB. Indexes take additional space of about 1 % of the \
                layers. \"off\" disables bundles.",
         kind: Kind::Size {
             min: 64 << 20,

@@ -46,7 +46,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "data",
-        help: "The data folder, which has the cache and all state. Only one process can use it at a time.",
+        help: "The data folder, which has the cache and all state. Only one process can use the folder at a time.",
         kind: Kind::Path,
         example: "\"/var/lib/pierhead\"",
         reload: Reload::Restart(|new, old| new.data.clone_from(&old.data)),
@@ -79,7 +79,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "docker_config",
-        help: "A Docker config.json with credentials for upstreams. Its credential helpers are used as well.",
+        help: "A Docker config.json with credentials for upstreams. pierhead also runs the credential helpers that the file names.",
         kind: Kind::PathOrOff,
         example: "\"/root/.docker/config.json\"",
         reload: Reload::Live,

@@ -13,8 +13,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "connections",
-        help: "Maximum number of client connections. One client (an IPv4 address or an IPv6 /64) gets an eighth of them: if many \
-               hosts share one address, write eight times their connections. When all are in use, a new connection replaces \
+        help: "Maximum number of client connections. One client (an IPv4 address or an IPv6 /64) gets at most an eighth of \
+               all connections: if many hosts share one address, write eight times the connections of these hosts. When all \
+               connections are in use, a new connection replaces \
                an idle one of the client with the most connections, or gets 503.",
         kind: Kind::Count {
             min: 1,
@@ -28,7 +29,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "upstream_bandwidth",
-        help: "Maximum rate of all downloads together, in bytes per second. Set it to leave bandwidth of the uplink to other \
+        help: "Maximum rate of all downloads together, in bytes per second. Set this key to leave bandwidth of the uplink to other \
                programs.",
         kind: Kind::Rate,
         example: "\"100MB/s\"",

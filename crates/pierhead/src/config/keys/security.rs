@@ -28,7 +28,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tls",
         name: "client_ca",
-        help: "PEM file of CAs. A client must have a certificate that one of them has signed.",
+        help: "PEM file of certificate authorities. A client must have a certificate that one of these authorities has signed.",
         kind: Kind::Path,
         example: "\"/etc/pierhead/clients.crt\"",
         reload: Reload::Restart(|new, old| new.tls.client_ca.clone_from(&old.tls.client_ca)),

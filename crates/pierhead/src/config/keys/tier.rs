@@ -30,7 +30,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tier",
         name: "path",
-        help: "The file of the tier; pierhead creates it. One process uses it at a time. Deleting it loses only blobs that \
+        help: "The file of the tier; pierhead creates it. Only one process can use the file at a time. If you delete the file, you lose only blobs that \
                pierhead had not yet written back to the disk.",
         kind: Kind::PathOrOff,
         example: "\"/mnt/pmem0/pierhead.tier\"",
@@ -73,7 +73,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tier",
         name: "write_back_rate",
-        help: "Maximum rate of the write-back from the tier to the disk, in bytes per second; \"off\" is no limit. Set it if these \
+        help: "Maximum rate of the write-back from the tier to the disk, in bytes per second; \"off\" is no limit. Set this key if the \
                writes slow down reads from the disk.",
         kind: Kind::Rate,
         example: "\"off\"",
