@@ -1,5 +1,5 @@
-//! Invariants of the trace parsers and of saved policy states. The fuzz targets check them on
-//! random input, and tests check them on the stored corpus.
+//! Invariants of the trace parsers and of saved policy states. The fuzz targets check these
+//! invariants on random input, and tests check them on the stored inputs.
 
 use crate::SimulatedPolicy;
 use crate::trace::csv::Columns;
@@ -7,9 +7,9 @@ use crate::trace::{Format, Reader, TraceCounts, TraceError};
 use pierhead_eviction::testing::with_valid_checksum;
 use pierhead_eviction::{Access, Contents as _, Policy as _, SimulatedCache};
 
-/// Checks a trace, whose first byte chooses the format. The result must not depend on how the bytes
-/// are cut into pieces; time must never decrease; no request may be empty; and the requests must be
-/// replayable.
+/// Checks the parser of traces. The first byte of the input chooses the format of the trace. The
+/// result must not depend on how the bytes are cut into pieces; time must never decrease; no
+/// request may be empty; and the requests must be replayable.
 pub fn trace(input: &[u8]) {
     let Some((first, bytes)) = input.split_first() else {
         return;
@@ -45,8 +45,8 @@ fn read(
     (found, end)
 }
 
-/// Checks a saved state with a valid checksum. A policy that restores it stays consistent; a policy
-/// that refuses it stays empty.
+/// Checks a saved state with a valid checksum. A policy that restores the state must stay
+/// consistent, and a policy that refuses the state must stay empty.
 pub fn state(input: &[u8]) {
     let input = with_valid_checksum(input);
     for named in SimulatedPolicy::ONLINE {

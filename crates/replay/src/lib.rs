@@ -1,9 +1,10 @@
 //! Simulator of eviction policies: replays request traces on simulated caches.
 //!
 //! [`trace`] parses recorded request traces, and [`synthetic`] generates registry workloads.
-//! [`policy`] has all policies: those of the daemon, those that only the simulator has, and those
-//! that know the future requests of the trace. [`tally`] counts the results of a replay, and
-//! [`chart`] draws them. The program `pierhead-replay` reads trace files and prints the results.
+//! [`policy`] has all policies: policies of the daemon, policies that only the simulator has, and
+//! policies that know the future requests of the trace. [`tally`] counts the results of a replay,
+//! and [`chart`] draws these results. The program `pierhead-replay` reads trace files and prints
+//! the results.
 
 #![forbid(unsafe_code)]
 

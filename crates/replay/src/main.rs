@@ -19,7 +19,7 @@ fn main() -> ExitCode {
             eprintln!("error: {message}");
             ExitCode::from(2)
         }
-        // The reader of a pipe may close it early: `pierhead-replay … | head`.
+        // The reader of a pipe may close the pipe early: `pierhead-replay … | head`.
         Err(Failure::Other(error)) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(Failure::Other(error)) => {
             eprintln!("pierhead-replay: {}", message_of(&error));
@@ -28,8 +28,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The message of an error and of its causes. A cause whose text the message already contains is
-/// omitted.
+/// Returns the message of an error and of its causes. A cause whose text the message already
+/// contains is omitted.
 fn message_of(error: &anyhow::Error) -> String {
     let mut message = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {

@@ -2,12 +2,12 @@
 
 use pierhead_eviction::{Access, Outcome, Policy, SimulatedCache};
 
-/// Result of a replay, or of a part of one.
+/// The result of a replay, or of a part of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tally {
-    /// Number of requests.
+    /// Number of requests that were replayed.
     pub requests: u64,
-    /// Number of misses.
+    /// Number of cache misses.
     pub misses: u64,
     /// Sum of the requested bytes. All sums saturate at 2^64 - 1.
     pub bytes: u64,
@@ -15,7 +15,7 @@ pub struct Tally {
     pub missed_bytes: u64,
     /// Sum of the costs of the misses: seconds for which clients wait.
     pub waiting_seconds: f64,
-    /// Number of evicted keys.
+    /// Number of keys that were evicted.
     pub evictions: u64,
     /// Sum of the bytes of stored keys, which are written to the disk.
     pub written_bytes: u64,
@@ -46,12 +46,12 @@ impl Tally {
         }
     }
 
-    /// Misses per request; 0 without requests.
+    /// Returns the number of misses per request, or 0 without requests.
     pub fn object_miss_ratio(&self) -> f64 {
         ratio(self.misses, self.requests)
     }
 
-    /// Missed bytes per requested byte; 0 without requests.
+    /// Returns the number of missed bytes per requested byte, or 0 without requests.
     pub fn byte_miss_ratio(&self) -> f64 {
         ratio(self.missed_bytes, self.bytes)
     }
@@ -64,8 +64,8 @@ fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole as f64
 }
 
-/// Sends requests to a simulated cache. A caller may replay the next part of a trace by another
-/// call.
+/// Sends requests to a simulated cache. A caller may replay a trace in parts, with one call for
+/// each part.
 pub fn replay<P: Policy<u64>>(
     accesses: impl IntoIterator<Item = Access<u64>>,
     cache: &mut SimulatedCache<u64, P>,

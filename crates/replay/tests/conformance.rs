@@ -14,7 +14,8 @@ fn every_policy_that_does_not_know_the_future_conforms() {
     }
 }
 
-/// `lhd` is excluded: with a key of 65 bytes, its per-key data has more than 64 bytes.
+/// The policy `lhd` is excluded, since its data for a key of 65 bytes has more than 64 bytes in
+/// addition to the key.
 #[test]
 fn every_other_policy_costs_at_most_64_bytes_per_key() {
     let own = SimulatedPolicy::ONLINE

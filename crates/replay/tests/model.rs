@@ -22,16 +22,16 @@ enum Step {
     Remove {
         key: u64,
     },
-    /// Keys divisible by this number are pinned.
+    /// Evicts a key, while all keys that are divisible by this number are pinned.
     Evict {
         pinned: u64,
     },
-    /// The state is restored into a new policy, which replaces the old one.
+    /// Saves the state and restores it into a new policy, which replaces the old policy.
     Restart,
 }
 
-/// Mostly sizes of which several fit into the cache; also sizes that a malicious manifest may
-/// claim.
+/// Generates sizes. Most are so small that several objects fit into the cache; a few are large
+/// sizes that a malicious manifest may state.
 fn size() -> impl Strategy<Value = u64> {
     prop_oneof![
         8 => 1..2_000_u64,
@@ -70,7 +70,7 @@ fn contents(cache: &Cache) -> BTreeMap<u64, u64> {
 }
 
 /// Performs one step on the simulated cache. Returns the visible result, which the test compares
-/// with that of another cache.
+/// with the result of another cache.
 fn take(cache: &mut Cache, named: SimulatedPolicy, step: Step, now: u64) -> String {
     let before = contents(cache);
     let shown = match step {
@@ -145,8 +145,8 @@ fn take(cache: &mut Cache, named: SimulatedPolicy, step: Step, now: u64) -> Stri
     shown
 }
 
-/// Performs the steps on a policy. Performs them also on a second policy with the same seed, after
-/// `other` has changed them, and compares the results.
+/// Performs the steps on a policy, and also on a second policy with the same seed, for which
+/// `other` has changed the steps. Compares the results of the two policies.
 fn play(named: SimulatedPolicy, steps: &[Step], mut other: impl FnMut(Step) -> Option<Step>) {
     let (mut one, mut two) = (cache(named, 1), cache(named, 1));
     let mut now = 0;
@@ -172,7 +172,7 @@ proptest! {
         }
     }
 
-    /// One of the two policies restarts at times, the other policy never does.
+    /// Tests two policies, of which one restarts at times and the other never restarts.
     #[test]
     fn after_a_restart_the_victims_are_the_same(steps in steps()) {
         for named in SimulatedPolicy::ONLINE {

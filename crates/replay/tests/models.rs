@@ -5,8 +5,8 @@ use pierhead_eviction::{Access, Lru, Policy, Victim};
 use pierhead_replay::policy::{fifo, sieve};
 use proptest::prelude::*;
 
-/// The model: a queue, whose first key is the next victim of FIFO. SIEVE also uses the mark and the
-/// hand.
+/// The model: a queue, whose first key is the next victim of FIFO. The model of SIEVE also uses the
+/// mark and the hand.
 #[derive(Default)]
 struct Model {
     queue: Vec<(u8, u64, bool)>,
@@ -76,7 +76,7 @@ impl Model {
 enum Step {
     Ask(u8, u64),
     Remove(u8),
-    /// Keys with these lowest bits are pinned.
+    /// Evicts a key, while all keys with these lowest bits are pinned.
     Evict(Option<u8>),
     SaveAndRestore,
 }

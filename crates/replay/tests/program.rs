@@ -5,8 +5,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// Trace files with the same seven requests: one in each of three formats, one of them plain and
-/// two compressed.
+/// Three trace files with the same seven requests, each in another format. One file is plain, and
+/// two files are compressed.
 const PULLS: [&str; 3] = ["pulls.csv", "pulls.oracleGeneral.bin.zst", "pulls.trace.gz"];
 
 fn replay(arguments: &[&str]) -> Output {
@@ -33,7 +33,7 @@ fn rows(arguments: &[&str]) -> Vec<Value> {
     document["rows"].as_array().expect("rows").clone()
 }
 
-/// Runs the program, expects this exit code, and returns its error.
+/// Runs the program, expects this exit code, and returns the error message.
 #[track_caller]
 fn fails(arguments: &[&str], code: i32) -> String {
     let output = replay(arguments);
@@ -158,8 +158,8 @@ fn an_admission_keeps_refused_keys_out() {
     let common = ["--size", "1GiB", "--policy", "lru", "--trace"];
     let csv = trace("pulls.csv");
     let row = &rows(&[&common[..], &[&csv, "--admission", "second-hit"]].concat())[0];
-    // With this admission, the first request for a key stores nothing; the second request stores
-    // the key.
+    // With the admission filter `second-hit`, the first request for a key stores nothing, and the
+    // second request stores the key.
     assert_eq!(
         (&row["passed"], &row["written_bytes"]),
         (&4.into(), &11.into())
@@ -423,8 +423,8 @@ fn an_access_log_of_nginx_ends_with_a_verdict() {
             "10.0.0.7 - - [23/Nov/2026:06:{minute:02}:00 +0000] \"GET /v2/team/app/blobs/sha256:{hash}?ns=docker.io HTTP/1.1\" {end}\n"
         )
     };
-    // Every other request is for one blob, and the rest are for distinct blobs. If a policy evicts
-    // the one blob, clients wait for it again.
+    // Every second request is for the same blob, and all other requests are for distinct blobs. If
+    // a policy evicts the frequent blob, clients have to wait for this blob again.
     let mut log = line(0, 'a', "206 5 \"-\" \"containerd/2.4\" 0.1");
     for (minute, other) in ('b'..='f').enumerate() {
         let minute = u32::try_from(minute).expect("few");
@@ -489,7 +489,7 @@ fn the_help_explains_every_flag_and_keeps_its_columns() {
     ] {
         assert!(help.contains(taught), "{taught}");
     }
-    // clap wraps longer lines and breaks the columns.
+    // In longer lines, clap would wrap the text and so break the columns.
     let (_, formats) = help.split_once("Formats (").expect("the formats");
     for line in formats.lines() {
         assert!(line.chars().count() <= 98, "{line}");

@@ -7,7 +7,7 @@ use pierhead_replay::synthetic::{Workload, WorkloadParameters};
 use pierhead_replay::tally::{Tally, replay};
 use pierhead_replay::trace::RequestTrace;
 
-/// Maximum difference of either miss ratio.
+/// Maximum difference between the two caches in the object miss ratio and in the byte miss ratio.
 const BOUND: f64 = 0.01;
 
 #[test]

@@ -52,7 +52,8 @@ fn statistics(parameters: &WorkloadParameters, seed: u64) -> Statistics {
     }
 }
 
-/// Checks that the mean over the seeds, and the value of each seed, are near the target.
+/// Checks for each statistic that the mean over all seeds, and the value of each seed, are near the
+/// target.
 #[test]
 fn the_statistics_are_those_of_the_studies() {
     let all: Vec<Statistics> = SEEDS

@@ -1,7 +1,7 @@
 //! A fake registry and a pulling client in one process, for tests on several machines with pierhead
-//! between registry and client. The program prints the URL of the registry. Then it runs each
-//! command of its input, and prints one line of JSON for each, `{"error": …}` if the command
-//! failed:
+//! between registry and client. The program prints the URL of the registry. Then the program runs
+//! each command of its standard input, and prints one line of JSON for each command, which is
+//! `{"error": …}` if the command failed:
 //!
 //! ```text
 //! pull ADDRESS          # pulls the image and compares every byte: seconds, requests to the registry, responses from a cache
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Time limit of one command. It is long, because an emulated machine is slow.
+/// Time limit of one command. The time is long, because an emulated machine is slow.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 const REPOSITORY: &str = "library/app";
@@ -87,8 +87,8 @@ async fn pull(address: &str, registry: &Background, image: &Image) -> Outcome<Va
     }))
 }
 
-/// Fetches a path. Returns whether the response came from a cache. It is an error if the body is
-/// not `expected`.
+/// Fetches a path. Returns whether the response came from a cache. If the body is not `expected`,
+/// returns an error.
 async fn whole(address: &str, path: &str, expected: &[u8]) -> Outcome<bool> {
     let response = get(address, path).await?;
     if response.status != 200 || response.end != End::Clean {

@@ -7,8 +7,8 @@ use pierhead_eviction::{Access, Admission};
 
 use crate::policy::{Key, key};
 
-/// Runs the conformance suite. `new` returns an empty admission for a cache of
-/// [`crate::policy::CAPACITY`] bytes, each time with the same seed.
+/// Runs the conformance suite of admission policies. `new` returns an empty admission policy for a
+/// cache of [`crate::policy::CAPACITY`] bytes, each time with the same seed.
 ///
 /// # Panics
 /// If the admission policy violates the contract of [`Admission`].
@@ -73,7 +73,8 @@ fn refuses_a_foreign_state<A: Admission<Key>>(new: &impl Fn() -> A) {
         other.admit(&access(n, 0));
     }
     let (before, state) = (admission.save(), other.save());
-    // Not every prefix is tested, because every prefix of a large sketch would take minutes.
+    // Tests only some prefixes, because the test of every prefix of a large sketch would take
+    // minutes.
     let step = (state.len() / 500).max(1);
     for at in (0..state.len()).step_by(step) {
         assert!(admission.restore(&state[..at]).is_err(), "cut at {at}");

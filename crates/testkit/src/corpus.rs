@@ -1,12 +1,12 @@
-//! Checks the properties of the fuzz targets on the stored inputs, in regular tests without a
+//! Checks the properties of the fuzz targets on their stored inputs, in regular tests that need no
 //! fuzzer.
 
 use std::path::Path;
 
 /// Minimum number of stored inputs of a fuzz target.
 const MIN_INPUTS: usize = 6;
-/// Maximum length in bytes of an input of which all prefixes are tested. For longer inputs, this
-/// would take too long, because the time grows with the square of the length.
+/// Maximum length in bytes of an input of which all prefixes are tested. For a longer input, the
+/// test of all prefixes would take too long, because its time grows with the square of the length.
 const MAX_PREFIX_TESTED: usize = 2 << 10;
 
 /// Calls `property` with every stored input of `target`, and with every prefix of the short inputs,

@@ -1,4 +1,5 @@
-//! Reads and writes OCI image layouts on disk, for tests, benchmarks and examples.
+//! Reads images from an OCI image layout on disk, for the example programs that measure real
+//! images.
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use pierhead_oci::{Algorithm, Digest, Hasher, MediaType};
 use serde_json::{Value, json};
 
-/// The annotation in `index.json` with the name of an image.
+/// The annotation in `index.json` that names an image.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 /// The media type of an image config.
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -19,7 +20,7 @@ pub struct OciLayout {
     folder: PathBuf,
 }
 
-/// An image of a layout.
+/// An image in an OCI image layout.
 #[derive(Clone, Debug)]
 pub struct LayoutImage {
     /// The digest of the image manifest.
@@ -31,16 +32,16 @@ pub struct LayoutImage {
 /// A layer of a [`LayoutImage`].
 #[derive(Clone, Debug)]
 pub struct LayoutLayer {
-    /// The media type in the manifest.
+    /// The media type of the layer, as the manifest states it.
     pub media_type: String,
-    /// The diff ID in the config.
+    /// The diff ID of the layer, as the config states it.
     pub diff_id: Digest,
     /// The file of the compressed layer.
     pub path: PathBuf,
 }
 
 impl OciLayout {
-    /// Names the folder of a layout. Reads nothing.
+    /// Creates the value for the layout in this folder, without reading any file.
     pub fn new(folder: &Path) -> Self {
         Self {
             folder: folder.to_owned(),
@@ -140,7 +141,8 @@ impl OciLayout {
     /// amd64.
     ///
     /// # Errors
-    /// Errors of the file system; an unknown name; documents that violate the image specification.
+    /// Errors of the file system, and errors for an unknown name or for documents that violate the
+    /// image specification.
     pub fn image(&self, name: &str) -> io::Result<LayoutImage> {
         let is_named = |entry: &&Value| Self::name_of(entry) == Some(name);
         let mut descriptor = find(&self.entries()?, is_named)?;

@@ -1,7 +1,8 @@
-//! Test fixtures: a fake registry with faults, generated images, an HTTP client, storage tiers, and
-//! conformance suites. The crate is only for tests: other crates may depend on it only in
-//! dev-dependencies. All generators are deterministic for a given seed. All servers listen on
-//! loopback. Functions panic with a message instead of returning errors that tests would unwrap.
+//! Test fixtures of all crates: a fake registry with faults, generated images, an HTTP client,
+//! storage tiers, and conformance suites. The crate is only for tests: other crates may depend on
+//! it only in dev-dependencies. All generators are deterministic for a given seed. All servers
+//! listen on loopback. Most functions panic with a message in place of an error, which tests would
+//! only unwrap.
 
 #![forbid(unsafe_code)]
 

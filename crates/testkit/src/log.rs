@@ -13,8 +13,8 @@ use tracing_subscriber::fmt::MakeWriter;
 pub fn capture() -> Lines {
     // `tracing` caches for each callsite whether any subscriber wants its events. While the process
     // has a single subscriber, `tracing` asks the subscriber of the thread that reaches the
-    // callsite first, and that thread may have none. A second subscriber makes `tracing` ask all
-    // subscribers.
+    // callsite first, and that thread may have no subscriber. With this second subscriber,
+    // `tracing` asks all subscribers.
     static SECOND: OnceLock<Dispatch> = OnceLock::new();
     SECOND.get_or_init(|| Dispatch::new(subscriber(&Text::default())));
     let text = Text::default();
@@ -45,7 +45,7 @@ fn subscriber(text: &Text) -> impl Subscriber + Send + Sync + use<> {
         .finish()
 }
 
-/// The captured log; see [`capture`].
+/// The log lines that [`capture`] or [`capture_process`] captures.
 pub struct Lines {
     text: Text,
     _guard: Option<DefaultGuard>,

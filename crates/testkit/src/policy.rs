@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pierhead_eviction::{Access, Policy};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Size in bytes of the cache in the suite, enough for all of its keys.
+/// Size in bytes of the cache in the conformance suite, which is enough for all keys of the suite.
 pub const CAPACITY: u64 = 1 << 30;
 
 /// A reference-counted key, so that the suite detects a policy that leaks keys.
@@ -30,8 +30,8 @@ pub(crate) fn key(n: u32) -> Key {
     Key(Arc::new(n))
 }
 
-/// Runs the conformance suite. `new` returns an empty policy for a cache of [`CAPACITY`] bytes,
-/// each time with the same seed.
+/// Runs the conformance suite of eviction policies. `new` returns an empty policy for a cache of
+/// [`CAPACITY`] bytes, each time with the same seed.
 ///
 /// # Panics
 /// If the policy violates the contract of [`Policy`].
@@ -69,7 +69,7 @@ fn evict_all(policy: &mut dyn Policy<Key>) -> Vec<u32> {
     std::iter::from_fn(|| next(policy)).collect()
 }
 
-/// Makes one request to the policy, as a cache with enough space does.
+/// Makes one request to the policy, like a cache that has enough space.
 fn request(policy: &mut dyn Policy<Key>, n: u32, tick: u64) {
     let access = access(n, tick);
     if !policy.hit(&access) {
@@ -150,7 +150,8 @@ fn skips_keys_in_use(mut policy: impl Policy<Key>) {
 
 fn accepts_a_returned_victim(mut policy: impl Policy<Key>) {
     (0..5).for_each(|n| policy.insert(&access(n, n.into())));
-    // A client that requests one key many times must not protect the other keys from eviction.
+    // A client that requests one key many times must not thereby protect the other keys from
+    // eviction.
     let mut victims = Vec::new();
     for tick in 5..10_000 {
         match next(&mut policy) {
@@ -194,7 +195,7 @@ fn sums_sizes_without_overflow<P: Policy<Key>>(new: &impl Fn() -> P) {
     }
 }
 
-/// Runs a fixed sequence of operations.
+/// Runs a fixed sequence of operations on a policy, and calls `then` after each.
 fn run(policy: &mut dyn Policy<Key>, mut then: impl FnMut(&mut dyn Policy<Key>, Step)) {
     let mut random = fastrand::Rng::with_seed(0x0c1);
     for tick in 0..20_000 {
@@ -359,7 +360,7 @@ pub fn stays_small(mut policy: impl Policy<Large>) {
     let mut random = fastrand::Rng::with_seed(0x0c2);
     let mut evicted = false;
     for tick in 0..3 * held {
-        // These are new keys, and keys that recently entered or left.
+        // Requests new keys, and keys that recently entered or left the cache.
         let n = if random.bool() {
             tick
         } else {
@@ -373,7 +374,7 @@ pub fn stays_small(mut policy: impl Policy<Large>) {
                 assert!(policy.evict(&mut |_| false).is_some(), "a victim exists");
                 evicted = true;
             }
-            // Keys that are requested and do not enter are another kind of ghosts.
+            // Keys that are requested but do not enter the cache are a second kind of ghosts.
             if random.u8(..10) > 0 {
                 policy.insert(&access);
             }

@@ -4,8 +4,8 @@ use std::env;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 
-/// Returns `has`. If `has` is `false`, prints that the test is skipped because of `needs`. The
-/// message appears even though the test runner captures output.
+/// Returns `has`. If `has` is `false`, prints that the test is skipped because this machine lacks
+/// `needs`. The message appears even if the test runner captures the output of tests.
 ///
 /// # Panics
 /// In CI (`CI=true`), where a skipped test is a failure.
@@ -34,12 +34,12 @@ pub fn test() -> String {
     thread.name().unwrap_or("a test").to_owned()
 }
 
-/// Reports that this test is skipped: on the terminal (even though the test runner captures
-/// output), and as a line in the file `PIERHEAD_SKIPPED`. The test runner counts the test as
+/// Reports that this test is skipped: on the terminal (even if the test runner captures the output
+/// of tests), and as a line in the file `PIERHEAD_SKIPPED`. The test runner counts the test as
 /// passed.
 pub fn say(reason: &str) {
     let test = test();
-    // If stderr is closed, the error is ignored.
+    // An error of the write, such as for a closed stderr, is ignored.
     let _ = writeln!(
         std::io::stderr().lock(),
         "\n*** SKIPPED *** {test}: {reason}\n"

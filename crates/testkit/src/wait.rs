@@ -1,8 +1,9 @@
-//! Waits for another thread or task with a time limit, so that tests fail instead of hanging.
+//! Waits for another thread or task with a time limit, so that a test that would hang fails
+//! instead.
 
 use std::time::{Duration, Instant};
 
-/// Time limit of a wait. It is far longer than any event takes, even on a busy machine.
+/// Time limit of a wait. This is far longer than any event takes, even on a busy machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Yields this thread until `is` returns true.

@@ -6,23 +6,23 @@ pub struct Axis {
     from: f64,
     to: f64,
     is_logarithmic: bool,
-    /// The ticks, in ascending order.
+    /// The ticks of the axis, in ascending order.
     pub(crate) ticks: Vec<Tick>,
 }
 
 /// A labelled position on an axis.
 #[derive(Clone, Debug)]
 pub struct Tick {
-    /// The value, in units of the axis.
+    /// The value at the tick, in units of the axis.
     pub at: f64,
-    /// The label; may be empty.
+    /// The label of the tick, which may be empty.
     pub label: String,
-    /// A smaller text below the label; may be empty.
+    /// A smaller text below the label, which may be empty.
     pub note: String,
 }
 
 impl Axis {
-    /// A linear axis.
+    /// Creates a linear axis.
     pub fn linear(from: f64, to: f64, ticks: Vec<Tick>) -> Self {
         Self {
             from,
@@ -32,7 +32,7 @@ impl Axis {
         }
     }
 
-    /// A logarithmic axis. Values that are not positive lie at its beginning.
+    /// Creates a logarithmic axis. Values that are not positive lie at its beginning.
     pub fn logarithmic(from: f64, to: f64, ticks: Vec<Tick>) -> Self {
         Self {
             from,
@@ -42,8 +42,8 @@ impl Axis {
         }
     }
 
-    /// A logarithmic axis over the whole decades that contain all values, with a tick at each
-    /// decade.
+    /// Creates a logarithmic axis over the whole decades that contain all values, with a tick at
+    /// each decade.
     pub fn decades(values: impl IntoIterator<Item = f64>, label: impl Fn(f64) -> String) -> Self {
         let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
         for value in values.into_iter().filter(|it| *it > 0.0 && it.is_finite()) {
@@ -64,8 +64,8 @@ impl Axis {
         Self::logarithmic(10_f64.powf(least), 10_f64.powf(most), ticks)
     }
 
-    /// The position of a value, from 0 at the beginning to 1 at the end; 0.5 if the axis has no
-    /// length.
+    /// Returns the position of a value: 0 at the beginning of the axis, and 1 at its end. If the
+    /// axis has no length, the position is 0.5.
     pub(crate) fn share(&self, value: f64) -> f64 {
         let place = |value: f64| match self.is_logarithmic {
             true if value > 0.0 => value.ln(),
@@ -81,7 +81,7 @@ impl Axis {
 }
 
 impl Tick {
-    /// A tick without a note.
+    /// Creates a tick without a note.
     pub fn new(at: f64, label: impl Into<String>) -> Self {
         Self {
             at,

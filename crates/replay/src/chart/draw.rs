@@ -15,10 +15,10 @@ const LEGEND: f64 = 150.0;
 const MARGIN: f64 = 0.04;
 /// Height of a legend entry in pixels.
 const ENTRY: f64 = 18.0;
-/// Maximum width of a label of the horizontal axis in pixels.
+/// Maximum width in pixels of a label of the horizontal axis.
 const LABEL: f64 = 62.0;
 
-/// A palette for colour-blind readers, together with [`DASHES`].
+/// The colours of lines. Together with [`DASHES`], colour-blind readers can tell the lines apart.
 const COLOURS: [&str; 8] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a6761d", "#56b4e9", "#e6a700", "#333333",
 ];
@@ -43,7 +43,8 @@ pub(crate) fn document(figure: &Figure) -> String {
     svg
 }
 
-/// Height of a band in pixels: the height of its panels or of its legend, whichever is greater.
+/// Returns the height of a band in pixels: the height of its panels or of its legend, whichever is
+/// greater.
 fn height(band: &Band) -> f64 {
     (TOP + HEIGHT + GAP).max(TOP + ENTRY * band.legend.len() as f64 + 20.0)
 }
@@ -88,7 +89,7 @@ fn band(svg: &mut String, band: &Band, top: f64) {
     }
 }
 
-/// Horizontal position in a panel, in pixels.
+/// Returns the horizontal position of a value in a panel, in pixels.
 fn across(panel: &Panel, at: f64) -> f64 {
     WIDTH * (MARGIN + (1.0 - 2.0 * MARGIN) * panel.x.share(at))
 }
@@ -129,7 +130,7 @@ fn frame(svg: &mut String, (x, y): (f64, f64), panel: &Panel) {
             "<line x1=\"{at:.1}\" y1=\"{bottom:.1}\" x2=\"{at:.1}\" y2=\"{:.1}\" stroke=\"black\"/>",
             bottom + 5.0
         );
-        // Overlapping labels are left out; their ticks stay.
+        // Labels that would overlap are left out, but their ticks are drawn.
         if at < free_from {
             continue;
         }
@@ -232,7 +233,7 @@ mod tests {
 
     #[test]
     fn lines_and_dots_are_drawn_as_configured() {
-        // The sample in the legend has a line and two dots.
+        // The sample of a style in the legend has a line and two dots.
         for (marks, lines, dots) in [
             (Marks::Both, 2, 5),
             (Marks::Line, 2, 2),

@@ -5,36 +5,36 @@ mod draw;
 
 pub use axis::{Axis, Tick};
 
-/// A chart: bands, one below the other.
+/// A chart, which consists of bands (rows of panels), one below the other.
 #[derive(Clone, Debug, Default)]
 pub struct Figure {
-    /// The bands, from top to bottom.
+    /// The bands of the chart, from top to bottom.
     pub bands: Vec<Band>,
 }
 
-/// Panels side by side, with one legend.
+/// A row of panels side by side, with one legend.
 #[derive(Clone, Debug, Default)]
 pub struct Band {
-    /// Title above all panels.
+    /// Title above all panels of the band.
     pub title: String,
-    /// The panels, from left to right.
+    /// The panels of the band, from left to right.
     pub panels: Vec<Panel>,
-    /// Name of each [`Line::style`].
+    /// Names of the line styles: element `n` is the name of [`Line::style`] `n`.
     pub legend: Vec<String>,
 }
 
-/// Lines over two axes.
+/// A panel: the lines of one diagram, with two axes.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// Title above the panel.
+    /// Title above this panel.
     pub title: String,
-    /// Label of the horizontal axis.
+    /// Label below the horizontal axis.
     pub below: String,
-    /// The horizontal axis.
+    /// The horizontal axis of the panel.
     pub x: Axis,
-    /// The vertical axis.
+    /// The vertical axis of the panel.
     pub y: Axis,
-    /// The lines, in drawing order.
+    /// The lines of the panel, in drawing order.
     pub lines: Vec<Line>,
 }
 
@@ -49,19 +49,20 @@ pub struct Line {
     pub points: Vec<(f64, f64)>,
 }
 
-/// The drawn parts of a line.
+/// Which parts of a line are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marks {
-    /// A line, and a dot at each point.
+    /// Draw a line, and a dot at each point.
     Both,
-    /// A line alone.
+    /// Draw only the line.
     Line,
-    /// Dots alone.
+    /// Draw only the dots.
     Dots,
 }
 
 impl Figure {
-    /// The SVG document. Values outside of an axis are drawn at its end.
+    /// Returns the chart as an SVG document. A value outside of an axis is drawn at the end of the
+    /// axis.
     pub fn svg(&self) -> String {
         draw::document(self)
     }

@@ -1,9 +1,10 @@
 //! Policy `arc`: two recency queues, for keys that were requested once and for keys that were
-//! requested again. Hits on their ghosts move the share of each queue.
+//! requested again. Hits on ghosts (evicted keys that the policy remembers) move the share of each
+//! queue.
 //!
 //! Megiddo and Modha, "ARC: A self-tuning, low overhead replacement cache", FAST '03, section 3
-//! (figure 4). Pages of the paper are bytes here: a ghost hit moves the target by the size of the
-//! object instead of one page.
+//! (figure 4). Where the paper counts pages, this policy counts bytes: a ghost hit moves the target
+//! by the size of the object, and not by one page.
 
 use pierhead_eviction::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use pierhead_eviction::building_blocks::queues::Queues;
@@ -12,38 +13,39 @@ use pierhead_eviction::{Access, Key, StateError, Victim};
 
 pub(crate) const NAME: &str = "arc";
 
-/// The queue of keys that were requested once; T1 in the paper.
+/// The queue of keys that were requested once. The paper calls this queue T1.
 const ONCE: usize = 0;
-/// The queue of keys that were requested again; T2 in the paper.
+/// The queue of keys that were requested again. The paper calls this queue T2.
 const AGAIN: usize = 1;
-/// Ghosts of the queue [`ONCE`]; B1 in the paper.
+/// The queue of ghosts of [`ONCE`]. The paper calls this queue B1.
 const ONCE_GHOST: usize = 2;
-/// Ghosts of the queue [`AGAIN`]; B2 in the paper.
+/// The queue of ghosts of [`AGAIN`]. The paper calls this queue B2.
 const AGAIN_GHOST: usize = 3;
-/// Ghosts that were requested and may enter soon.
+/// The queue of ghosts that were requested and may enter the cache soon.
 const RETURNING: usize = 4;
 
 /// Parameters of [`Arc`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ArcParameters {
-    /// The unit by which a ghost hit moves the target. It is multiplied by the ratio of the two
-    /// queues of ghosts.
+    /// The unit by which a ghost hit moves the target. This unit is multiplied by the ratio of the
+    /// sizes of the two queues of ghosts.
     pub step: Step,
-    /// Whether ghosts are bounded: the bytes of each kind by the capacity, and the number of all
-    /// ghosts by the number of resident keys. Default: true. libcachesim removes at most one ghost
-    /// for each new one, which bounds neither bytes nor number if sizes differ.
+    /// Whether ghosts are bounded: the bytes of each queue of ghosts by the capacity, and the
+    /// number of all ghosts by the number of resident keys. The default is true. libcachesim
+    /// removes at most one ghost for each new ghost, which bounds neither bytes nor number if sizes
+    /// differ.
     pub bounded: bool,
 }
 
-/// The unit by which a ghost hit moves the target. It is multiplied by the ratio of the two queues
-/// of ghosts.
+/// The unit by which a ghost hit moves the target. This unit is multiplied by the ratio of the
+/// sizes of the two queues of ghosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Step {
-    /// The size of the object.
+    /// The unit is the size of the object.
     #[default]
     Size,
-    /// One byte, as in libcachesim. If objects are large, the target stays near 0, and keys that
-    /// were requested once are evicted first.
+    /// The unit is one byte, as in libcachesim. If objects are large, the target stays near 0, and
+    /// keys that were requested once are evicted first.
     Byte,
 }
 
@@ -57,7 +59,7 @@ impl Default for ArcParameters {
 }
 
 impl ArcParameters {
-    /// The parameters of libcachesim 0.3.5.
+    /// Returns the parameters of libcachesim 0.3.5.
     pub fn libcachesim() -> Self {
         Self {
             step: Step::Byte,
@@ -66,7 +68,7 @@ impl ArcParameters {
     }
 }
 
-/// Two recency queues with ghosts. All operations are O(1).
+/// The policy: two recency queues with ghosts. All operations are O(1).
 pub type Arc<K> = QueuePolicy<K, Adaptive>;
 
 /// The rule of [`Arc`].
@@ -74,19 +76,20 @@ pub type Arc<K> = QueuePolicy<K, Adaptive>;
 pub struct Adaptive {
     parameters: ArcParameters,
     capacity: u64,
-    /// Target size of [`ONCE`] in bytes; p in the paper.
+    /// Target size in bytes of [`ONCE`]. The paper calls this size p.
     target: f64,
     last: Miss,
 }
 
-/// The last miss: the paper makes room for a specific page.
+/// The last miss. The policy needs it because the algorithm of the paper makes room for a specific
+/// page.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Miss {
     ghost: Option<usize>,
     size: u64,
 }
 
-/// An empty policy for a cache of `capacity` bytes.
+/// Creates an empty policy for a cache of `capacity` bytes.
 pub fn new<K: Key>(capacity: u64, parameters: ArcParameters) -> Arc<K> {
     QueuePolicy::of(Adaptive {
         parameters,
@@ -97,7 +100,7 @@ pub fn new<K: Key>(capacity: u64, parameters: ArcParameters) -> Arc<K> {
 }
 
 impl Adaptive {
-    /// Evicts the front of a queue of resident keys, which becomes a ghost.
+    /// Evicts the front key of a queue of resident keys. The evicted key becomes a ghost.
     fn demote<K: Key>(
         queues: &mut Queues<K>,
         queue: usize,
@@ -107,7 +110,7 @@ impl Adaptive {
         Some(queues.evict_to_ghosts(slot, queue + ONCE_GHOST))
     }
 
-    /// REPLACE of figure 4.
+    /// The procedure REPLACE of the paper's figure 4.
     fn replace<K: Key>(
         &self,
         queues: &mut Queues<K>,
@@ -123,7 +126,7 @@ impl Adaptive {
         Self::demote(queues, first, pinned).or_else(|| Self::demote(queues, other, pinned))
     }
 
-    /// Case IV of figure 4: the requested key is unknown.
+    /// Case IV of the paper's figure 4: the requested key is unknown.
     fn make_room<K: Key>(
         &self,
         queues: &mut Queues<K>,
@@ -249,22 +252,24 @@ mod tests {
     fn keys_move_as_in_figure_4() {
         for (trace, victims, queues) in [
             ("*", ".", "||||"),
-            // Case I: a hit.
+            // Case I of the paper: the request is a hit.
             ("a b c b a", "", "c|ba|||"),
-            // Case IV: a key that was requested once leaves first, as the target begins at 0.
+            // Case IV of the paper: a key that was requested once leaves first, since the target
+            // begins at 0.
             ("a b c a !x *", "b", "c|a|b||"),
             ("a b a b !x *", "a", "|b||a|"),
-            // Case II: the key enters the queue of keys that were requested again.
+            // Case II of the paper: the key enters the queue of keys that were requested again.
             ("a b * a", "a", "b|a|||"),
             ("a b * !a", "a", "b||||a"),
             // The target is 5, so a key that was requested again leaves while ONCE has only 4
             // bytes.
             ("a5 b4 c c !x * !a5 *", "ac", "b|||c|a"),
-            // Case III: the target falls to the 4 bytes of ONCE, which suffices for such a ghost.
+            // Case III of the paper: the target falls to the 4 bytes of ONCE, which is enough for
+            // the ghost that was hit.
             ("a5 b4 c c !x * !a5 * d d !c *", "acb", "|d|b||ac"),
-            // Case IV A without ghosts: no ghost is made.
+            // Case IV A of the paper without ghosts: no ghost is made.
             ("a9 !b2 *", "a", "||||"),
-            // Case IV A with a ghost: the oldest ghost is removed.
+            // Case IV A of the paper with a ghost: the oldest ghost is removed.
             ("a5 * b5 !c *", "ab", "||b||"),
             ("a b -a !x *", "b", "||b||"),
         ] {

@@ -3,8 +3,8 @@
 //! not offer it.
 //!
 //! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
-//! 5(2), 1966. The number of misses is the minimum if all keys have one size; otherwise, it may not
-//! be.
+//! 5(2), 1966. If all keys have the same size, no policy has fewer misses. If sizes differ, another
+//! policy may have fewer.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -18,25 +18,25 @@ pub(crate) const NAME: &str = "belady";
 /// The policy: one heap of next requests.
 pub type Belady<K> = RankPolicy<K, Foresight>;
 
-/// The next request for the same key, for each request of a trace.
+/// The future of a trace: for each request, the next request for the same key.
 #[derive(Clone, Debug)]
 pub struct Future {
-    /// For each request, the number of the next request for its key, counted from 0; [`u64::MAX`]:
-    /// none.
+    /// For each request, the number of the next request for its key, counted from 0; or
+    /// [`u64::MAX`] if there is none.
     next: Arc<[u64]>,
-    /// Number of requests so far.
+    /// Number of requests that were made so far.
     requests: u64,
 }
 
 impl Future {
-    /// The future of a trace: for each request, the number of the next request for the same key,
-    /// counted from 0, or [`u64::MAX`] for none. After the last request of the trace, no key is
-    /// requested.
+    /// Creates the future of a trace from a list: for each request, the number of the next request
+    /// for the same key, counted from 0, or [`u64::MAX`] for none. After the last request of the
+    /// trace, no key is requested.
     pub fn new(next: Arc<[u64]>) -> Self {
         Self { next, requests: 0 }
     }
 
-    /// The future of a trace that is given by the keys of its requests.
+    /// Computes the future of a trace from the keys of its requests.
     pub fn of<K: Eq + Hash>(keys: impl IntoIterator<Item = K>) -> Self {
         let mut last = HashMap::new();
         let mut next = Vec::new();
@@ -49,46 +49,49 @@ impl Future {
         Self::new(next.into())
     }
 
-    /// The numbers, as in [`Future::new`].
+    /// Returns the numbers of the next requests, as in [`Future::new`].
     pub fn numbers(&self) -> &[u64] {
         &self.next
     }
 
-    /// The number of the next request for the current key.
+    /// Returns the number of the next request for the current key.
     pub(crate) fn next(&self) -> Option<u64> {
         let now = usize::try_from(self.requests.checked_sub(1)?).ok()?;
         self.next.get(now).copied().filter(|next| *next != u64::MAX)
     }
 
-    /// Number of requests, including the current one.
+    /// Returns the number of requests so far, including the current request.
     pub(crate) fn requests(&self) -> u64 {
         self.requests
     }
 
-    /// Advances by one request.
+    /// Advances the future by one request.
     pub(crate) fn request(&mut self) {
-        // A saved state may contain any number; all numbers after the end are equal.
+        // A saved state may contain any number of requests, so the sum saturates. After the end of
+        // the trace, the number does not matter.
         self.requests = self.requests.saturating_add(1);
     }
 
-    /// Continues as if this number of requests had been made.
+    /// Continues as if this number of requests had already been made.
     pub(crate) fn resume(&mut self, requests: u64) {
         self.requests = requests;
     }
 
-    /// The priority of the current key: low if its next request is late, lowest if there is none.
+    /// Returns the priority of the current key. The later the next request for the key, the lower
+    /// the priority. Without a next request, the priority is the lowest.
     pub(crate) fn nearness(&self) -> f64 {
         self.next().map_or(f64::NEG_INFINITY, |next| -(next as f64))
     }
 }
 
-/// The rule of MIN.
+/// The rule of the policy `belady`.
 #[derive(Debug)]
 pub struct Foresight {
     future: Future,
 }
 
-/// An empty policy for this future. Each call of [`pierhead_eviction::Policy::hit`] is one request.
+/// Creates an empty policy for this future. Each call of [`pierhead_eviction::Policy::hit`] is one
+/// request.
 pub fn new<K: Key>(future: Future) -> Belady<K> {
     RankPolicy::by(Foresight { future })
 }

@@ -1,11 +1,11 @@
 //! Policy `belady-size`, libcachesim's Belady-size (Yang et al.): evicts the key with the largest
-//! product of size and distance to the key's next request. The policy knows the future of the
+//! product of its size and the distance to its next request. The policy knows the future of the
 //! trace, so it serves only for comparisons, and the daemon does not offer it.
 //!
-//! libcachesim computes the product for a sample of keys. Here, keys are in size classes of 1/8 of
-//! a power of two, and the key with the farthest next request of each class is known. The product
-//! of the victim is therefore at least 8/9 of the largest product. Optimal eviction with sizes is
-//! NP-hard, so the result of this policy is no bound for other policies.
+//! libcachesim computes the product for a sample of keys. This policy divides keys into size
+//! classes of 1/8 of a power of two. In each class, it knows the key with the farthest next
+//! request. The product of the victim is therefore at least 8/9 of the largest product. Optimal
+//! eviction with sizes is NP-hard, so other policies may have better results than this policy.
 
 use crate::policy::belady::Future;
 use pierhead_eviction::building_blocks::heap::Heap;
@@ -18,8 +18,9 @@ use pierhead_eviction::{
 
 pub(crate) const NAME: &str = "belady-size";
 
-/// The policy: one heap of next requests per size class, with at most 512 classes. A request is
-/// O(log n), an eviction O(number of classes). A key that is never requested again does not enter.
+/// The policy: one heap of next requests per size class, with at most 512 classes. A request takes
+/// O(log n) time, and an eviction O(number of classes). A key that is never requested again does
+/// not enter.
 #[derive(Debug)]
 pub struct BeladySize<K> {
     future: Future,
@@ -28,7 +29,7 @@ pub struct BeladySize<K> {
 }
 
 impl<K: Key> BeladySize<K> {
-    /// An empty policy for this future. Each call of [`Policy::hit`] is one request.
+    /// Creates an empty policy for this future. Each call of [`Policy::hit`] is one request.
     pub fn new(future: Future) -> Self {
         Self {
             future,
@@ -52,8 +53,8 @@ impl<K: Key> BeladySize<K> {
         self.table.take(slot).map(Victim::from)
     }
 
-    /// Size times the number of requests until the next request for the key. The second number is
-    /// the size, which decides between keys that are never requested again.
+    /// Returns the size of the key times the number of requests until the next request for the key.
+    /// The second number is the size, which decides between keys that are never requested again.
     fn worth(&self, class: &Heap, slot: Slot) -> (f64, u64) {
         let size = self.table.get(slot).size;
         let next = -class.priority(&self.table, slot);
@@ -61,7 +62,7 @@ impl<K: Key> BeladySize<K> {
         (size.max(1) as f64 * distance, size)
     }
 
-    /// All keys, sizes and priorities, class by class.
+    /// Returns all keys with their sizes and priorities, class by class.
     fn entries(&self) -> impl Iterator<Item = (&K, u64, f64)> {
         let ordered = self.classes.iter().flat_map(Heap::ordered);
         ordered.map(|(slot, priority)| {
@@ -176,11 +177,13 @@ mod tests {
     #[test]
     fn the_largest_size_times_distance_leaves_first() {
         for (trace, future, victims) in [
-            // 9 bytes × 2 requests is evicted before 1 byte × 4 requests.
+            // A key of 9 bytes and a distance of 2 requests is evicted before a key of 1 byte and a
+            // distance of 4 requests.
             ("a1 b9 * * *", "abxbxa", "ba."),
-            // 3 bytes × 5 requests is evicted before 4 bytes × 2 requests.
+            // A key of 3 bytes and a distance of 5 requests is evicted before a key of 4 bytes and
+            // a distance of 2 requests.
             ("a3 b4 * *", "abxbxxa", "ab"),
-            // Keys that are never requested again are evicted first, the largest before the others.
+            // Keys that are never requested again are evicted first, the largest of them first.
             ("a1 b3 c9 d2 * * * *", "abcdc", "bdac"),
             ("a1 b9 b * *", "abbxxxa", "ba"),
             ("a1 b9 -b * *", "abba", "a."),
@@ -204,8 +207,9 @@ mod tests {
         play(&mut saved, "a3 b8");
         let mut restored = of("abxbxxa");
         restored.restore(&saved.save()).expect("its own state");
-        // 3 bytes × 4 requests is evicted before 8 bytes × 1 request. From the start of the trace,
-        // the order would be reversed.
+        // A key of 3 bytes and a distance of 4 requests is evicted before a key of 8 bytes and a
+        // distance of 1 request. If the restored policy had started again at the beginning of the
+        // trace, the order would be reversed.
         assert_eq!(play(&mut restored, "!x * *"), "ab");
     }
 }

@@ -10,14 +10,14 @@ use pierhead_eviction::{Access, Key};
 
 pub(crate) const NAME: &str = "fifo";
 
-/// One queue, in the order of entry.
+/// The policy: one queue of keys, in the order in which they entered.
 pub type Fifo<K> = QueuePolicy<K, Entered>;
 
 /// The rule of [`Fifo`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entered;
 
-/// An empty policy.
+/// Creates an empty policy.
 pub fn new<K: Key>() -> Fifo<K> {
     QueuePolicy::of(Entered)
 }

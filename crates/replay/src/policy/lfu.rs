@@ -4,22 +4,23 @@
 //! Arlitt et al., "Evaluating content management techniques for web proxy caches", Performance
 //! Evaluation Review 27(4), 2000, section 3 (LFU-DA): the rank of a key is its frequency + L, where
 //! L is the rank of the last victim. A key with a hundred old requests therefore survives about a
-//! hundred evictions of new keys; without aging it would stay forever.
+//! hundred evictions of new keys; without aging, the key would stay forever.
 
 use pierhead_eviction::building_blocks::rank_policy::{RankPolicy, RankRule, age};
 use pierhead_eviction::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "lfu";
 
-/// The policy: one heap of ranks. Of keys with equal ranks, the key with the oldest last request is
-/// evicted first. Only the requests since a key entered count. Operations are O(log n).
+/// The policy: one heap of ranks. If several keys have the same rank, the key with the oldest last
+/// request is evicted first. The rank counts only the requests since the key entered. Operations
+/// are O(log n).
 pub type Lfu<K> = RankPolicy<K, Frequency>;
 
 /// Parameters of [`Lfu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LfuParameters {
-    /// Whether frequencies age. Default: true, as in libcachesim's LFUDA. In libcachesim's LFU,
-    /// frequencies do not age.
+    /// Whether frequencies age. The default is true, as in libcachesim's LFUDA. In libcachesim's
+    /// LFU, frequencies do not age.
     pub aged: bool,
 }
 
@@ -29,15 +30,16 @@ impl Default for LfuParameters {
     }
 }
 
-/// The rule of LFU.
+/// The rule of the policy `lfu`.
 #[derive(Clone, Debug)]
 pub struct Frequency {
     parameters: LfuParameters,
-    /// L in the paper; it never decreases. An `f64` represents integers up to 2^53 exactly.
+    /// The value L of the paper, which never decreases. An `f64` represents integers up to 2^53
+    /// exactly.
     age: f64,
 }
 
-/// An empty policy.
+/// Creates an empty policy.
 pub fn new<K: Key>(parameters: LfuParameters) -> Lfu<K> {
     RankPolicy::by(Frequency {
         parameters,
@@ -61,7 +63,8 @@ impl RankRule for Frequency {
 
     fn on_evict(&mut self, rank: f64) {
         if self.parameters.aged {
-            // A key that was pinned may have a lower rank than an earlier victim.
+            // The maximum is needed because a key that was pinned may have a lower rank than an
+            // earlier victim.
             self.age = self.age.max(rank);
         }
     }

@@ -20,46 +20,47 @@ use belady::Future;
 use belady_size::BeladySize;
 use lhd::Lhd;
 
-/// A policy of the simulator.
+/// An eviction policy of the simulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SimulatedPolicy {
-    /// A policy that the daemon offers, too.
+    /// A policy that the daemon also offers.
     OfDaemon(PolicyName),
-    /// [`fifo`].
+    /// The policy `fifo`, see [`fifo`].
     Fifo,
-    /// [`lfu`].
+    /// The policy `lfu`, see [`lfu`].
     Lfu,
-    /// [`sieve`].
+    /// The policy `sieve`, see [`sieve`].
     Sieve,
-    /// [`arc`].
+    /// The policy `arc`, see [`arc`].
     Arc,
-    /// [`w_tinylfu`].
+    /// The policy `w-tinylfu`, see [`w_tinylfu`].
     WTinyLfu,
-    /// [`lhd`].
+    /// The policy `lhd`, see [`lhd`].
     Lhd,
-    /// [`belady`].
+    /// The policy `belady`, see [`belady`].
     Belady,
-    /// [`belady_size`].
+    /// The policy `belady-size`, see [`belady_size`].
     BeladySize,
 }
 
-/// The parameters of the policies.
+/// A set of parameters for all policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterSet {
     /// The defaults of `pierhead serve`.
     Pierhead,
-    /// The parameters of libCacheSim, to compare results with it.
+    /// The parameters of libCacheSim, for comparisons with the results of libCacheSim.
     Libcachesim,
 }
 
-/// Error: the simulator has no policy of this name.
+/// The error of an unknown policy: the simulator has no policy of this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write one of {names}, all", names = SimulatedPolicy::names())]
 pub struct UnknownSimulatedPolicy;
 
 impl SimulatedPolicy {
-    /// The policies that do not know the future of the trace, in the order of help texts.
+    /// The policies that do not know the future of the trace, in the order in which help texts list
+    /// them.
     pub const ONLINE: &[Self] = &[
         Self::Fifo,
         Self::OfDaemon(PolicyName::Lru),
@@ -75,13 +76,13 @@ impl SimulatedPolicy {
         Self::OfDaemon(PolicyName::Learned),
     ];
 
-    /// All policies. Those that know the future of the trace are last.
+    /// Returns all policies. The policies that know the future of the trace are last.
     pub fn all() -> impl Iterator<Item = Self> {
         let online = Self::ONLINE.iter().copied();
         online.chain([Self::Belady, Self::BeladySize])
     }
 
-    /// Name of the policy on the command line.
+    /// Returns the name of the policy on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::OfDaemon(named) => named.name(),
@@ -101,13 +102,13 @@ impl SimulatedPolicy {
         matches!(self, Self::Belady | Self::BeladySize)
     }
 
-    /// Whether the daemon offers the policy, too.
+    /// Whether the daemon also offers the policy.
     pub fn is_of_daemon(self) -> bool {
         matches!(self, Self::OfDaemon(_))
     }
 
-    /// Builds the policy for a cache of `capacity` bytes. `seed` seeds its random numbers. `future`
-    /// is called only for a policy that knows the future.
+    /// Builds the policy for a cache of `capacity` bytes. `seed` is the seed of the policy's random
+    /// numbers. `future` is called only for a policy that knows the future.
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter of the set is out of its range.

@@ -1,9 +1,9 @@
 //! Policy `sieve`: a queue in the order of entry, and a hand that moves through it. The hand evicts
-//! a key that was not requested since the hand's last visit. It spares all other keys, and leaves
-//! them in their places.
+//! a key that was not requested since the hand's last visit. The hand spares all other keys, and
+//! leaves these keys in their places.
 //!
 //! Zhang et al., "SIEVE is Simpler than LRU", NSDI '24, section 3 (Algorithm 1). Sizes are in
-//! bytes; the rule ignores them.
+//! bytes, but the rule ignores sizes.
 
 use pierhead_eviction::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use pierhead_eviction::building_blocks::queues::Queues;
@@ -12,15 +12,15 @@ use pierhead_eviction::{Access, Key, StateError, Victim};
 
 pub(crate) const NAME: &str = "sieve";
 
-/// The policy: one queue in the order of entry, with a hand. An eviction is O(1) amortised: each
-/// time the hand moves on without an eviction, it clears the mark that a hit has set.
+/// The policy: one queue in the order of entry, with a hand. An eviction takes amortised O(1) time:
+/// each time the hand moves on without an eviction, it clears the mark that a hit has set.
 pub type Sieve<K> = QueuePolicy<K, Hand>;
 
-/// The rule of [`Sieve`]: the position of the hand. `None`: the hand is at the oldest key.
+/// The rule of [`Sieve`]: the position of the hand. With `None`, the hand is at the oldest key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hand(Option<Slot>);
 
-/// An empty policy.
+/// Creates an empty policy.
 pub fn new<K: Key>() -> Sieve<K> {
     QueuePolicy::of(Hand::default())
 }
@@ -31,8 +31,8 @@ impl QueueRule for Hand {
     /// The frequency of a key is only a mark: 1 if the key was requested since the hand's last
     /// visit.
     const MAX_FREQUENCY: u8 = 1;
-    /// Number of keys that are older than the key at the hand; `None`: the hand is at the oldest
-    /// key.
+    /// Number of keys that are older than the key at the hand; `None` means that the hand is at the
+    /// oldest key.
     type State = Option<u32>;
 
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, _: &Access<K>) {
@@ -52,7 +52,8 @@ impl QueueRule for Hand {
     ) -> Option<Victim<K>> {
         let oldest = queues.list(0).front()?;
         let mut at = self.0.unwrap_or(oldest);
-        // The first round clears all marks, so the second round finds a key that is not pinned.
+        // The first round clears all marks, so the second round finds a key, unless all keys are
+        // pinned.
         for _ in 0..2 * queues.len() {
             if !pinned(&queues.get(at).key) && std::mem::take(queues.frequency(at)) == 0 {
                 self.0 = queues.after(at);
@@ -91,7 +92,7 @@ mod tests {
             ("*", ".", ""),
             ("a b c a a", "", "a1bc"),
             ("a b c a *", "b", "ac"),
-            // The hand stays between a and c. Keys that are older are visited in the next round.
+            // The hand stays between a and c. The hand visits older keys only in the next round.
             ("a b c a * d *", "bc", "ad"),
             ("a b c a b c *", "a", "bc"),
             ("a b c b * *", "ac", "b"),

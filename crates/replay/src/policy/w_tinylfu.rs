@@ -1,5 +1,6 @@
 //! Policy `w-tinylfu`: new keys enter a small recency window in front of a segmented main part. A
-//! key that leaves the window replaces the main part's victim only if it was requested more often.
+//! key that leaves the window replaces the victim of the main part only if the key was requested
+//! more often than this victim.
 //!
 //! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4), 2017,
 //! section 4.1 (figure 5), with sizes in bytes.
@@ -15,19 +16,21 @@ use pierhead_eviction::{Access, Key, StateError, Victim};
 
 pub(crate) const NAME: &str = "w-tinylfu";
 
-/// The queue of those keys of the main part that were not requested since they entered it. The
-/// victims come from this queue.
+/// The queue of the keys of the main part that were not requested since they entered the main part.
+/// The victims come from this queue.
 const PROBATION: usize = 0;
-/// The queue of those keys of the main part that were requested since they entered it.
+/// The queue of the keys of the main part that were requested since they entered the main part.
 const PROTECTED: usize = 1;
 const WINDOW: usize = 2;
 
 /// Parameters of [`WTinyLfu`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct WTinyLfuParameters {
-    /// The share of the window in the capacity, from 0 to below 1. Default 0.01 (section 4.1).
+    /// The share of the window in the capacity, from 0 to below 1. The default is 0.01 (section 4.1
+    /// of the paper).
     pub window: f64,
-    /// The protected share of the main part, from 0 to 1. Default 0.8 (section 4.1).
+    /// The protected share of the main part, from 0 to 1. The default is 0.8 (section 4.1 of the
+    /// paper).
     pub protected: f64,
 }
 
@@ -41,7 +44,7 @@ impl Default for WTinyLfuParameters {
 }
 
 /// The policy: a window, a segmented main part, and a sketch of request counts of 32 KiB to 2 MiB.
-/// All operations are O(1), amortised over the halving of the sketch.
+/// All operations take O(1) time, amortised over the halving of the sketch.
 pub type WTinyLfu<K> = QueuePolicy<K, Duel>;
 
 /// The rule of [`WTinyLfu`].
@@ -61,10 +64,11 @@ pub struct State {
     coming: u64,
 }
 
-/// An empty policy for a cache of `capacity` bytes. `seed` seeds the sketch's hash.
+/// Creates an empty policy for a cache of `capacity` bytes. `seed` is the seed for the hash
+/// function of the sketch.
 ///
 /// # Errors
-/// When a parameter is out of its range.
+/// An error if a parameter is out of its range.
 pub fn new<K: Key>(
     capacity: u64,
     parameters: WTinyLfuParameters,
@@ -101,7 +105,7 @@ impl Duel {
         share(self.capacity - self.window(), self.parameters.protected)
     }
 
-    /// The key of the main part that would be evicted next.
+    /// Returns the key of the main part that the policy would evict next.
     fn main_victim<K: Key>(queues: &Queues<K>, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
         let probation = queues.first_unpinned(PROBATION, pinned);
         probation.or_else(|| queues.first_unpinned(PROTECTED, pinned))
@@ -133,7 +137,7 @@ impl QueueRule for Duel {
     }
 
     /// Refuses a key that is too large for the window, unless it was requested more often than the
-    /// main part's victim. While the cache has room, no key is refused.
+    /// main part's victim. While the cache has room, the policy refuses no key.
     fn refuses<K: Key>(&self, queues: &Queues<K>, access: &Access<K>) -> bool {
         access.size > self.window()
             && queues.bytes().saturating_add(access.size) > self.capacity
@@ -146,8 +150,9 @@ impl QueueRule for Duel {
     fn enter<K: Key>(&mut self, queues: &mut Queues<K>, _: Option<usize>, access: &Access<K>) {
         queues.add(WINDOW, access.key.clone(), access.size);
         self.coming = 0;
-        // The cache has already made room for the key. Without this move, an eviction would remove
-        // a key of the main part in favour of a key of the window.
+        // The cache has already made room for the new key, so the oldest keys of the window move to
+        // the main part. Otherwise, a later eviction would remove a key of the main part in favour
+        // of a key of the window.
         while queues.list(WINDOW).bytes() > self.window()
             && let Some(oldest) = queues.list(WINDOW).front()
         {
@@ -210,7 +215,8 @@ mod tests {
     use pierhead_eviction::testing::play;
     use pierhead_eviction::{Adaptation as _, Diagnostics as _, Policy};
 
-    /// A window of 2 bytes, a protected segment of 4 bytes, and 4 bytes for the rest.
+    /// Creates a policy with a window of 2 bytes, a protected segment of 4 bytes, and 4 bytes for
+    /// the rest.
     fn new() -> WTinyLfu<char> {
         let parameters = WTinyLfuParameters {
             window: 0.2,
@@ -229,8 +235,8 @@ mod tests {
             ("a b c d a", "", "b|a|cd"),
             // The protected segment is full: its oldest key moves to probation.
             ("a b c d e f g a b c d e", "", "a|bcde|fg"),
-            // An equal request count does not suffice, so the key that leaves the window is
-            // evicted.
+            // The two keys have equal request counts. This is not enough to replace the victim, so
+            // the key that leaves the window is evicted.
             ("a b c d !x *", "c", "ab||d"),
             ("a b c d c !x *", "d", "ab||c"),
             ("a b c d c d !x *", "a", "bc||d"),

@@ -63,15 +63,15 @@ requests/s is per core, as long as --jobs is at most the number of idle cores.";
 #[derive(Parser)]
 #[command(name = "pierhead-replay", version, after_help = EXAMPLES)]
 pub(crate) struct Cli {
-    /// Print only results, warnings and errors: no progress and no notes
+    /// Print only results, warnings and errors, without progress and notes
     #[arg(long, short)]
     pub(crate) quiet: bool,
 
-    /// Trace files to replay, each by itself unless --join is given
+    /// Trace files to replay; each file is a separate trace unless --join is given
     #[arg(long, required_unless_present = "synthetic", num_args = 1.., value_name = "FILE")]
     pub(crate) trace: Vec<PathBuf>,
 
-    /// Replay a generated registry workload instead of files, one per --seed
+    /// Replay generated registry workloads, one per --seed, instead of trace files
     #[arg(long, conflicts_with_all = ["trace", "format", "csv", "join", "cut_ok"])]
     pub(crate) synthetic: bool,
 
@@ -79,7 +79,7 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N", requires = "synthetic", conflicts_with = "trace", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) requests: Option<u64>,
 
-    /// Join all files to one trace, in this order
+    /// Join all trace files to one trace, in the order of the command line
     #[arg(long)]
     pub(crate) join: bool,
 
@@ -87,11 +87,12 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "all", value_parser = parse_policies)]
     pub(crate) policy: Vec<Policies>,
 
-    /// The policy in use, with which the verdict compares
+    /// The policy that the cache uses now, with which the verdict compares other policies
     #[arg(long, value_name = "POLICY", default_value_t = SimulatedPolicy::OfDaemon(PolicyName::DEFAULT))]
     pub(crate) current: SimulatedPolicy,
 
-    /// Cache sizes: bytes such as 4GiB, or a share of the footprint such as 0.1%
+    /// Cache sizes: bytes such as 4GiB, or a share of the size of all distinct objects in the
+    /// trace, such as 0.1%
     #[arg(
         long,
         value_name = "SIZE",
@@ -100,11 +101,12 @@ pub(crate) struct Cli {
     )]
     pub(crate) size: Vec<CacheSize>,
 
-    /// Which keys may enter the cache: always, second-hit, size-aware or tinylfu
+    /// Admission filter, which decides what may enter the cache: always, second-hit, size-aware or
+    /// tinylfu
     #[arg(long, value_name = "ADMISSION", default_value_t)]
     pub(crate) admission: AdmissionName,
 
-    /// Format of the files, instead of detecting it
+    /// Format of the trace files (default: detected from the files)
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
 
@@ -112,15 +114,16 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "COLUMNS")]
     pub(crate) csv: Option<Columns>,
 
-    /// Replay the complete requests of a truncated trace, instead of failing
+    /// If a trace file is truncated, replay its complete requests instead of failing
     #[arg(long)]
     pub(crate) cut_ok: bool,
 
-    /// Parameters of the policies: those of pierhead, or those of libCacheSim 0.3.5
+    /// Set of policy parameters: the defaults of pierhead, or the parameters of libCacheSim 0.3.5
     #[arg(long, value_enum, default_value_t = Rules::Pierhead)]
     pub(crate) rules: Rules,
 
-    /// Seeds of the random numbers of policies and generated workloads; each seed is one replay
+    /// Seeds for the random numbers of policies and generated workloads; each seed causes one
+    /// replay
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     pub(crate) seed: Vec<u64>,
 
@@ -128,24 +131,24 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N")]
     pub(crate) jobs: Option<NonZeroUsize>,
 
-    /// Print one JSON object: {"rows": [...], "traces": [...], "verdicts": [...]}
+    /// Print one JSON object instead of text: {"rows": [...], "traces": [...], "verdicts": [...]}
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Draw the miss ratios at all sizes into this SVG file
+    /// Draw the miss ratios at all cache sizes into this SVG file
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
 
-    /// Write the trace in the format oracle-general, for other simulators
+    /// Write the trace to this file in the format oracle-general, which other simulators read
     #[arg(long, value_name = "FILE")]
     pub(crate) export: Option<PathBuf>,
 
-    /// Save the state of each policy at the end, as FOLDER/POLICY-BYTES.state (not of policies that
+    /// At the end, save the state of each policy to FOLDER/POLICY-BYTES.state (except policies that
     /// know the future)
     #[arg(long, value_name = "FOLDER")]
     pub(crate) save_state: Option<PathBuf>,
 
-    /// Start with the states in FOLDER, instead of empty caches
+    /// Start with the policy states in FOLDER, instead of empty caches
     #[arg(long, value_name = "FOLDER")]
     pub(crate) restore_state: Option<PathBuf>,
 }
@@ -161,12 +164,12 @@ fn parse_policies(word: &str) -> Result<Policies, String> {
     policy.map(|it| [it].into()).map_err(|it| it.to_string())
 }
 
-/// The parameters of the policies.
+/// A set of parameters for all policies.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Rules {
     /// The defaults of `pierhead serve`
     Pierhead,
-    /// The parameters of libCacheSim 0.3.5, to compare results with it
+    /// The parameters of libCacheSim 0.3.5, for comparisons with its results
     Libcachesim,
 }
 

@@ -7,8 +7,8 @@ use pierhead_replay::chart::{Axis, Band, Figure, Line, Marks, Panel, Tick};
 use super::report::{Report, Row};
 use super::source::Summary;
 
-/// Two panels per trace, for object and byte miss ratio, with a line per policy and a logarithmic
-/// axis of sizes.
+/// Draws two panels per trace, for object miss ratio and byte miss ratio. Each panel has a line per
+/// policy and a logarithmic axis of cache sizes.
 pub(crate) fn plot(report: &Report) -> String {
     let mut policies: Vec<&str> = Vec::new();
     for row in &report.rows {
@@ -60,8 +60,8 @@ fn lines(rows: &[&Row], policies: &[&str], ratio: fn(&Row) -> f64) -> Vec<Line> 
     policies.iter().enumerate().map(line).collect()
 }
 
-/// The axis of the replayed cache sizes. Each size is also labelled with its share of the
-/// footprint.
+/// Creates the axis of the replayed cache sizes. Each size is also labelled with its share of the
+/// trace's footprint.
 fn sizes(rows: &[&Row], summary: &Summary) -> Axis {
     let mut bytes: Vec<u64> = rows.iter().map(|row| row.size_bytes).collect();
     bytes.sort_unstable();
@@ -75,7 +75,8 @@ fn sizes(rows: &[&Row], summary: &Summary) -> Axis {
     Axis::logarithmic(end(bytes.first()), end(bytes.last()), ticks.collect())
 }
 
-/// The axis of miss ratios: a grid line at every tenth, a label at every second of them.
+/// Creates the axis of miss ratios, with a grid line at every tenth and a label at every second
+/// grid line.
 fn ratios() -> Axis {
     let ticks = (0..=10).map(|tenth| {
         let ratio = f64::from(tenth) / 10.0;

@@ -24,11 +24,11 @@ use source::Source;
 
 pub(crate) use size::CacheSize;
 
-/// Error of the program.
+/// The error of the program, with its exit code.
 pub(crate) enum Failure {
-    /// The flags contradict each other. The text says how to fix them. Exit code 2.
+    /// The flags contradict each other. The text says how to fix the flags. The exit code is 2.
     Usage(String),
-    /// Any other error. Exit code 1.
+    /// Any other error. The exit code is 1.
     Other(anyhow::Error),
 }
 
@@ -40,7 +40,7 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 
 /// Runs the replays of the command line.
 ///
-/// Only one trace is in memory at a time.
+/// At any time, only one trace is in memory.
 pub(crate) fn run(args: &Cli) -> Result<(), Failure> {
     let mut policies: Vec<SimulatedPolicy> = Vec::new();
     for policy in args.policy.iter().flat_map(|policies| policies.iter()) {
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &Cli) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The distinct seeds, in order of their first occurrence.
+/// Returns the distinct seeds, in order of their first occurrence.
 fn distinct(all: &[u64]) -> Vec<u64> {
     let mut seeds = Vec::new();
     for seed in all {

@@ -9,7 +9,7 @@ use super::run::ReplayResult;
 use super::source::{Summary, Trace};
 use super::verdict::Verdict;
 
-/// All results.
+/// The results of all replays.
 #[derive(Default, Serialize)]
 pub(crate) struct Report {
     pub(crate) rows: Vec<Row>,
@@ -23,7 +23,7 @@ pub(crate) struct Row {
     pub(crate) trace: String,
     pub(crate) seed: u64,
     pub(crate) policy: &'static str,
-    /// The cache size, as written in `--size`.
+    /// The cache size, as the user wrote it in `--size`.
     pub(crate) size: String,
     pub(crate) size_bytes: u64,
     pub(crate) requests: u64,
@@ -57,7 +57,7 @@ impl Row {
             evictions: tally.evictions,
             passed: tally.passed,
             above_cache: tally.oversized,
-            // At least 1 ns, because the clock may not advance during a short trace.
+            // Divides by at least 1 ns, because the clock may not advance during a short trace.
             requests_per_second: tally.requests as f64 / result.took.as_secs_f64().max(1e-9),
             memory_bytes: result.memory,
         }
@@ -128,7 +128,7 @@ impl Report {
         Ok(())
     }
 
-    /// The rows of one trace.
+    /// Returns the rows of one trace.
     pub(crate) fn rows_of<'a>(&'a self, summary: &'a Summary) -> impl Iterator<Item = &'a Row> {
         self.rows.iter().filter(|row| row.trace == summary.trace)
     }

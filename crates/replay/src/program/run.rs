@@ -36,15 +36,15 @@ pub(crate) struct ReplayResult {
     pub(crate) capacity: u64,
     pub(crate) tally: Tally,
     pub(crate) took: Duration,
-    /// Maximum memory of the policy, in bytes.
+    /// Maximum memory that the policy used, in bytes.
     pub(crate) memory: usize,
 }
 
-/// Number of requests between two updates of memory and progress.
+/// Number of requests after which a replay updates the memory maximum and the progress bar.
 const STRETCH: usize = 1 << 16;
 
 impl Plan<'_> {
-    /// Runs `jobs` replays in parallel. The results are ordered by size, then by policy.
+    /// Runs `jobs` replays in parallel. The results are sorted by cache size, and then by policy.
     pub(crate) fn run(&self, jobs: usize, progress: bool) -> anyhow::Result<Vec<ReplayResult>> {
         let cells: Vec<(&CacheSize, SimulatedPolicy)> = self
             .sizes
@@ -91,8 +91,8 @@ impl Plan<'_> {
         let capacity = size.resolve(self.trace.footprint());
         let foreseen = || future.get_or_init(|| self.trace.future()).clone();
         let mut policy = simulated.build(capacity, self.seed, self.parameters, foreseen)?;
-        // The state of a policy that knows the future fits only one trace, so it is neither saved
-        // nor restored.
+        // The state of a policy that knows the future fits only one trace, so such a state is
+        // neither saved nor restored.
         let state = |folder: &Path| -> Option<PathBuf> {
             (!simulated.is_clairvoyant())
                 .then(|| folder.join(format!("{simulated}-{capacity}.state")))
@@ -138,7 +138,8 @@ impl Plan<'_> {
         })
     }
 
-    /// The progress bar. It goes to standard error, and is hidden if standard error is no terminal.
+    /// Creates the progress bar, which is drawn on standard error. The bar is hidden if standard
+    /// error is not a terminal.
     fn bar(&self, cells: usize, progress: bool) -> ProgressBar {
         let stretches = self.trace.len().div_ceil(STRETCH) * cells;
         let target = match progress {

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Size of a simulated cache.
+/// The size of a simulated cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CacheSize {
-    /// The size, as written on the command line.
+    /// The size, as the user wrote it on the command line.
     text: String,
     amount: Amount,
 }
@@ -21,7 +21,7 @@ enum Amount {
 const DECIMALS: usize = 6;
 
 impl CacheSize {
-    /// Size in bytes for a trace with this footprint, rounded down; at least 1.
+    /// Returns the size in bytes for a trace with this footprint, rounded down, and at least 1.
     pub(crate) fn resolve(&self, footprint: u64) -> u64 {
         let bytes = match self.amount {
             Amount::Bytes(bytes) => bytes,

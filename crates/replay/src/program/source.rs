@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::cli::Cli;
 use super::unpack::unpack;
 
-/// Source of one trace.
+/// Where one trace comes from.
 pub(crate) enum Source {
     /// Files that are parts of one trace, in order.
     Files(Vec<PathBuf>),
@@ -33,7 +33,7 @@ pub(crate) struct Trace {
     cut: bool,
 }
 
-/// Summary of a trace in the output of `--json`.
+/// Summary of a trace, which `--json` prints.
 #[derive(Serialize)]
 pub(crate) struct Summary {
     pub(crate) trace: String,
@@ -91,8 +91,8 @@ impl Trace {
             notes += found;
             cut |= !whole;
         }
-        // Counts requests that are earlier than a request of the previous file. The reader counts
-        // such requests within a file.
+        // Counts requests that are earlier than a request of the previous file. The reader itself
+        // counts such requests only within one file.
         notes.backwards += holder.backwards();
         let requests = holder.finish();
         let name = names.join("+");
@@ -113,7 +113,7 @@ impl Trace {
 }
 
 /// Reads a file into `holder`. Returns the numbers of skipped and changed requests, and whether the
-/// file was complete.
+/// file is complete.
 fn read_file(
     path: &Path,
     args: &Cli,
@@ -157,8 +157,7 @@ fn read_file(
     let notes = reader.notes();
     let ended = match reader.end(&mut each) {
         Ok(notes) if !cut => Ok((notes, true)),
-        // The compressed file is truncated, so it does not matter that its last line is truncated,
-        // too.
+        // The compressed file is truncated, so a truncated last line is not a further error.
         Ok(notes) => Ok((notes, false)),
         Err(TraceError {
             wrong: TraceErrorKind::Cut,
@@ -175,7 +174,7 @@ fn read_file(
     Ok(ended)
 }
 
-/// Whether a path has the name of the older of the two files of a request log (`FILE.1`).
+/// Whether a path is the older of the two files of a request log, which has the name `FILE.1`.
 fn is_older_half(path: &Path) -> bool {
     path.extension().is_some_and(|it| it == "1") && path.with_extension("").exists()
 }

@@ -6,7 +6,8 @@ use std::io::{self, BufRead, BufReader, Read};
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// The decompressed bytes of a file. A truncated file ends with [`io::ErrorKind::UnexpectedEof`].
+/// Returns a reader of the decompressed bytes of a file. For a truncated file, the last read fails
+/// with [`io::ErrorKind::UnexpectedEof`].
 pub(crate) fn unpack(file: File) -> io::Result<Box<dyn Read>> {
     let mut file = BufReader::new(file);
     let head = file.fill_buf()?;
@@ -17,7 +18,7 @@ pub(crate) fn unpack(file: File) -> io::Result<Box<dyn Read>> {
     })
 }
 
-/// Decodes consecutive Zstandard frames; skips skippable ones.
+/// Decodes consecutive Zstandard frames, and skips skippable frames.
 struct Frames<R> {
     file: R,
     decoder: FrameDecoder,
@@ -57,7 +58,8 @@ impl<R: BufRead> Frames<R> {
         Ok(false)
     }
 
-    /// Tells truncated from damaged files, for which the decoder has one error.
+    /// Distinguishes truncated files from damaged files, for which the decoder returns the same
+    /// error.
     fn judge(&mut self, error: FrameDecoderError) -> io::Error {
         match self.file.fill_buf() {
             Ok([]) => io::ErrorKind::UnexpectedEof.into(),

@@ -1,5 +1,5 @@
-//! The verdict of a comparison: which policy has the least client waiting time, and how much it
-//! saves against the current policy.
+//! The verdict of a comparison: which policy has the least client waiting time, and how much
+//! waiting this policy saves compared with the current policy.
 
 use std::fmt;
 
@@ -15,20 +15,21 @@ pub(crate) struct Verdict {
     pub(crate) size: String,
     /// The policy of `--current`.
     pub(crate) current: &'static str,
-    /// Seconds for which clients wait for misses of the current policy. `None`: the replay did not
-    /// include this policy.
+    /// Seconds for which clients wait for misses of the current policy. `None` if the replay did
+    /// not include this policy.
     pub(crate) current_waiting_seconds: Option<f64>,
-    /// The policy with the least waiting, among the current one and those that an operator can configure.
+    /// The policy with the least waiting, among the current policy and the policies that an
+    /// operator can configure.
     pub(crate) best: &'static str,
     pub(crate) best_waiting_seconds: f64,
-    /// By how many percent the best policy reduces the waiting of the current one.
+    /// By how many percent the best policy reduces the waiting of the current policy.
     pub(crate) waits_less_percent: Option<f64>,
 }
 
-/// Minimum saving in percent: below it, a verdict recommends no change of the policy.
+/// Minimum saving in percent at which a verdict recommends another policy.
 const MIN_PERCENT: f64 = 1.0;
 
-/// A verdict for each trace and size, in the order of the rows.
+/// Returns a verdict for each trace and size, in the order of the rows.
 pub(crate) fn of(report: &Report, current: SimulatedPolicy) -> Vec<Verdict> {
     let mut cells: Vec<(&str, &str)> = Vec::new();
     for row in &report.rows {
@@ -40,7 +41,7 @@ pub(crate) fn of(report: &Report, current: SimulatedPolicy) -> Vec<Verdict> {
     cells
         .into_iter()
         .filter_map(|(trace, size)| {
-            // All seeds have equal weight.
+            // Sums over the seeds, so that all seeds have equal weight.
             let mut sums: Vec<(&'static str, f64)> = Vec::new();
             for row in &report.rows {
                 let is_here = row.trace == trace && row.size == size;
@@ -79,7 +80,7 @@ pub(crate) fn of(report: &Report, current: SimulatedPolicy) -> Vec<Verdict> {
         .collect()
 }
 
-/// Number of decimals with which a difference of `difference` is visible.
+/// Returns the number of decimals with which a difference of `difference` is visible.
 fn digits(difference: f64) -> usize {
     [2.0, 0.2, 0.02]
         .iter()
@@ -168,7 +169,8 @@ mod tests {
                 row("lru", 2, 100.0),
                 row("gdsf", 1, 60.0),
                 row("gdsf", 2, 90.0),
-                // A policy that knows the future is not configurable.
+                // A verdict never recommends a policy that knows the future, since an operator
+                // cannot configure it.
                 row("belady", 1, 1.0),
             ]
         };
@@ -184,11 +186,11 @@ mod tests {
         );
         let short = said(vec![row("lru", 1, 11.2), row("gdsf", 1, 10.6)], LRU);
         assert!(short.contains("10.6 s instead of 11.2 s"), "{short}");
-        // Half a percent is noise.
+        // A difference of half a percent is noise, so the verdict recommends no change.
         let close = vec![row("lru", 1, 100.0), row("gdsf", 1, 99.5)];
         assert!(said(close, LRU).contains("keep lru"));
-        // No client waits, so no policy can save waiting. The percentage is then 0, because JSON
-        // needs a number.
+        // No client waits, so no policy can save waiting. In this case, the percentage is 0,
+        // because JSON needs a number.
         let idle = Report {
             rows: vec![row("lru", 1, 0.0), row("gdsf", 1, 0.0)],
             ..Report::default()

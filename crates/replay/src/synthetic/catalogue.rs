@@ -25,7 +25,7 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// The blobs that a pull requests after the manifest. A layer may occur twice.
+    /// Returns the blobs that a pull requests after the manifest. A layer may occur twice.
     pub(super) fn blobs(&self) -> impl Iterator<Item = Blob> {
         std::iter::once(self.config).chain(self.layers.iter().copied())
     }
@@ -42,21 +42,21 @@ struct Base {
 #[derive(Debug)]
 struct Repository {
     base: usize,
-    /// Number of those layers of the newest version that belong to the base image.
+    /// Number of layers of the newest version that belong to the base image.
     inherited: usize,
-    /// Mean days between releases.
+    /// Mean number of days between two releases.
     days: f64,
     /// The available versions, the newest first.
     versions: VecDeque<Image>,
 }
 
-/// All repositories in their current versions.
+/// All repositories, in their current versions.
 #[derive(Debug)]
 pub(super) struct Catalogue {
     parameters: WorkloadParameters,
     bases: Vec<Base>,
     repositories: Vec<Repository>,
-    /// Number of available and pulled images that contain a layer.
+    /// For each layer, the number of available and pulled images that contain it.
     shared: HashMap<u64, u32>,
     /// Number of blobs created so far. The key of a blob is a hash of its number and the seed.
     made: u64,
@@ -139,7 +139,8 @@ impl Catalogue {
         self.blob(Kind::Layer, size)
     }
 
-    /// The layer that a repeated build step creates: it has another digest and about the same size.
+    /// Returns the layer that a repeated build step creates: a layer with another digest and about
+    /// the same size.
     fn rebuilt(&mut self, layer: Blob, random: &mut Random) -> Blob {
         if layer.size == EMPTY_BYTES {
             return layer;
@@ -173,7 +174,7 @@ impl Catalogue {
         self.bases.len()
     }
 
-    /// Mean days between releases of a repository.
+    /// Returns the mean number of days between two releases of a repository.
     pub(super) fn days(&self, repository: usize) -> f64 {
         self.repositories[repository].days
     }
@@ -188,8 +189,8 @@ impl Catalogue {
         self.stack(base);
     }
 
-    /// Adds a version with new upper layers; if the base image changed, all layers are new. Deletes
-    /// the oldest version.
+    /// Adds a version with new upper layers; if the base image changed, all layers are new. Also
+    /// deletes the oldest version.
     pub(super) fn release(&mut self, repository: usize, random: &mut Random) {
         let Repository {
             base,
@@ -243,9 +244,9 @@ impl Catalogue {
         }
     }
 
-    /// Pulls the version `age` of a repository: 0 is the newest, and an `age` beyond the oldest
-    /// available version gives the oldest. Also returns, for each layer, the number of available
-    /// and pulled images that contain it.
+    /// Pulls a version of a repository. `age` 0 is the newest version, and an `age` beyond the
+    /// oldest available version means the oldest version. Also returns, for each layer, the number
+    /// of available and pulled images that contain this layer.
     pub(super) fn pull(&mut self, repository: usize, age: usize) -> (&Image, &HashMap<u64, u32>) {
         let versions = &mut self.repositories[repository].versions;
         let age = age.min(versions.len() - 1);

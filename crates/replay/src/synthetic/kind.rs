@@ -1,14 +1,14 @@
 //! Kinds of the keys in a generated workload: manifest, config or layer.
 
 /// The kind of a key of a `Workload`, stored in the two lowest bits of the key. Policies do not use
-/// it.
+/// this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The manifest of one version.
+    /// The manifest of one version of a repository.
     Manifest,
-    /// The config of one version.
+    /// The config of one version of a repository.
     Config,
-    /// A layer of one or more images.
+    /// A layer, which one or more images contain.
     Layer,
 }
 
@@ -17,7 +17,7 @@ impl Kind {
         key & !3 | self as u64
     }
 
-    /// The kind of a key of a `Workload`.
+    /// Returns the kind of a key of a `Workload`.
     pub fn of(key: u64) -> Self {
         match key & 3 {
             0 => Self::Manifest,

@@ -1,5 +1,5 @@
-//! The image store of one simulated node that pulls through the cache. When the store is full, it
-//! deletes the least recently used images first.
+//! The image store of one simulated node that pulls through the cache. When the store is full, the
+//! node deletes the least recently used images first.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -7,14 +7,14 @@ use std::hash::{BuildHasherDefault, Hasher};
 use super::catalogue::{Blob, Image};
 use pierhead_eviction::{Access, Contents as _, Lru, Policy};
 
-/// The image store of a node. It keeps whole images while their distinct blobs fit, as a kubelet
-/// does.
+/// The image store of a node. Like a kubelet, the store keeps whole images as long as their
+/// distinct blobs fit.
 #[derive(Debug)]
 pub(super) struct Node {
     capacity: u64,
     bytes: u64,
     order: Lru<u64>,
-    /// Config and layers of each stored image, by its manifest.
+    /// Config and layers of each stored image, by the key of the image's manifest.
     images: Map<Vec<Blob>>,
     /// Number of stored images that contain each blob.
     blobs: Map<u32>,
@@ -53,7 +53,8 @@ impl Node {
         }
     }
 
-    /// Pulls an image, and calls `request` with each blob that the node lacks, the config first.
+    /// Pulls an image, and calls `request` with each blob that the node lacks. The config comes
+    /// first.
     pub(super) fn pull(&mut self, image: &Image, request: &mut impl FnMut(Blob)) {
         let manifest = Access::new(image.manifest.key, 0, 0);
         if self.order.hit(&manifest) {

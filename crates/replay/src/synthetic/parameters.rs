@@ -1,7 +1,7 @@
 //! Parameters of generated registry workloads, with the study behind each default.
 
 /// The parameters of a workload. [`WorkloadParameters::default`] reproduces the following
-/// statistics; tests check them.
+/// statistics, which tests check.
 ///
 /// | statistic | target | source |
 /// |---|---|---|
@@ -14,26 +14,28 @@
 /// FAST '18: Anwar et al., "Improving Docker registry design based on production workload analysis"
 /// (five data centers, 75 days). CLUSTER '19: Zhao et al., "Large-scale analysis of the Docker Hub
 /// dataset" (355 000 images). Some facts are in neither study: how many nodes use one cache, how
-/// much each node stores, and how often a project releases. These parameters are fitted: with them,
-/// the statistics above are reached, and LRU, SIEVE, S3-FIFO and GDSF miss about as often as in
-/// published replays of registry traces. The words "assumed" and "fitted" mark such parameters.
+/// much each node stores, and how often a project releases. The parameters for these facts are
+/// fitted, so that the statistics above are reached, and so that LRU, SIEVE, S3-FIFO and GDSF miss
+/// about as often as in published replays of registry traces. The words "assumed" and "fitted" mark
+/// such parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkloadParameters {
-    /// Number of requests.
+    /// Number of requests of the workload.
     pub requests: u64,
-    /// Number of repositories. Assumed: the repositories of one site, not of a public registry.
+    /// Number of repositories. Assumed: the number is for one site, not for a public registry.
     pub repositories: usize,
     /// Exponent of the Zipf law of the demand for repositories. In the studies, a few repositories
     /// dominate. Fitted to the 42 % in the table above.
     pub skew: f64,
     /// Number of Linux distributions, whose root file systems are the lowest layers that images
-    /// share. Language runtimes build on them.
+    /// share. Language runtimes build on these layers.
     pub distributions: usize,
     /// Number of language runtimes, which build on the distributions.
     pub runtimes: usize,
-    /// Mean days between releases of a base image. Distributions publish monthly.
+    /// Mean number of days between two releases of a base image. Distributions publish monthly.
     pub base_days: f64,
-    /// Range of the mean days between releases of a repository, log-uniform. Assumed.
+    /// Range of the mean number of days between two releases of a repository. The distribution is
+    /// log-uniform. Assumed.
     pub release_days: (f64, f64),
     /// Mean number of upper layers that a release changes in addition to the first upper layer.
     /// Assumed.
@@ -41,10 +43,10 @@ pub struct WorkloadParameters {
     /// Number of available versions of a repository. A release deletes the oldest version.
     pub versions: usize,
     /// Share of pulls that request an older version than the newest. Each older version is half as
-    /// likely as the next newer one.
+    /// likely as the next newer version.
     pub pinned: f64,
-    /// Range of the number of a repository's own layers, log-uniform. Its base image adds two to
-    /// seven layers.
+    /// Range of the number of a repository's own layers. The distribution is log-uniform. Its base
+    /// image adds two to seven layers.
     pub own_layers: (usize, usize),
     /// Share of an image's own layers that are the empty layer of 32 bytes.
     pub empty: f64,
@@ -64,34 +66,35 @@ pub struct WorkloadParameters {
     pub node_bytes: f64,
     /// Share of pulls by nodes with an empty store, such as new nodes and build runners.
     pub fresh: f64,
-    /// As [`WorkloadParameters::skew`], for pulls by nodes with an empty store. Such nodes pull few
-    /// different images. Fitted.
+    /// The exponent as in [`WorkloadParameters::skew`], but for pulls by nodes with an empty store.
+    /// Such nodes pull few different images. Fitted.
     pub fresh_skew: f64,
-    /// Pulls per working day, not including the rollouts of releases. FAST '18 covers 75 days.
+    /// Number of pulls per working day, without the pulls of rollouts. FAST '18 covers 75 days.
     pub pulls_a_day: f64,
     /// Number of nodes that run the most popular repository and pull it. When a release is rolled
     /// out, all these nodes pull it, one every [`WorkloadParameters::rollout_seconds`] on average:
     /// these are the bursts of the workload.
     pub homes: f64,
-    /// Exponent that computes the number of nodes of each other repository from its share of the
-    /// demand; the result is at least one node. Fitted.
+    /// Exponent by which the number of nodes of every other repository follows from its share of
+    /// the demand. Each repository has at least one node. Fitted.
     pub homes_follow: f64,
     /// Mean number of seconds between the pulls of two nodes during a rollout.
     pub rollout_seconds: f64,
     /// Amplitude of the daily variation of the demand, 0 to 1: highest at 15 h, lowest at 3 h.
     pub diurnal: f64,
-    /// Demand on the sixth and seventh day of the week, relative to the other days.
+    /// Demand on the sixth and the seventh day of the week, as a fraction of the demand on the
+    /// other days.
     pub weekend: f64,
 }
 
-/// Error: a parameter is out of range.
+/// The error of a parameter that is out of its range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{parameter} of a synthetic workload must be {allowed}")]
 #[non_exhaustive]
 pub struct ParameterOutOfRange {
-    /// Name of the parameter.
+    /// Name of the parameter that is out of its range.
     pub parameter: &'static str,
-    /// The allowed range.
+    /// The allowed range of the parameter.
     pub allowed: &'static str,
 }
 
@@ -140,6 +143,8 @@ impl Default for WorkloadParameters {
 }
 
 impl WorkloadParameters {
+    /// Checks that each parameter is in its range.
+    ///
     /// # Errors
     /// [`ParameterOutOfRange`] with the first parameter that is out of its range.
     pub fn check(&self) -> Result<(), ParameterOutOfRange> {

@@ -6,8 +6,8 @@ use pierhead_eviction::building_blocks::hash::draw;
 /// version: SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators",
 /// OOPSLA '14, figure 17).
 ///
-/// It is part of this crate because a library may change its generator, which would change the
-/// workload of a seed.
+/// This generator is a part of the crate because a library may change its generator, and then the
+/// same seed would give another workload.
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 
@@ -16,7 +16,7 @@ impl Random {
         Self(seed)
     }
 
-    /// A uniform random number from 0 to below 1.
+    /// Returns a uniform random number from 0 to below 1.
     pub(super) fn unit(&mut self) -> f64 {
         (draw(&mut self.0) >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -25,23 +25,23 @@ impl Random {
         self.unit() < probability
     }
 
-    /// A uniform random number from 0 to below `bound`; `bound` is not 0.
+    /// Returns a uniform random number from 0 to below `bound`, which must not be 0.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         whole(self.unit() * bound as f64).min(bound - 1)
     }
 
-    /// A uniform random number from `low` to `high`, both included.
+    /// Returns a uniform random number from `low` to `high`, both inclusive.
     pub(super) fn within(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high.saturating_sub(low) + 1)
     }
 
-    /// An exponential random number: the time to the next of independent events whose mean distance
-    /// is `mean`.
+    /// Returns an exponential random number: the time until the next event, if events are
+    /// independent and their mean distance is `mean`.
     pub(super) fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
 
-    /// A geometric random number from 0, with this mean.
+    /// Returns a geometric random number from 0 on, with this mean.
     pub(super) fn geometric(&mut self, mean: f64) -> usize {
         if mean <= 0.0 {
             return 0;
@@ -49,13 +49,14 @@ impl Random {
         whole((1.0 - self.unit()).ln() / (mean / (1.0 + mean)).ln())
     }
 
-    /// A log-uniform random number from `low` to `high`: each order of magnitude is equally likely.
+    /// Returns a log-uniform random number from `low` to `high`: each order of magnitude is equally
+    /// likely.
     pub(super) fn log_uniform(&mut self, low: f64, high: f64) -> f64 {
         low * (high / low).powf(self.unit())
     }
 
-    /// A random number from a distribution. The distribution is given as rising points (share at or
-    /// below, value), which are interpolated linearly in the logarithm of the value.
+    /// Returns a random number from a distribution. The distribution is given as rising points
+    /// (share at or below, value), which are interpolated linearly in the logarithm of the value.
     pub(super) fn quantile(&mut self, points: &[(f64, f64)]) -> f64 {
         let at = self.unit();
         let rank = points.partition_point(|(share, _)| *share <= at);
@@ -101,7 +102,7 @@ impl Zipf {
         rank.min(self.0.len().saturating_sub(1))
     }
 
-    /// The probability of a rank, divided by the probability of the first rank.
+    /// Returns the probability of a rank, divided by the probability of the first rank.
     pub(super) fn relative(&self, rank: usize) -> f64 {
         let below = rank.checked_sub(1).map_or(0.0, |before| self.0[before]);
         (self.0[rank] - below) / self.0[0]

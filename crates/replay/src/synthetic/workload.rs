@@ -18,12 +18,12 @@ const DAY: f64 = 24.0 * HOUR;
 /// day.
 ///
 /// The memory use of a workload depends on the parameters, and not on the number of requests: a
-/// workload keeps the available versions of the images, and the image store of each node.
-/// Generating a request takes about as long as replaying it on a policy made of queues.
+/// workload keeps the available versions of the images, and the image store of each node. To
+/// generate a request takes about as long as to replay the request on a policy made of queues.
 pub struct Workload {
     parameters: WorkloadParameters,
     random: Random,
-    /// Seed of the random numbers that are drawn once per repository.
+    /// Seed for the random numbers that are drawn once for each repository.
     places: u64,
     catalogue: Catalogue,
     wanted: Zipf,
@@ -31,7 +31,7 @@ pub struct Workload {
     wanted_fresh: Zipf,
     nodes: Vec<Node>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    /// Number of events so far. It orders the events of one second.
+    /// Number of events so far. This number orders the events of the same second.
     made: u64,
     pending: VecDeque<Access<u64>>,
     left: u64,
@@ -39,9 +39,9 @@ pub struct Workload {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A node pulls an image. This event also schedules the next one of its kind.
+    /// A node pulls an image. This event also schedules the next event of the same kind.
     Demand,
-    /// A node pulls a new version.
+    /// A node pulls a version that was just released.
     Rollout { repository: usize, home: usize },
     /// A repository releases a version.
     Release { repository: usize },
@@ -50,7 +50,7 @@ enum Event {
 }
 
 impl Workload {
-    /// The workload of a seed.
+    /// Creates the workload of a seed.
     ///
     /// # Errors
     /// [`ParameterOutOfRange`] when a parameter is out of its range.
@@ -98,7 +98,7 @@ impl Workload {
         self.events.push(Reverse((tick, self.made, event)));
     }
 
-    /// Demand at a time, relative to the maximum demand.
+    /// Returns the demand at a time, relative to the maximum demand.
     fn demand(&self, tick: u64) -> f64 {
         let time = tick as f64;
         let (day, hour) = ((time / DAY) % 7.0, (time % DAY) / HOUR);
@@ -115,8 +115,8 @@ impl Workload {
     fn happen(&mut self, now: u64, event: Event) {
         match event {
             Event::Demand => {
-                // Thinning: events are drawn at the maximum rate, and each is kept with the
-                // probability current demand / maximum demand.
+                // Thinning: events are drawn at the maximum rate. Each event is kept with a
+                // probability, which is the current demand divided by the maximum demand.
                 let highest = self.parameters.pulls_a_day * (1.0 + self.parameters.diurnal);
                 let wait = self.random.exponential(DAY / highest);
                 self.after(now, wait, Event::Demand);
@@ -166,7 +166,7 @@ impl Workload {
         }
     }
 
-    /// Number of nodes that run a repository.
+    /// Returns the number of nodes that run a repository.
     fn homes(&self, repository: usize) -> usize {
         let share = self
             .wanted
@@ -181,13 +181,13 @@ impl Workload {
         self.pull(now, Some(node), repository, self.age(repository, home));
     }
 
-    /// The random numbers that belong to a repository or to one of its nodes. Each call gives the
-    /// same numbers; they differ between seeds.
+    /// Returns a generator of the random numbers that belong to a repository or to one of its
+    /// nodes. Each call gives the same numbers, which differ between seeds.
     fn placing(&self, repository: usize, home: usize) -> Random {
         Random::new(mix(self.places ^ repository as u64).wrapping_add(home as u64))
     }
 
-    /// The version, counted from the newest, that a node of a repository uses.
+    /// Returns the version, counted from the newest, that a node of a repository uses.
     fn age(&self, repository: usize, home: usize) -> usize {
         let mut random = self.placing(repository, home);
         if random.chance(self.parameters.pinned) {

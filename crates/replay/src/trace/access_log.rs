@@ -1,8 +1,8 @@
 //! Parses access logs of nginx and of CNCF distribution.
 //!
-//! Only a successful GET of a whole blob is a request. Its key is the hash of the blob, its size
-//! the number of sent bytes. The parser skips other methods, other paths, redirects to a CDN, and
-//! range requests, because a range does not tell the size of the blob.
+//! Only a successful GET of a whole blob is a request. The key of this request is the hash of the
+//! blob, and the size is the number of sent bytes. The parser skips other methods, other paths,
+//! redirects to a CDN, and range requests, because a range does not tell the size of the blob.
 
 use std::collections::HashMap;
 
@@ -11,22 +11,23 @@ use serde::Deserialize;
 use super::{Parsed, TraceErrorKind, fields, key};
 use pierhead_eviction::Access;
 
-/// Maximum number of blobs whose longest time is remembered. For any other blob, the time of the
-/// same line is the cost.
+/// Maximum number of blobs whose longest request time is kept. For any further blob, the cost is
+/// the request time in the same line.
 const MAX_TIMES: usize = 1 << 20;
 
-/// A parser of lines.
+/// A parser of the lines of an access log.
 #[derive(Debug, Default)]
 pub(crate) struct AccessLog {
-    /// For each blob, the seconds of its slowest request: faster requests may have been cache hits.
+    /// For each blob, the time of its slowest request in seconds. This time is the cost, since
+    /// faster requests may have been cache hits.
     longest: HashMap<u64, f32>,
 }
 
-/// One parsed line.
+/// One parsed line of a log.
 struct Entry<'a> {
     second: u64,
     method: &'a str,
-    /// Path and query.
+    /// Path and query of the request.
     target: &'a str,
     status: u64,
     sent: u64,
@@ -53,14 +54,14 @@ impl AccessLog {
             "-" => 0,
             bytes => fields::size(bytes)?,
         };
-        // The duration is the field after referer and user agent, which contain no quotes.
+        // The request time is the field after referer and user agent, which contain no quotes.
         let took = rest.rsplit_once('"').map_or("", |(_, last)| last.trim());
         let took = took.split(' ').next().unwrap_or_default();
         let took = match took {
             "" | "-" => None,
             seconds => Some(fields::cost(seconds)?),
         };
-        // In a malformed request, these words may be different or missing.
+        // In the line of a malformed request, these words may be different or missing.
         let mut words = request.split(' ');
         let (method, target) = (words.next(), words.next());
         Ok(self.access(&Entry {
@@ -74,7 +75,7 @@ impl AccessLog {
     }
 
     /// Parses a line of distribution's own log, as text or JSON. distribution also writes an access
-    /// log in Apache's format; its lines repeat a part of these lines.
+    /// log in Apache's format; the lines of that log repeat a part of these lines.
     pub(crate) fn distribution(&mut self, line: &str) -> Result<Parsed, TraceErrorKind> {
         let found = match line.trim_start().starts_with('{') {
             true => json(line)?,
@@ -108,7 +109,7 @@ impl AccessLog {
             return Parsed::Skipped;
         };
         let mut access = Access::new(key::of(hash), entry.sent, entry.second);
-        // A time of 0 means that the clock did not advance.
+        // A request time of 0 means that the clock did not advance.
         if let Some(took) = entry.took.filter(|took| *took > 0.0) {
             let is_full = self.longest.len() >= MAX_TIMES;
             access.cost = match self.longest.get_mut(&access.key) {
@@ -124,7 +125,7 @@ impl AccessLog {
     }
 }
 
-/// Whether the beginning of a file is nginx's log.
+/// Whether the beginning of a file looks like an access log of nginx.
 pub(crate) fn is_nginx(line: &str) -> bool {
     matches!(
         AccessLog::default().nginx(line),
@@ -132,7 +133,7 @@ pub(crate) fn is_nginx(line: &str) -> bool {
     )
 }
 
-/// Whether a line is of distribution's own log.
+/// Whether a line comes from distribution's own log.
 pub(crate) fn is_distribution(line: &str) -> bool {
     match line.starts_with('{') {
         true => line.contains("\"level\":") && line.contains("\"msg\":"),
@@ -140,7 +141,7 @@ pub(crate) fn is_distribution(line: &str) -> bool {
     }
 }
 
-/// The hash in `/v2/NAME/blobs/ALGORITHM:HASH`, with or without a query.
+/// Returns the hash in `/v2/NAME/blobs/ALGORITHM:HASH`, with or without a query.
 fn blob(target: &str) -> Option<&str> {
     let path = target.split('?').next()?;
     let (name, digest) = path.strip_prefix("/v2/")?.rsplit_once("/blobs/")?;
@@ -164,7 +165,8 @@ fn common_time(text: &str) -> Option<u64> {
     shifted(local, zone)
 }
 
-/// Parses a time such as `2026-11-23T06:25:24.123456789+01:00`, or with `Z`, to seconds since 1970.
+/// Parses a time such as `2026-11-23T06:25:24.123456789+01:00` (also with `Z` as the zone) to
+/// seconds since 1970.
 fn rfc3339(text: &str) -> Result<u64, TraceErrorKind> {
     let zone = text.get(10..).and_then(|clock| clock.find(['+', '-']));
     let found = match zone {
@@ -244,7 +246,8 @@ fn json(line: &str) -> Result<Completed, TraceErrorKind> {
     })
 }
 
-/// Parses `key=value key="quoted value" …`, the text format of logrus. Other lines yield no fields.
+/// Parses `key=value key="quoted value" …`, the text format of logrus. A line in another format
+/// gives no fields.
 fn logfmt(line: &str) -> Completed {
     let mut found = Completed::default();
     let mut rest = line;
@@ -312,7 +315,7 @@ fn go_duration(text: &str) -> Option<f32> {
     (!text.is_empty()).then(|| seconds(sum))
 }
 
-// f32 is precise enough for a cost in seconds.
+// An `f32` is precise enough for a cost in seconds.
 #[allow(clippy::cast_possible_truncation)]
 fn seconds(seconds: f64) -> f32 {
     seconds as f32
@@ -354,7 +357,8 @@ mod tests {
             found(log.nginx(&timed("2.500"))),
             Some((1_000_000, second, 2.5))
         );
-        // nginx served this request from its own cache; the cost stays that of the earlier miss.
+        // nginx served this request from its own cache, so the cost stays the cost of the earlier
+        // miss.
         assert_eq!(
             found(log.nginx(&timed("0.002"))),
             Some((1_000_000, second, 2.5))
@@ -411,7 +415,7 @@ mod tests {
         }
         let get = format!("GET /v2/team/app/blobs/sha256:{HASH} HTTP/1.1");
         for line in [
-            // The same request, as the access log in Apache's format has it.
+            // The line of the same request in the access log in Apache's format.
             &nginx(&get, "200 70000 \"\" \"docker\""),
             "time=\"2026-11-23T06:25:24Z\" level=warning msg=\"No HTTP secret provided\"",
             "",
@@ -423,7 +427,8 @@ mod tests {
     }
 
     proptest! {
-        /// Lines in nginx's format are parsed correctly, at any time of day and in any time zone.
+        /// Property test: lines in nginx's format are parsed correctly, at any time of day and in
+        /// any time zone.
         #[test]
         fn every_line_comes_back(
             second in 86_400_u64..4_000_000_000, size: u32, milliseconds in 1_u32..1_000_000, east in -12_i64..=14,
@@ -450,7 +455,7 @@ mod tests {
         }
     }
 
-    /// `23/Nov/2026:06:25:24`, counted day by day.
+    /// Formats a time as `23/Nov/2026:06:25:24`, in a simple way that counts day by day.
     fn httpdate(at: std::time::SystemTime) -> String {
         let seconds = at.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
         let (mut days, clock) = (seconds / 86_400, seconds % 86_400);

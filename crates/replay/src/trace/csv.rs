@@ -6,35 +6,39 @@ use std::str::FromStr;
 use super::{Parsed, TraceErrorKind, fields, key};
 use pierhead_eviction::Access;
 
-/// The positions of the columns. A column that is `None` is found by the header.
+/// The positions of the columns. If the position of a column is `None`, the parser looks for the
+/// column in the header.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
-    /// Time: seconds or a date. Without it, the number of the line is the time.
+    /// Column of the time, in seconds or as a date. Without this column, the number of the line is
+    /// the time.
     pub time: Option<Column>,
-    /// The key.
+    /// Column of the key.
     pub key: Option<Column>,
-    /// The size in bytes.
+    /// Column of the size in bytes.
     pub size: Option<Column>,
-    /// Cost in seconds. Without it, the assumed cost of [`Access::new`].
+    /// Column of the cost in seconds. Without this column, the cost is the assumed cost of
+    /// [`Access::new`].
     pub cost: Option<Column>,
-    /// Number of images; without it, 1.
+    /// Column of the number of images that share the object. Without this column, the number is 1.
     pub shared: Option<Column>,
-    /// Delimiter; without it, a comma.
+    /// Delimiter of the columns. `None` means a comma.
     pub delimiter: Option<char>,
-    /// Whether the first line is a header. `None`: it is one if its size is not a number.
+    /// Whether the first line is a header. With `None`, the first line counts as a header if its
+    /// size is not a number.
     pub header: Option<bool>,
 }
 
-/// A column.
+/// A column of a CSV trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// By its position, from 0.
+    /// The column at this position, counted from 0.
     At(usize),
-    /// By its name in the header.
+    /// The column that has this name in the header.
     Called(String),
 }
 
-/// Error: an invalid `--csv`.
+/// The error of an invalid value of `--csv`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a column: write time=0,key=1,size=2, and if you like cost=3,shared=4,header=yes,delimiter=;"
@@ -108,7 +112,7 @@ impl FromStr for Columns {
     }
 }
 
-/// A parser of lines.
+/// A parser of the lines of a CSV trace.
 #[derive(Debug)]
 pub(crate) struct Csv {
     wanted: Columns,
@@ -125,7 +129,7 @@ struct Places {
     size: usize,
     cost: Option<usize>,
     shared: Option<usize>,
-    /// 1 + the largest position of a used column: a line needs at least this many fields.
+    /// Minimum number of fields of a line: 1 plus the largest position of a column that is used.
     needed: usize,
 }
 
@@ -184,7 +188,8 @@ impl Csv {
 }
 
 impl Columns {
-    /// Finds the columns from the first line, and whether that line is a header.
+    /// Finds the positions of the columns from the first line. Also returns whether the first line
+    /// is a header.
     fn places(&self, first: &[String]) -> Result<(Places, bool), TraceErrorKind> {
         let by_name = [&self.time, &self.key, &self.size, &self.cost, &self.shared]
             .into_iter()
@@ -231,7 +236,7 @@ impl Columns {
     }
 }
 
-/// The position of the first matching field.
+/// Returns the position of the first matching field.
 pub(crate) fn position(fields: &[String], wanted: impl Fn(&str) -> bool) -> Option<usize> {
     fields.iter().position(|field| wanted(field.trim()))
 }

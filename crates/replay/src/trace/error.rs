@@ -1,22 +1,22 @@
 //! Errors of trace parsers. Each has a location in the trace, a kind, and a message that says how
-//! to fix it.
+//! to fix the error.
 
 use std::fmt;
 
-/// An error in a trace and its location. The caller adds the name of the file.
+/// An error in a trace, with its location. The caller adds the name of the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {wrong}")]
 pub struct TraceError {
-    /// The location.
+    /// The location of the error.
     pub at: Location,
-    /// The error, with its fix.
+    /// The kind of the error, whose message has the fix.
     pub wrong: TraceErrorKind,
 }
 
 /// A location in a trace, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// A line of a text.
+    /// A line of a text trace.
     Line(u64),
     /// A record of a binary trace.
     Record(u64),
@@ -35,7 +35,7 @@ impl fmt::Display for Location {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceErrorKind {
-    /// The trace ends within a record or line.
+    /// The trace ends within a record or within a line.
     #[error(
         "the trace is truncated here; get the complete file, or replay its complete requests with --cut-ok"
     )]
@@ -43,27 +43,27 @@ pub enum TraceErrorKind {
     /// A field has an invalid value.
     #[error("{field} is {found:?}, not {expected}; correct or delete this line")]
     Field {
-        /// Name of the field.
+        /// Name of the field with the invalid value.
         field: &'static str,
-        /// The first characters of the value.
+        /// The first characters of the invalid value.
         found: String,
-        /// The expected value.
+        /// The value that the parser expected.
         expected: &'static str,
     },
-    /// Fields are missing.
+    /// The line has too few fields.
     #[error("{found} fields where {expected} are needed; correct or delete this line")]
     Fields {
-        /// Number of fields in the line.
+        /// Number of fields that the line has.
         found: usize,
-        /// Minimum number of fields.
+        /// Number of fields that the line needs.
         expected: usize,
     },
-    /// A newer pierhead wrote the request log.
+    /// A newer version of pierhead wrote the request log.
     #[error(
         "the request log has version {found:?}, and this program reads version 1: use a newer one"
     )]
     Version {
-        /// The version of the log.
+        /// The version of the request log.
         found: String,
     },
     /// The first line is not the header of a request log.
@@ -71,28 +71,28 @@ pub enum TraceErrorKind {
         "not a pierhead request log: its first line is not \"#pierhead-trace 1\"; name another --format"
     )]
     Header,
-    /// A required column is unknown.
+    /// The position of a required column is unknown.
     #[error("the column of the {0} is unknown; name it: --csv time=0,key=1,size=2")]
     Column(&'static str),
     /// A column of `--csv` is not in the header.
     #[error("no column is called {0:?}; see the first line for the names, or count from 0")]
     NoColumn(String),
-    /// A line is longer than in any format.
+    /// A line is longer than the lines of any known format.
     #[error("a line of more than {bound} bytes; is this the format? --format names another")]
     Long {
-        /// Maximum length in bytes.
+        /// Maximum length of a line in bytes.
         bound: usize,
     },
     /// The file is not UTF-8 text.
     #[error("not text; is this the format? --format names another")]
     NotText,
-    /// A known format that cannot be replayed.
+    /// The trace has a known format that cannot be replayed.
     #[error("{0}")]
     NotReplayable(&'static str),
 }
 
 impl TraceErrorKind {
-    /// The error for `field` with the value `found`.
+    /// Returns the error for `field` with the value `found`.
     pub(crate) fn field(field: &'static str, found: &str, expected: &'static str) -> Self {
         Self::Field {
             field,

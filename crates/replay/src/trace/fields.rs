@@ -2,8 +2,8 @@
 
 use super::TraceErrorKind;
 
-/// Splits a line at `delimiter` and removes quotes as in RFC 4180. `fields` is overwritten, so that
-/// all lines share one allocation.
+/// Splits a line at `delimiter`, and removes quotes as RFC 4180 specifies. `fields` is overwritten,
+/// so that all lines share one allocation.
 pub(crate) fn split(line: &str, delimiter: char, fields: &mut Vec<String>) {
     let mut used = 0;
     let mut rest = Some(line);
@@ -48,7 +48,7 @@ fn unquote<'a>(mut text: &'a str, delimiter: char, field: &mut String) -> Option
     None
 }
 
-/// A size in bytes: an integer, also written as `512.0`.
+/// Parses a size in bytes: an integer, which may also be written as `512.0`.
 pub(crate) fn size(text: &str) -> Result<u64, TraceErrorKind> {
     let whole = match text.split_once('.') {
         Some((whole, fraction)) if fraction.bytes().all(|byte| byte == b'0') => whole,
@@ -57,7 +57,7 @@ pub(crate) fn size(text: &str) -> Result<u64, TraceErrorKind> {
     digits(whole).ok_or_else(|| TraceErrorKind::field("size", text, "a number of bytes"))
 }
 
-/// A cost in seconds.
+/// Parses a cost in seconds.
 pub(crate) fn cost(text: &str) -> Result<f32, TraceErrorKind> {
     match text.parse::<f32>() {
         Ok(seconds) if seconds.is_finite() && seconds >= 0.0 => Ok(seconds),
@@ -65,13 +65,13 @@ pub(crate) fn cost(text: &str) -> Result<f32, TraceErrorKind> {
     }
 }
 
-/// A number of images.
+/// Parses a number of images.
 pub(crate) fn shared(text: &str) -> Result<u32, TraceErrorKind> {
     let number = digits(text).and_then(|number| u32::try_from(number).ok());
     number.ok_or_else(|| TraceErrorKind::field("share count", text, "a whole number"))
 }
 
-/// A time in seconds: a number, or a date and time in UTC.
+/// Parses a time in seconds: a number, or a date and time in UTC.
 pub(crate) fn time(text: &str) -> Result<u64, TraceErrorKind> {
     let whole = text.split_once('.').map_or(text, |(whole, _)| whole);
     digits(whole)
@@ -79,7 +79,7 @@ pub(crate) fn time(text: &str) -> Result<u64, TraceErrorKind> {
         .ok_or_else(|| TraceErrorKind::field("time", text, "seconds or YYYY-MM-DD HH:MM:SS"))
 }
 
-/// A time in milliseconds, converted to seconds.
+/// Parses a time in milliseconds, and converts the time to seconds.
 pub(crate) fn milliseconds(text: &str) -> Result<u64, TraceErrorKind> {
     let number = digits(text).map(|milliseconds| milliseconds / 1000);
     number.ok_or_else(|| TraceErrorKind::field("time", text, "milliseconds"))
@@ -90,8 +90,8 @@ fn digits(text: &str) -> Option<u64> {
     all.then(|| text.parse().ok()).flatten()
 }
 
-/// A date such as `2017-06-20 00:00:03.589`, also with `T` and `Z`, as Unix time; `None` before
-/// 1970.
+/// Parses a date such as `2017-06-20 00:00:03.589`, also with `T` and `Z`, to Unix time. Returns
+/// `None` before 1970.
 fn date(text: &str) -> Option<u64> {
     let text = text.strip_suffix('Z').unwrap_or(text);
     let (day, clock) = text.split_once([' ', 'T'])?;
@@ -111,8 +111,8 @@ fn date(text: &str) -> Option<u64> {
     is_valid.then(|| ((days(year, month, date) * 24 + hour) * 60 + minute) * 60 + second)
 }
 
-/// Days since 1970-01-01. Years begin in March here, so that the leap day is the last day of a
-/// year.
+/// Returns the number of days since 1970-01-01. Years begin in March here, so that the leap day is
+/// the last day of a year.
 fn days(year: u64, month: u64, date: u64) -> u64 {
     let (year, month) = if month < 3 {
         (year - 1, month + 9)

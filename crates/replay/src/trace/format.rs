@@ -5,12 +5,12 @@ use std::str::FromStr;
 
 use super::{TraceErrorKind, access_log, ibm, request_log};
 
-/// Format of a trace.
+/// The format of a trace file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// Records of 24 bytes, as libCacheSim writes them.
     OracleGeneral,
-    /// One request per line, in columns.
+    /// CSV: one request per line, in columns.
     Csv,
     /// The log of IBM's registry (FAST '18), as CSV.
     IbmRegistry,
@@ -20,11 +20,11 @@ pub enum Format {
     Pierhead,
     /// The access log of nginx.
     Nginx,
-    /// The log of CNCF distribution, the registry.
+    /// The log of the registry CNCF distribution.
     Distribution,
 }
 
-/// Error: there is no format of this name.
+/// The error of an unknown format: no format has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no trace format: write one of oracle-general, csv, ibm-registry, ibm-object-store, pierhead, nginx, distribution"
@@ -37,7 +37,7 @@ const NO_SIZES: &str = "counts of function calls a minute: the trace has no size
     byte is cached; make a CSV of time, key and size from it";
 
 impl Format {
-    /// All formats.
+    /// All formats of traces.
     pub const ALL: [Self; 7] = [
         Self::OracleGeneral,
         Self::Csv,
@@ -48,7 +48,7 @@ impl Format {
         Self::Distribution,
     ];
 
-    /// Name of the format on the command line.
+    /// Returns the name of the format on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::OracleGeneral => "oracle-general",
@@ -61,7 +61,8 @@ impl Format {
         }
     }
 
-    /// Detects the format from the name of a file and its first 4 KiB after decompression.
+    /// Detects the format from the name of a file and from the first 4 KiB of its decompressed
+    /// bytes.
     ///
     /// # Errors
     /// [`TraceErrorKind::NotReplayable`] for known formats that cannot be replayed.

@@ -10,9 +10,9 @@ use pierhead_eviction::Access;
 /// A text that occurs in the first line of a registry log only.
 pub(crate) const REGISTRY_MARK: &str = "http.request.uri";
 
-/// Parses the registry's log, a CSV. The key is the hash of a blob, or the path of a manifest,
-/// because a tag has another meaning in each repository. The size is the number of written bytes.
-/// Only successful GETs count.
+/// Parses the log of IBM's container registry, which is a CSV file. The key of a request is the
+/// hash of a blob, or the path of a manifest, because a tag has another meaning in each repository.
+/// The size is the number of written bytes. Only successful GETs count.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     columns: Option<[usize; 5]>,
@@ -70,7 +70,7 @@ pub(crate) fn is_object_store(line: &str) -> bool {
 }
 
 /// Parses a line of an object store's log: milliseconds, verb, object, size, and optionally the
-/// requested range. Only GETs count, each as a GET of the whole object.
+/// requested range. Only GETs are requests, and each counts as a GET of the whole object.
 pub(crate) fn object_store(line: &str) -> Result<Parsed, TraceErrorKind> {
     let mut found = line.split_ascii_whitespace();
     let Some(time) = found.next() else {

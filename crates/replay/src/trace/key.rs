@@ -1,8 +1,8 @@
 //! Converts the keys in traces, which are numbers or texts, to integers of 64 bits.
 
-/// Converts a key. An integer of at most 64 bits stays unchanged. Other text is hashed by FNV-1a
-/// and the finalizer of MurmurHash3, which gives short texts well-distributed hashes. The result is
-/// the same on every machine.
+/// Converts a key to 64 bits. An integer of at most 64 bits is not changed. Any other text is
+/// hashed by FNV-1a and the finalizer of MurmurHash3, which gives short texts well-distributed
+/// hashes. The result is the same on every machine.
 pub(crate) fn of(text: &str) -> u64 {
     if text.bytes().all(|byte| byte.is_ascii_digit())
         && let Ok(number) = text.parse()

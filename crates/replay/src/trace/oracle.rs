@@ -18,7 +18,7 @@ pub const RECORD: usize = 24;
 pub fn bytes(access: &Access<u64>, next: u64) -> Option<[u8; RECORD]> {
     let time = u32::try_from(access.tick).unwrap_or(u32::MAX);
     let size = u32::try_from(access.size).ok()?;
-    // The format counts requests from 1 and writes -1 for none.
+    // The format counts requests from 1, and has -1 if there is no next request.
     let next = i64::try_from(next).map_or(-1, |next| next.saturating_add(1));
     let mut bytes = [0; RECORD];
     bytes[..4].copy_from_slice(&time.to_le_bytes());
@@ -28,7 +28,7 @@ pub fn bytes(access: &Access<u64>, next: u64) -> Option<[u8; RECORD]> {
     Some(bytes)
 }
 
-/// Reads one record.
+/// Decodes one record of 24 bytes.
 pub(crate) fn record(bytes: &[u8; RECORD]) -> Access<u64> {
     let [
         t0,

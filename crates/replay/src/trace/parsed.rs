@@ -2,13 +2,14 @@
 
 use pierhead_eviction::Access;
 
-/// Result of parsing one line.
+/// The result of parsing one line of a trace.
 #[derive(Debug)]
 pub(crate) enum Parsed {
-    /// A request.
+    /// The line is a request for a cached object.
     Access(Access<u64>),
-    /// A request that is no read of a cached object, such as a PUT; it is skipped and counted.
+    /// The line is a request that does not read a cached object, such as a PUT. The reader skips
+    /// and counts such requests.
     Skipped,
-    /// A header or comment.
+    /// The line is a header or a comment.
     Nothing,
 }

@@ -10,15 +10,16 @@ use pierhead_eviction::Access;
 /// Maximum length of a line in bytes. Formats with many columns have lines of some kilobytes.
 const MAX_LINE: usize = 64 * 1024;
 
-/// Numbers of skipped and changed requests.
+/// Numbers of requests that were skipped or changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceCounts {
-    /// Skipped requests of size zero, as in libCacheSim.
+    /// Number of requests of size zero, which are skipped, as in libCacheSim.
     pub empty: u64,
-    /// Number of requests whose time is earlier than that of a previous request. They get the
-    /// latest previous time.
+    /// Number of requests whose time is earlier than the time of a previous request. Such requests
+    /// get the latest previous time.
     pub backwards: u64,
-    /// Skipped requests other than successful GETs (in access logs: of whole blobs).
+    /// Number of skipped requests, which are not successful GETs (in access logs: not successful
+    /// GETs of whole blobs).
     pub skipped: u64,
 }
 
@@ -30,14 +31,14 @@ impl std::ops::AddAssign for TraceCounts {
     }
 }
 
-/// Parses bytes into requests. Memory: at most one line, and for access logs the longest duration
-/// per blob.
+/// Parses bytes into requests. The parser holds at most one line in memory, and for access logs the
+/// longest request time of each blob.
 #[derive(Debug)]
 pub struct Reader {
     parser: Parser,
-    /// The beginning of an incomplete line or record.
+    /// The beginning of a line or record that is not complete yet.
     carry: Vec<u8>,
-    /// Number of complete lines or records.
+    /// Number of complete lines or records so far.
     read: u64,
     latest: u64,
     notes: TraceCounts,
@@ -55,7 +56,7 @@ enum Parser {
 }
 
 impl Reader {
-    /// A parser for `format`. Only [`Format::Csv`] uses `columns`.
+    /// Creates a parser for `format`. Only [`Format::Csv`] uses `columns`.
     pub fn new(format: Format, columns: Columns) -> Self {
         Self {
             parser: match format {
@@ -77,7 +78,8 @@ impl Reader {
     /// Parses the next bytes, and passes each complete request to `each`.
     ///
     /// # Errors
-    /// [`TraceError`] for the first invalid line. The reader must not be used afterwards.
+    /// [`TraceError`] for the first invalid line. After an error, the reader must not be used any
+    /// more.
     pub fn feed(
         &mut self,
         mut bytes: &[u8],
@@ -106,8 +108,8 @@ impl Reader {
     /// Ends the trace.
     ///
     /// # Errors
-    /// [`TraceErrorKind::Cut`] when the trace ends within a record, or within a line that may be incomplete.
-    /// Requests before it were passed on.
+    /// [`TraceErrorKind::Cut`] when the trace ends within a record, or within a line that may be
+    /// incomplete. The complete requests before that were already passed to `each`.
     pub fn end(mut self, each: &mut dyn FnMut(Access<u64>)) -> Result<TraceCounts, TraceError> {
         let rest = std::mem::take(&mut self.carry);
         if rest.is_empty() {
@@ -124,17 +126,17 @@ impl Reader {
             .map_err(|()| self.error(TraceErrorKind::Cut))
     }
 
-    /// Numbers of skipped and changed requests.
+    /// Returns the numbers of skipped and changed requests.
     pub fn notes(&self) -> TraceCounts {
         self.notes
     }
 
-    /// Whether no line or record was complete so far.
+    /// Whether the reader has not read a complete line or record so far.
     pub fn is_empty(&self) -> bool {
         self.read == 0
     }
 
-    /// The end of the first line or record in `bytes`, including its line end.
+    /// Returns the end of the first line or record in `bytes`, including its line end.
     fn end_of_first(&self, bytes: &[u8]) -> Option<usize> {
         match self.parser {
             Parser::Oracle => {
@@ -205,7 +207,7 @@ impl Reader {
         each(access);
     }
 
-    /// An error in the line or record after the complete ones.
+    /// Makes the error for the line or record after the last complete one.
     fn error(&self, wrong: TraceErrorKind) -> TraceError {
         let next = self.read + 1;
         let at = match self.parser {

@@ -1,6 +1,7 @@
 //! Parser of the request log that `pierhead serve` writes.
 //!
-//! `docs/formats/request-log.md` describes the format, `pierhead_eviction::request_log` writes it.
+//! `docs/formats/request-log.md` describes the format, which the module
+//! `pierhead_eviction::request_log` writes.
 
 use pierhead_eviction::request_log::{Record, RecordedOutcome};
 
@@ -8,7 +9,7 @@ use super::TraceErrorKind;
 
 const MARK: &str = "#pierhead-trace";
 
-/// Parses a line without its line end.
+/// Parses one line, which has no line end.
 ///
 /// # Errors
 /// [`TraceErrorKind`] when a field is missing or invalid.
@@ -39,8 +40,8 @@ pub fn parse(line: &str) -> Result<Record, TraceErrorKind> {
     }
 }
 
-/// Checks a line that begins with `#`: a comment, or the header of this version (joined files
-/// repeat it).
+/// Checks a line that begins with `#`: a comment, or the header of this version, which joined files
+/// repeat.
 ///
 /// # Errors
 /// [`TraceErrorKind::Version`] for the header of another version.

@@ -1,5 +1,5 @@
-//! A request trace in memory, which many replays read in parallel. It takes 24 bytes per request
-//! and 8 bytes per key.
+//! A request trace in memory, which many replays read in parallel. The trace takes 24 bytes per
+//! request and 8 bytes per key.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ pub struct RequestTrace {
 struct Request {
     size: u64,
     object: u32,
-    /// Seconds since the first request.
+    /// Seconds since the first request of the trace.
     after: u32,
     cost: f32,
     shared: u32,
@@ -38,11 +38,11 @@ pub struct RequestTraceBuilder {
 
 impl RequestTraceBuilder {
     /// Appends a request. Times count from the first request, up to 136 years. A request that is
-    /// earlier than a previous one gets the latest previous time; this happens when files are in
-    /// the wrong order.
+    /// earlier than a previous request gets the latest previous time. Such requests occur when
+    /// files are in the wrong order.
     ///
     /// # Errors
-    /// [`TraceErrorKind::NotReplayable`] when the trace has 2^32 - 1 requests already.
+    /// [`TraceErrorKind::NotReplayable`] when the trace already has 2^32 - 1 requests.
     pub fn push(&mut self, access: &Access<u64>) -> Result<(), TraceErrorKind> {
         let trace = &mut self.trace;
         if trace.requests.len() >= u32::MAX as usize {
@@ -73,7 +73,7 @@ impl RequestTraceBuilder {
         Ok(())
     }
 
-    /// Number of requests so far whose time was changed.
+    /// Returns the number of requests so far whose time was changed.
     pub fn backwards(&self) -> u64 {
         self.backwards
     }
@@ -98,42 +98,43 @@ impl FromIterator<Access<u64>> for RequestTrace {
 }
 
 impl RequestTrace {
-    /// Number of requests.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether there is no request.
+    /// Whether the trace has no requests.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Number of distinct keys.
+    /// Returns the number of distinct keys.
     pub fn objects(&self) -> usize {
         self.keys.len()
     }
 
-    /// Sum of the sizes of all distinct keys, in bytes. The first size of a key counts.
+    /// Returns the sum of the sizes of all distinct keys, in bytes. If a key has several sizes, the
+    /// first one counts.
     pub fn footprint(&self) -> u64 {
         self.footprint
     }
 
-    /// Sum of the sizes of all requests, at most 2^64 - 1.
+    /// Returns the sum of the sizes of all requests, at most 2^64 - 1.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Seconds from the first request to the last.
+    /// Returns the number of seconds from the first request to the last request.
     pub fn seconds(&self) -> u64 {
         self.requests.last().map_or(0, |last| last.after.into())
     }
 
-    /// Bytes of memory that the trace takes.
+    /// Returns the number of bytes of memory that the trace takes.
     pub fn memory(&self) -> usize {
         self.requests.capacity() * size_of::<Request>() + self.keys.capacity() * size_of::<u64>()
     }
 
-    /// The requests, with times that count from the first request.
+    /// Returns the requests, with times that count from the first request.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Access<u64>> + Clone + '_ {
         self.requests.iter().map(|request| Access {
             key: self.keys[request.object as usize],
@@ -144,7 +145,8 @@ impl RequestTrace {
         })
     }
 
-    /// The future of the trace, for policies that know it. It takes 8 more bytes per request.
+    /// Returns the future of the trace, for policies that know the future. This takes 8 more bytes
+    /// per request.
     pub fn future(&self) -> Future {
         Future::of(self.requests.iter().map(|request| request.object))
     }

@@ -6,7 +6,8 @@ use pierhead_eviction::Access;
 
 type Read = (Vec<(u64, u64, u64)>, Result<TraceCounts, TraceError>);
 
-/// Parses a trace in pieces of `step` bytes. Returns key, size and tick of each request.
+/// Parses a trace in pieces of `step` bytes. Returns the key, the size and the tick of each
+/// request.
 fn read_in(step: usize, format: Format, columns: &str, bytes: &[u8]) -> Read {
     let columns = match columns {
         "" => Columns::default(),

@@ -21,7 +21,7 @@ const MAX_HEAD_SIZE: usize = 4 << 20;
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
 
-/// A keep-alive connection for sequential requests.
+/// A keep-alive connection, which sends one request after another.
 pub struct Connection {
     pub(super) socket: Box<dyn Socket>,
     pub(super) received: BytesMut,
@@ -32,7 +32,7 @@ impl Connection {
     /// Connects by plain TCP.
     ///
     /// # Errors
-    /// The connection failed.
+    /// The connection cannot be opened.
     pub async fn open(addr: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(addr).await?;
         stream.set_nodelay(true)?;
@@ -43,11 +43,11 @@ impl Connection {
         })
     }
 
-    /// Connects by TLS with HTTP/1.1, and trusts only the given authority. `name` is the name that
-    /// the certificate must have.
+    /// Connects by TLS with HTTP/1.1, and trusts only the given certificate authority. `name` is
+    /// the name that the certificate must have.
     ///
     /// # Errors
-    /// The connection or the handshake failed.
+    /// The connection cannot be opened, or the TLS handshake failed.
     pub async fn open_tls(addr: SocketAddr, name: &str, ca_pem: &str) -> io::Result<Self> {
         let mut roots = rustls::RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(ca_pem.as_bytes()) {
@@ -85,7 +85,7 @@ impl Connection {
         self.start(request).await?.whole().await
     }
 
-    /// Sends a request and reads the head of the response. The caller reads the body.
+    /// Sends a request and reads the head of the response. The caller has to read the body.
     ///
     /// # Errors
     /// The head of the response is missing or invalid.
@@ -143,13 +143,13 @@ impl Connection {
     }
 
     /// Waits until the server sends bytes or closes the connection. Returns whether the server
-    /// closes it without further bytes.
+    /// closes the connection without further bytes.
     pub async fn closes_silently(&mut self) -> bool {
         self.received.is_empty()
             && !matches!(self.socket.read_buf(&mut self.received).await, Ok(1..))
     }
 
-    /// Number of received bytes after the last response.
+    /// Returns the number of bytes that were received after the last response.
     pub fn unread(&self) -> usize {
         self.received.len()
     }
@@ -174,7 +174,7 @@ impl Connection {
         Ok(Some((status, map)))
     }
 
-    /// Reads one line without its line end.
+    /// Reads one line. Returns the line without its line end.
     pub(super) async fn line(&mut self) -> io::Result<String> {
         loop {
             if let Some(at) = self.received.windows(2).position(|pair| pair == b"\r\n") {

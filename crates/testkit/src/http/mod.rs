@@ -1,6 +1,6 @@
-//! A small HTTP/1.1 client for tests. It gives access to exact headers, and to the way in which
-//! each body ended. It follows no redirects, adds only the header `Host`, and interprets only the
-//! framing of a response. The end-to-end tests use real clients, too.
+//! A small HTTP/1.1 client for tests, which gives access to the exact headers of a response and to
+//! how the body ended. The client follows no redirects, adds only the header `Host`, and interprets
+//! only the framing of a response. In contrast, the end-to-end tests use real clients.
 
 mod connection;
 mod request;

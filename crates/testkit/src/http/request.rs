@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::connection::Connection;
 use super::response::Response;
 
-/// An HTTP request.
+/// An HTTP request that a test sends.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(super) method: String,
@@ -38,7 +38,7 @@ impl Request {
         Self::new("HEAD", path)
     }
 
-    /// Adds a header line. Headers of one name may occur several times.
+    /// Adds a header line. The same name may occur several times.
     pub fn header(mut self, name: &str, value: impl Into<String>) -> Self {
         self.headers.push((name.to_owned(), value.into()));
         self
@@ -54,7 +54,7 @@ impl Request {
     ///
     /// # Errors
     /// The connection failed, or the head of the response is missing. An incomplete body is not an
-    /// error: see [`Response::end`].
+    /// error of this call, but [`Response::end`] reports it.
     pub async fn send(&self, addr: SocketAddr) -> io::Result<Response> {
         Connection::open(addr).await?.exchange(self).await
     }
@@ -81,7 +81,7 @@ impl Request {
     }
 }
 
-/// Sends a GET over a new plain connection.
+/// Sends a GET request over a new plain connection.
 ///
 /// # Panics
 /// If there is no response.
@@ -90,7 +90,7 @@ pub async fn get(addr: SocketAddr, path: &str) -> Response {
     answer.unwrap_or_else(|error| panic!("GET {path}: {error}"))
 }
 
-/// Sends a HEAD over a new plain connection.
+/// Sends a HEAD request over a new plain connection.
 ///
 /// # Panics
 /// If there is no response.

@@ -1,4 +1,4 @@
-//! An HTTP response whose body is read as its headers delimit it.
+//! Reads HTTP responses. The headers of a response determine where its body ends.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use tokio::io::AsyncReadExt;
 
 use super::connection::Connection;
 
-/// How a body ended.
+/// How the body of a response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The body is complete by its length or its last chunk.
@@ -20,9 +20,9 @@ pub enum End {
 /// A response with its whole body.
 #[derive(Clone, Debug)]
 pub struct Response {
-    /// The status code.
+    /// The status code of the response.
     pub status: u16,
-    /// The exact headers.
+    /// The exact headers of the response.
     pub headers: HeaderMap,
     /// The received bytes of the body, without chunk framing.
     pub body: Bytes,
@@ -31,7 +31,7 @@ pub struct Response {
 }
 
 impl Response {
-    /// Returns the value of a header as text. `None` if the header is missing.
+    /// Returns the value of a header as text, or `None` if the header is missing.
     pub fn header(&self, name: &str) -> Option<&str> {
         text(&self.headers, name)
     }
@@ -55,7 +55,7 @@ pub(super) fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// The position in a body, depending on how the headers delimit it.
+/// The position in a body, in a form that depends on how the headers delimit the body.
 pub(super) enum Framing {
     Left(u64),
     ChunkSize,
@@ -65,25 +65,25 @@ pub(super) enum Framing {
     Broken,
 }
 
-/// A response whose body is not read yet. If it is dropped before the end of the body, the
+/// A response whose body is not read yet. If this value is dropped before the end of the body, the
 /// connection cannot be reused.
 pub struct ResponseReader<'a> {
     pub(super) connection: &'a mut Connection,
-    /// The status code.
+    /// The status code of the response.
     pub status: u16,
-    /// The exact headers.
+    /// The exact headers of the response.
     pub headers: HeaderMap,
     pub(super) framing: Framing,
 }
 
 impl ResponseReader<'_> {
-    /// Returns the value of a header as text. `None` if the header is missing.
+    /// Returns the value of a header as text, or `None` if the header is missing.
     pub fn header(&self, name: &str) -> Option<&str> {
         text(&self.headers, name)
     }
 
-    /// Returns the next bytes of the body. `None` at its end, and after an error: see
-    /// [`end`](Self::end). Cancel safe.
+    /// Returns the next bytes of the body. Returns `None` at the end of the body, and also after an
+    /// error, which [`end`](Self::end) reports. The call is cancel safe.
     pub async fn chunk(&mut self) -> Option<Bytes> {
         match self.step().await {
             Ok(bytes) => bytes,
@@ -94,7 +94,7 @@ impl ResponseReader<'_> {
         }
     }
 
-    /// Returns how the body ended. `None` before its end.
+    /// Returns how the body ended, or `None` before the end of the body.
     pub fn end(&self) -> Option<End> {
         match self.framing {
             Framing::Ended => Some(End::Clean),
@@ -106,7 +106,7 @@ impl ResponseReader<'_> {
     /// Reads the rest of the body.
     ///
     /// # Errors
-    /// There are none: [`Response::end`] reports an incomplete body.
+    /// The call returns no errors, since [`Response::end`] reports an incomplete body.
     pub async fn whole(mut self) -> io::Result<Response> {
         let mut body = BytesMut::new();
         while let Some(bytes) = self.chunk().await {
@@ -161,7 +161,7 @@ impl ResponseReader<'_> {
         }
     }
 
-    /// Reads between 1 and `most` bytes. `None` if the connection is closed.
+    /// Reads between 1 and `most` bytes. Returns `None` if the connection is closed.
     async fn some(&mut self, most: u64) -> io::Result<Option<Bytes>> {
         let received = &mut self.connection.received;
         if received.is_empty() {

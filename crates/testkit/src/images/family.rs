@@ -32,7 +32,7 @@ const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 
 impl Image {
     /// Creates an image of one manifest, a config, and layers of these sizes in bytes. The layers
-    /// are random bytes and not tars.
+    /// have random bytes, and are not tars.
     pub fn random(seed: u64, layers: &[usize]) -> Self {
         let config = json!({
             "architecture": "amd64",
@@ -55,8 +55,8 @@ impl Image {
         Self::unpackable_as(&OCI, seed, layers, "amd64")
     }
 
-    /// Does the same as [`unpackable`](Self::unpackable), with the media types of Docker's schema
-    /// 2.
+    /// Creates an image like [`unpackable`](Self::unpackable), but with the media types of Docker's
+    /// schema 2.
     pub fn docker(seed: u64, layers: u64) -> Self {
         Self::unpackable_as(&DOCKER, seed, layers, "amd64")
     }
@@ -127,8 +127,8 @@ impl Image {
         Self::index_as(&OCI, seed, architectures, true)
     }
 
-    /// Does the same as [`multi_arch`](Self::multi_arch), as a Docker manifest list, which has no
-    /// attestations.
+    /// Creates an image like [`multi_arch`](Self::multi_arch), but as a Docker manifest list, which
+    /// has no attestations.
     pub fn docker_multi_arch(seed: u64, architectures: &[&str]) -> Self {
         Self::index_as(&DOCKER, seed, architectures, false)
     }
@@ -203,7 +203,7 @@ impl Image {
     }
 }
 
-/// Creates an in-toto statement about an image, stored as an image.
+/// Creates an in-toto statement about an image, in the form of an image.
 fn attestation(of: &Image) -> Image {
     let statement = json!({
         "_type": "https://in-toto.io/Statement/v0.1",

@@ -1,24 +1,26 @@
-//! Generates hostile manifests and names for tests. pierhead must refuse them or handle them within
-//! limits.
+//! Generates hostile manifests and names for tests. pierhead must refuse these manifests and names,
+//! or handle them within its limits.
 
 use pierhead_oci::{Digest, Manifest, MediaType};
 use serde_json::{Value, json};
 
 use super::{Blob, Document, descriptor, digest_of, index};
 
-/// A hostile document, and the attack that it tries.
+/// A hostile document (a manifest or index), and the attack that this document tries.
 #[derive(Clone, Debug)]
 pub struct Hostile {
-    /// The attack, as text for the messages of tests.
+    /// A description of the attack, for the messages of tests.
     pub tries: &'static str,
-    /// The document.
+    /// The document that tries the attack.
     pub document: Document,
     /// Whether the image specification or a limit forbids the document, so that a parser must
-    /// refuse it. Other documents are well-formed: using them must do no harm.
+    /// refuse the document. Documents that are not forbidden are well-formed, and their use must do
+    /// no harm.
     pub malformed: bool,
 }
 
-/// All hostile documents. The largest one slightly exceeds the maximum of 4 MiB for a manifest.
+/// Returns all hostile documents. The largest document slightly exceeds the maximum of 4 MiB for a
+/// manifest.
 pub fn documents() -> Vec<Hostile> {
     let layer = Blob::new("application/vnd.oci.image.layer.v1.tar+gzip", "layer").descriptor();
     let sized =
@@ -122,9 +124,10 @@ pub fn documents() -> Vec<Hostile> {
         .collect()
 }
 
-/// Two indexes that contain each other. No hash function allows this, so the second index is served
-/// under a wrong digest, by [`put_manifest_as`](crate::registry::FakeRegistry::put_manifest_as).
-/// The first index has its correct digest.
+/// Returns two indexes that contain each other. With correct digests, this is impossible, so a test
+/// serves the second index under a wrong digest, by
+/// [`put_manifest_as`](crate::registry::FakeRegistry::put_manifest_as). The first index has its
+/// correct digest.
 pub fn cycle() -> (Document, (Digest, Document)) {
     let claimed = digest_of(b"what the second index claims to be");
     let entry = |digest: &Digest, size| descriptor(MediaType::OCI_INDEX, digest, size);
@@ -133,8 +136,8 @@ pub fn cycle() -> (Document, (Digest, Document)) {
     (first, (claimed, second))
 }
 
-/// Creates a chain of `depth` nested indexes above one manifest. All of them are well-formed. The
-/// outermost index is the last.
+/// Creates a chain of `depth` nested indexes above one manifest. All of these documents are
+/// well-formed. The outermost index is the last one.
 pub fn nested_indexes(depth: usize) -> Vec<Document> {
     let layer = Blob::new("application/vnd.oci.image.layer.v1.tar+gzip", "layer").descriptor();
     let mut documents = vec![Document::raw(MediaType::OCI_MANIFEST, manifest(&[&layer]))];

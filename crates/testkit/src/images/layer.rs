@@ -1,4 +1,4 @@
-//! Generates gzip layers of test images: compressed tars of files.
+//! Generates the gzip layers of test images, which are compressed tars of files.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use tar::{EntryType, Header};
 
 use super::{Blob, digest_of, random_bytes};
 
-/// A layer and its diff ID, the digest of its uncompressed bytes.
+/// A layer, with its diff ID (the digest of the uncompressed bytes).
 pub(super) struct Layer {
     pub(super) blob: Blob,
     pub(super) diff_id: Digest,

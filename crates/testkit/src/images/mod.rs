@@ -18,36 +18,36 @@ use bytes::Bytes;
 use pierhead_oci::{Algorithm, Digest, Hasher, MediaType};
 use serde_json::{Value, json};
 
-/// A config or layer.
+/// A blob of a test image: a config or a layer.
 #[derive(Clone, Debug)]
 pub struct Blob {
-    /// The digest of the bytes.
+    /// The digest of the blob's bytes.
     pub digest: Digest,
-    /// The bytes.
+    /// The bytes of the blob.
     pub bytes: Bytes,
-    /// The media type in the descriptor.
+    /// The media type in the descriptor of the blob.
     pub media_type: String,
 }
 
-/// A manifest or index.
+/// A document of a test image: a manifest or an index.
 #[derive(Clone, Debug)]
 pub struct Document {
-    /// The digest of the bytes.
+    /// The digest of the document's bytes.
     pub digest: Digest,
-    /// The exact bytes.
+    /// The exact bytes of the document.
     pub bytes: Bytes,
     /// The media type with which the registry serves the document.
     pub media_type: String,
 }
 
-/// An image: all documents and blobs behind a tag.
+/// A test image: all documents and blobs behind a tag.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// Configs and layers.
+    /// The configs and layers of the image.
     pub blobs: Vec<Blob>,
-    /// Manifests and indexes, including the root.
+    /// The manifests and indexes of the image, including the root document.
     pub documents: Vec<Document>,
-    /// The digest of the document to which a tag points.
+    /// The digest of the root document, to which a tag points.
     pub root: Digest,
 }
 
@@ -111,8 +111,8 @@ impl Blob {
 }
 
 impl Document {
-    /// Creates a document from JSON. Its media type is the type in the JSON, else the type of OCI
-    /// manifests.
+    /// Creates a document from JSON. The media type is the type that the JSON states, or else the
+    /// type of OCI manifests.
     pub fn new(json: &Value) -> Self {
         let media_type = json["mediaType"]
             .as_str()
@@ -148,7 +148,7 @@ impl Image {
             .expect("the root is a document")
     }
 
-    /// The digests of all blobs and documents.
+    /// Returns the digests of all blobs and documents of the image.
     pub fn digests(&self) -> impl Iterator<Item = Digest> {
         let blobs = self.blobs.iter().map(|blob| blob.digest);
         blobs.chain(self.documents.iter().map(|document| document.digest))

@@ -4,10 +4,10 @@
 use pierhead_toc::{Entry, Kind};
 use tar::{Builder, EntryType, Header};
 
-/// Writes one layer into memory.
+/// Writes the tar of one layer into memory.
 pub(super) struct Writer {
     tar: Builder<Vec<u8>>,
-    /// Whether names begin with `./`, as with `tar -C root .`.
+    /// Whether names begin with `./`, as in the output of `tar -C root .`.
     dot: bool,
 }
 
@@ -121,8 +121,8 @@ impl Writer {
         self.append(header, &name, &[]);
     }
 
-    /// Writes a sparse file in GNU's old format: up to four pieces in the header, more in extension
-    /// blocks.
+    /// Writes a sparse file in GNU's old format: up to four pieces are in the header, and more
+    /// pieces in extension blocks.
     pub(super) fn sparse(&mut self, entry: &Entry, data: &[u8], pieces: &[(usize, usize)]) {
         // An empty piece marks the end of the file.
         let mut pieces = pieces.to_vec();
@@ -189,7 +189,7 @@ impl Writer {
         self.append(header, b"GNUSparseFile.0/sparse", &stored);
     }
 
-    /// Writes a name that is too long for a header, as a preceding entry.
+    /// Writes a name that is too long for a header as a separate entry before that header.
     fn long(&mut self, kind: u8, name: &[u8]) {
         if name.len() <= 100 {
             return;

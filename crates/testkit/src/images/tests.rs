@@ -1,4 +1,5 @@
-//! Tests of the image generators: correct digests and descriptors, and deterministic results.
+//! Tests of the image generators: correct digests and descriptors, deterministic results, hostile
+//! documents, and trees that match their tars.
 
 use std::io::Read;
 
@@ -130,8 +131,9 @@ fn a_random_file_has_its_size_and_digest() {
     assert_eq!((bytes.len(), digest_of(&bytes)), (300_001, digest));
 }
 
-/// A parser refuses malformed documents. It parses or refuses well-formed documents. It never
-/// panics, hangs or overflows the stack.
+/// Tests the manifest parser with hostile documents. The parser must refuse malformed documents,
+/// and may parse or refuse well-formed documents. In no case may it panic, hang or overflow the
+/// stack.
 #[test]
 fn malformed_documents_are_refused() {
     for Hostile {
@@ -163,7 +165,8 @@ fn malformed_documents_are_refused() {
     }
 }
 
-/// The expected tree equals the entries in the tar of the only layer.
+/// Tests that the expected tree of an image with one layer equals the entries in the tar of this
+/// layer.
 #[test]
 fn a_random_tree_equals_the_tar_of_its_layer() {
     use std::os::unix::ffi::OsStrExt as _;

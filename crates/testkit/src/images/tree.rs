@@ -1,7 +1,8 @@
-//! Generates test images of random file trees with every kind of tar entry, and the tree that is
-//! expected after unpacking. The generator computes the expected tree in the simplest way,
-//! independently of pierhead's unpacker. Cases in which unpackers disagree are left out: hard links
-//! whose header differs from the target, times before 1970, folders without an entry.
+//! Generates test images of random file trees with every kind of tar entry. Also returns the file
+//! tree that is expected after unpacking. The generator computes the expected tree in the simplest
+//! way, independently of pierhead's unpacker. The images contain no cases in which unpackers
+//! disagree: hard links whose header differs from the header of the target, times before 1970, and
+//! folders without an entry.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,15 +12,15 @@ use pierhead_toc::{Entry, FileDigest, Kind, Time};
 use super::tarball::Writer;
 use super::{Blob, Image, random_bytes};
 
-/// Options of a random image.
+/// Options of the random image.
 #[derive(Clone, Copy, Debug)]
 pub struct TreeOptions {
     /// Number of layers, at least one.
     pub layers: u32,
-    /// Number of changes per layer. A change is one or several entries.
+    /// Number of changes per layer. A change consists of one or several tar entries.
     pub changes: u32,
-    /// Version of the contents. Versions with the same seed have the same tree and metadata, and
-    /// about a quarter of the files differ slightly.
+    /// Version of the file contents. Two versions with the same seed have the same tree and
+    /// metadata, but about a quarter of the files differ slightly.
     pub version: u32,
     /// Whether the tree has devices, owners, special mode bits and capabilities, which only root
     /// can unpack.
@@ -27,7 +28,7 @@ pub struct TreeOptions {
     /// Whether some files have up to 10 MiB. Other files have at most 8 KiB.
     pub large: bool,
     /// Whether every layer has entries for the parent folders of its changes, as the layers of all
-    /// builders have. Otherwise some of these entries are missing.
+    /// builders have. If false, some of these entries are missing.
     pub parents: bool,
     /// Whether sparse files use the PAX format, because unpackers in Go refuse GNU's format.
     pub sparse_pax: bool,
@@ -47,17 +48,17 @@ impl Default for TreeOptions {
     }
 }
 
-/// A random image.
+/// A random image, with the tree that is expected after unpacking.
 #[derive(Clone, Debug)]
 pub struct TreeImage {
     /// The image: one manifest with gzip layers.
     pub image: Image,
-    /// The uncompressed layers, lowest first.
+    /// The uncompressed layers, the lowest layer first.
     pub tars: Vec<Vec<u8>>,
     /// The expected tree, in the order of a table of contents (TOC): sorted by path components, the
     /// root first.
     pub tree: Vec<Entry>,
-    /// The contents of all files, including those that upper layers hide.
+    /// The contents of all files, including files that upper layers hide.
     pub contents: BTreeMap<FileDigest, Vec<u8>>,
 }
 
@@ -76,15 +77,16 @@ struct Generator<'a> {
     inodes: Vec<Inode>,
     names: BTreeMap<Path, usize>,
     contents: BTreeMap<FileDigest, Vec<u8>>,
-    /// Paths with an entry in this layer, and their parents.
+    /// The paths that have an entry in the current layer, and the parents of these paths.
     touched: BTreeSet<Path>,
     tar: Writer,
-    /// Number of files so far, which identifies a file across versions.
+    /// Number of files so far. This number identifies the same file in several versions.
     files: u64,
 }
 
 impl Image {
-    /// Creates an image of a random tree. The same seed and options always give the same bytes.
+    /// Creates an image of a random tree. The same seed and the same options always give the same
+    /// bytes.
     pub fn tree(seed: u64, options: &TreeOptions) -> TreeImage {
         let mut growing = Generator {
             random: Rng::with_seed(seed),
@@ -135,7 +137,7 @@ impl Generator<'_> {
             83..86 if upper => self.opaque(),
             86..90 => self.again(),
             90..95 => {
-                // Changes the attributes of a directory and keeps its entries.
+                // This change gives a directory new attributes, and keeps its entries.
                 let path = self.some_directory();
                 self.directory(path);
             }
@@ -212,7 +214,8 @@ impl Generator<'_> {
             uid = self.pick(&[0, 0, 0, 1000, 65534]);
             gid = self.pick(&[0, 0, 50, 3_000_000]);
             if matches!(kind, Kind::File { .. }) && self.random.u8(..) < 12 {
-                // The bytes are VFS_CAP_REVISION_2 with the effective bit, and CAP_NET_RAW.
+                // The bytes of the attribute are VFS_CAP_REVISION_2 with the effective bit, and
+                // CAP_NET_RAW.
                 let mut value = vec![1, 0, 0, 2, 0, 0x20, 0, 0];
                 value.resize(20, 0);
                 xattrs.push((b"security.capability".to_vec(), value));
@@ -248,7 +251,7 @@ impl Generator<'_> {
         of[self.random.usize(..of.len())]
     }
 
-    /// Adds entries for the parent folders that have no entry in this layer.
+    /// Adds entries for the parent folders that have no entry in the current layer.
     fn parents(&mut self, path: &Path) {
         for len in 0..path.len() {
             let parent = path[..len].to_vec();
@@ -309,14 +312,14 @@ impl Generator<'_> {
 
     fn data(&mut self) -> Vec<u8> {
         self.files += 1;
-        // The contents have a seed of their own, so that versions differ only in contents.
+        // The file contents have their own seed, so that versions differ only in the contents.
         let mut random = Rng::with_seed(self.files.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let large = self.options.large && random.u8(..) < 10;
         let size = random.usize(..if large { 10 << 20 } else { 8 << 10 });
         let mut data = match random.u8(0..8) {
             0 => Vec::new(),
             1 => vec![b'a'; size],
-            // Many files have these equal contents.
+            // Many files get the same content here.
             2 => vec![random.u8(..3); 100],
             3 => random_bytes(random.u64(..), size).to_vec(),
             _ => words(&mut random, size),
@@ -360,7 +363,8 @@ impl Generator<'_> {
         };
         let path = self.new_path();
         self.parents(&path);
-        // Both entries have equal attributes, because unpackers disagree on whose attributes count.
+        // Gives both entries equal attributes, because unpackers disagree on which entry's
+        // attributes count.
         let mut entry = self.inodes[inode].entry.clone();
         entry.path = path.join(&b'/');
         entry.kind = Kind::HardLink {
@@ -415,7 +419,7 @@ impl Generator<'_> {
         self.some(|this, path| path.len() > 1 && !this.touched.contains(path))
     }
 
-    /// Replaces an entry by an entry of any kind.
+    /// Replaces an existing entry by an entry of any kind.
     fn replace(&mut self) {
         let Some(path) = self.unchanged_path() else {
             return;
@@ -455,7 +459,7 @@ impl Generator<'_> {
         self.tar.opaque(&path.join(&b'/'));
     }
 
-    /// Adds a second entry for a file of this layer.
+    /// Adds a second entry for a file of the current layer.
     fn again(&mut self) {
         let of_file = |this: &Self, path: &Path| {
             let inode = this.names.get(path).map(|at| &this.inodes[*at]);
@@ -504,7 +508,7 @@ fn words(random: &mut Rng, len: usize) -> Vec<u8> {
 }
 
 impl Image {
-    /// Creates an image of these tars as gzip layers.
+    /// Creates an image whose gzip layers have these tars.
     pub fn of_tars(architecture: &str, tars: &[Vec<u8>]) -> Self {
         let layers = tars.iter().map(|tar| super::layer::gzip(tar)).collect();
         let diff_ids: Vec<String> = tars
@@ -518,7 +522,7 @@ impl Image {
     /// factor of about a thousand.
     ///
     /// # Panics
-    /// If the memory is too small.
+    /// If there is not enough memory.
     pub fn of_zeros(len: u64) -> Self {
         let mut tar = tar::Builder::new(Vec::new());
         let mut header = tar::Header::new_gnu();

@@ -1,5 +1,5 @@
 //! Authentication of the fake registry: basic authentication, and a token server that behaves like
-//! Docker Hub's.
+//! the token server of Docker Hub.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -15,11 +15,12 @@ use super::shared::Shared;
 
 const SERVICE: &str = "fake-registry";
 
-/// The issued tokens, valid and expired.
+/// The tokens that the token server has issued, both valid and expired.
 #[derive(Default)]
 pub(super) struct Issued {
     tokens: HashMap<String, Grant>,
-    /// Counter of tokens. It is never reset, so that each token is unique.
+    /// Number of tokens that were ever issued. The counter is never reset, so that each token is
+    /// unique.
     count: u64,
 }
 
@@ -116,7 +117,7 @@ fn basic(request: &RecordedRequest) -> Option<(String, String)> {
     Some((user.to_owned(), password.to_owned()))
 }
 
-/// The response of the token server.
+/// Creates the response of the token server.
 pub(super) fn token(shared: &Shared, request: &RecordedRequest) -> Reply {
     let auth = shared.settings.lock().auth.clone();
     let Auth::Token(rules) = auth else {
@@ -152,7 +153,8 @@ pub(super) fn token(shared: &Shared, request: &RecordedRequest) -> Reply {
         .collect();
     let mut issued = shared.issued.lock();
     issued.count += 1;
-    // The token is unique to this registry, because another fake registry must not accept it.
+    // The token contains the port of this registry, because another fake registry must not accept
+    // the token.
     let port = shared
         .bases
         .get()
@@ -174,8 +176,8 @@ pub(super) fn token(shared: &Shared, request: &RecordedRequest) -> Reply {
     Reply::json(200, &response)
 }
 
-/// Whether the client is a user (`true`) or anonymous (`false`). `None` if the client gets no
-/// token.
+/// Whether the client is a user (`true`) or anonymous (`false`). Returns `None` if the client gets
+/// no token.
 fn login(
     rules: &TokenAuth,
     request: &RecordedRequest,

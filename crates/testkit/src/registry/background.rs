@@ -6,7 +6,7 @@ use tokio::runtime::{Builder as Runtimes, Runtime};
 
 use super::{Builder, FakeRegistry};
 
-/// A [`FakeRegistry`] in background threads.
+/// A [`FakeRegistry`] that runs in background threads.
 pub struct Background {
     /// The registry is declared before the runtime, so that it is dropped first.
     registry: FakeRegistry,
@@ -27,12 +27,14 @@ impl Builder {
 }
 
 impl Background {
-    /// Stops the registry, as [`FakeRegistry::stop`] does, and blocks until that is done.
+    /// Stops the registry, as [`FakeRegistry::stop`] does, and blocks until the registry has
+    /// stopped.
     pub fn stop(&self) {
         self.runtime.block_on(self.registry.stop());
     }
 
-    /// Restarts the registry, as [`FakeRegistry::restart`] does, and blocks until that is done.
+    /// Restarts the registry, as [`FakeRegistry::restart`] does, and blocks until the registry
+    /// listens again.
     pub fn restart(&self) {
         self.runtime.block_on(self.registry.restart());
     }

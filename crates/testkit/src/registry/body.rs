@@ -1,5 +1,5 @@
-//! Sends a response body of the fake registry at the configured rate, until its end or an injected
-//! fault.
+//! Sends a response body of the fake registry at the configured rate, until the end of the body or
+//! until an injected fault.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -16,8 +16,8 @@ use super::wire::{Connection, Next};
 /// Size of one write in bytes. At 1 MB/s, a write takes less than 0.1 s.
 const WRITE_SIZE: usize = 64 << 10;
 
-/// Maximum delay that a sender may make up for. Timers are about a millisecond late, which would
-/// otherwise slow down a fast link.
+/// Maximum delay for which a sender may compensate. Timers are about a millisecond late; without
+/// compensation, this would slow down a fast link.
 const MAX_CATCH_UP: Duration = Duration::from_millis(10);
 
 enum Stop {
@@ -100,7 +100,8 @@ pub(super) async fn send(
     })
 }
 
-/// Returns the stops in the order of their offsets. Stops beyond the end have no effect.
+/// Returns the stops that the faults cause in the body, in the order of their offsets. A stop
+/// beyond the end of the body has no effect.
 fn stops(faults: &[Fault], len: u64) -> Vec<(u64, Stop)> {
     let stop = |fault: &Fault| match fault {
         Fault::HangBody(after) => Some((*after, Stop::Hang)),
@@ -138,7 +139,7 @@ async fn pace(shared: &Shared, bytes: usize, slow: Option<u64>, own_free: &mut I
     }
 }
 
-/// Counts a blob body as being sent until this value is dropped.
+/// Counts the body of a blob as being sent, until this value is dropped.
 struct Flight(std::sync::Arc<Shared>);
 
 impl Flight {

@@ -15,7 +15,7 @@ use super::settings::{Auth, Settings, TokenAuth};
 use super::shared::{Bases, Shared};
 use super::tls::{Authority, Identity};
 
-/// Options of a [`FakeRegistry`].
+/// The options with which a [`FakeRegistry`] is started.
 #[derive(Default)]
 pub struct Builder {
     settings: Settings,
@@ -47,7 +47,7 @@ impl Builder {
         self
     }
 
-    /// Uses a certificate of this authority instead of a new one.
+    /// Uses TLS with a certificate of this authority, and not of a new authority.
     pub fn authority(mut self, authority: Arc<Authority>) -> Self {
         self.authority = Some(authority);
         self
@@ -64,7 +64,7 @@ impl Builder {
         self.with(|settings| settings.auth = Auth::Token(TokenAuth::default()))
     }
 
-    /// Requires basic authentication of this user.
+    /// Requires basic authentication with the name and password of this user.
     pub fn basic_auth(self, user: &str, password: &str) -> Self {
         self.with(|settings| {
             settings.auth = Auth::Basic {
@@ -74,12 +74,13 @@ impl Builder {
         })
     }
 
-    /// Starts the registry on three ephemeral loopback ports.
+    /// Starts the registry on three free loopback ports, which the system chooses.
     pub async fn start(self) -> FakeRegistry {
         self.start_at(SocketAddr::from(([127, 0, 0, 1], 0))).await
     }
 
-    /// Starts the registry at `addr`, and on two ephemeral ports of the same address.
+    /// Starts the registry at `addr`. The token server and the CDN get free ports of the same IP
+    /// address.
     pub async fn start_at(self, addr: SocketAddr) -> FakeRegistry {
         let tls = self.tls_names.map(|names| {
             let authority = self.authority.unwrap_or_else(|| Arc::new(Authority::new()));

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-/// The bytes of a blob or document. Clones share them.
+/// The bytes of a blob or document. All clones share these bytes.
 #[derive(Clone)]
 pub(super) struct Content {
     source: Source,
-    /// Length in bytes. It may be shorter than the source, or longer with zeros at the end.
+    /// Length in bytes. If the length is smaller than the source, the bytes are truncated. If the
+    /// length is larger, zeros follow the source.
     len: u64,
-    /// Offset of the byte in which one bit is flipped, if any.
+    /// Offset of the byte in which one bit is flipped; `None` for unchanged bytes.
     flipped: Option<u64>,
 }
 
@@ -62,8 +63,8 @@ impl Content {
         self
     }
 
-    /// Reads up to `most` bytes from `offset`; empty only at the end. Reads files in a blocking
-    /// way, because test files are in the page cache.
+    /// Reads up to `most` bytes from `offset` on. The result is empty only at the end. Reads of
+    /// files block, which is short because test files are in the page cache.
     pub(super) fn read(&self, offset: u64, most: usize) -> Bytes {
         let most = usize::try_from(self.len.saturating_sub(offset))
             .unwrap_or(usize::MAX)

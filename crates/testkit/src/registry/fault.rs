@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::wait::TIME_LIMIT;
 
 /// A fault of the fake registry. Several faults may affect one request. Offsets in the body of a
-/// response count the sent bytes; a range request gets only the bytes of its range.
+/// response count the sent bytes; for a range request, only the bytes of the range are sent.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Fault {
@@ -35,7 +35,8 @@ pub enum Fault {
     /// The response is a 307 to this URL.
     RedirectTo(String),
 
-    /// After this many bytes the body stops; the connection stays open.
+    /// After this many bytes, the registry sends no more of the body, but the connection stays
+    /// open.
     HangBody(u64),
     /// After this many bytes the body waits until the gate is released.
     GateBody(u64, Gate),
@@ -53,14 +54,14 @@ pub enum Fault {
 
     /// One bit is flipped at this offset of the blob.
     Corrupt(u64),
-    /// The blob is truncated to this number of bytes, with matching headers.
+    /// The blob is truncated to this number of bytes, with headers that match the shorter blob.
     Truncate(u64),
-    /// This number of zero bytes follows the blob, with matching headers.
+    /// This number of zero bytes follows the blob, with headers that match the longer blob.
     Pad(u64),
-    /// The blob has other contents, with matching headers.
+    /// The blob has these bytes instead, with headers that match these bytes.
     Replace(Bytes),
 
-    /// The response has this header, in addition or instead of another value.
+    /// The response has this header. If the header has a value already, this value replaces it.
     Header(&'static str, String),
     /// The response lacks this header, for example `docker-content-digest`.
     WithoutHeader(&'static str),
@@ -144,15 +145,15 @@ impl Rule {
         self
     }
 
-    /// Makes the fault affect requests without authorization, too. By default, such requests get
-    /// their 401 and do not count.
+    /// Makes the fault also affect requests without authorization. By default, such a request gets
+    /// its 401, and the fault does not count the request.
     pub fn before_auth(mut self) -> Self {
         self.before_auth = true;
         self
     }
 }
 
-/// An injected fault. It counts the affected requests and can be removed.
+/// The handle of an injected fault, which counts the affected requests and can remove the fault.
 #[derive(Clone, Debug)]
 pub struct Injected {
     rules: Arc<Mutex<Vec<Arc<Active>>>>,
@@ -160,12 +161,12 @@ pub struct Injected {
 }
 
 impl Injected {
-    /// Number of affected requests.
+    /// Returns the number of requests that the fault has affected.
     pub fn hits(&self) -> usize {
         self.active.hits.load(Ordering::SeqCst)
     }
 
-    /// Removes the fault. It still affects requests that are running.
+    /// Removes the fault. Requests that are in progress are still affected.
     pub fn remove(&self) {
         self.rules
             .lock()
@@ -176,7 +177,7 @@ impl Injected {
 #[derive(Debug)]
 struct Active {
     rule: Rule,
-    /// Number of matching requests, including skipped ones.
+    /// Number of matching requests, including requests that the fault skipped.
     seen: AtomicUsize,
     hits: AtomicUsize,
 }
@@ -202,7 +203,7 @@ impl Rules {
         self.0.lock().clear();
     }
 
-    /// Returns the faults that affect a request. Counts the request for each of them.
+    /// Returns the faults that affect a request. Each of these faults counts the request.
     pub(super) fn matching(&self, method: &str, path: &str, authorized: bool) -> Vec<Fault> {
         let rules = self.0.lock();
         rules
@@ -274,7 +275,7 @@ impl Gate {
         self.open.send_replace(true);
     }
 
-    /// Number of responses that have reached the gate.
+    /// Returns the number of responses that have reached the gate.
     pub fn arrived(&self) -> usize {
         *self.waiting.borrow()
     }
@@ -282,7 +283,7 @@ impl Gate {
     /// Waits until `count` responses have reached the gate.
     ///
     /// # Panics
-    /// After 30 seconds without success.
+    /// If fewer responses reach the gate within 30 seconds.
     pub async fn reached(&self, count: usize) {
         let mut waiting = self.waiting.subscribe();
         let arrived =
@@ -294,10 +295,11 @@ impl Gate {
         );
     }
 
-    /// Waits until the gate is open. Cancel safe, but each call counts as one arrived response.
+    /// Waits until the gate is open. The call is cancel safe, but each call counts as one arrived
+    /// response.
     pub(super) async fn pass(&self) {
         self.waiting.send_modify(|waiting| *waiting += 1);
-        // This cannot fail, because the sender is in `self`.
+        // This call cannot fail, because `self` has the sender.
         let _ = self.open.subscribe().wait_for(|&open| open).await;
     }
 }

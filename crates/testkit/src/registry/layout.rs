@@ -12,8 +12,8 @@ use super::FakeRegistry;
 use crate::layout::{OciLayout, descriptor_digest};
 
 impl FakeRegistry {
-    /// Adds every image of a layout whose name is `repository:tag`. Returns these names. Blobs stay
-    /// in their files. Manifests are read.
+    /// Adds every image of a layout whose name is `repository:tag`. Returns these names. Manifests
+    /// are read into memory, and blobs stay in their files.
     ///
     /// # Errors
     /// A file cannot be read, or the layout violates the image specification.
@@ -50,7 +50,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Adds a manifest or index with all its descendants.
+    /// Adds a manifest or index, together with all documents and blobs to which it refers.
     fn document(&mut self, digest: Digest, descriptor: &Value) -> io::Result<()> {
         if !self.seen.insert(digest) {
             return Ok(());

@@ -16,8 +16,8 @@ use super::shared::Shared;
 use super::wire;
 
 pub(super) struct Listener {
-    /// A socket that is bound but never listens. It reserves the port while connections are
-    /// refused.
+    /// A socket that is bound but never listens. This socket reserves the port while the registry
+    /// refuses connections.
     reserve: Socket,
     role: Role,
     shared: Arc<Shared>,
@@ -31,7 +31,7 @@ struct Running {
 }
 
 impl Listener {
-    /// Reserves the port. [`start`](Self::start) begins to listen.
+    /// Reserves the port, without listening. [`start`](Self::start) begins to listen.
     pub(super) fn bind(addr: SocketAddr, role: Role, shared: Arc<Shared>) -> Self {
         let reserve = bound(addr).unwrap_or_else(|error| panic!("cannot bind {addr}: {error}"));
         Self {
@@ -83,8 +83,9 @@ fn bound(addr: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Listens at `addr`, and retries while the port is in use: a process that another test starts
-/// holds a copy of the previous socket from its `fork` to its `exec`.
+/// Listens at `addr`, and retries while the port is in use. The port can be in use for a moment,
+/// because a process that another test starts has a copy of the previous socket between `fork` and
+/// `exec`.
 async fn listening(addr: SocketAddr) -> io::Result<Socket> {
     let mut tries = 0;
     loop {

@@ -1,4 +1,4 @@
-//! Records the requests to the fake registry. Tests read them and wait for them.
+//! Records the requests to the fake registry. Tests read these records, and wait for requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,31 +18,31 @@ pub enum Role {
     Registry,
     /// The port of the token server.
     Tokens,
-    /// The port of the CDN, to which requests for blobs are redirected.
+    /// The port of the CDN, to which the registry redirects requests for blobs.
     Cdn,
 }
 
-/// One request and the state of its response.
+/// One request, with the state of its response.
 #[derive(Clone, Debug)]
 pub struct RecordedRequest {
     /// The port that received the request.
     pub role: Role,
     /// The method of the request: `GET`, …
     pub method: String,
-    /// The path as sent, without the query.
+    /// The path as the client sent it, without the query.
     pub path: String,
     /// The query, without the `?`.
     pub query: Option<String>,
     /// All headers. Values of one name keep their order.
     pub headers: HeaderMap,
-    /// The body, which may be empty.
+    /// The body of the request, which may be empty.
     pub body: Bytes,
     /// The address of the client.
     pub peer: SocketAddr,
     /// Number of the connection, counted from 0 over all ports. Requests on one connection have the
     /// same number.
     pub connection: u64,
-    /// The status code that was sent, if any.
+    /// The status code that the registry has sent; `None` before that.
     pub status: Option<u16>,
     /// Number of body bytes of the response that were written to the socket.
     pub sent: u64,
@@ -51,7 +51,7 @@ pub struct RecordedRequest {
 }
 
 impl RecordedRequest {
-    /// Returns the value of a header as text. `None` if the header is missing.
+    /// Returns the value of a header as text, or `None` if the header is missing.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
@@ -85,7 +85,8 @@ impl Entry {
     }
 }
 
-/// The handle of a connection to its current request. Dropping it marks the response as ended.
+/// The handle of a connection to its current request. Dropping this handle marks the response as
+/// ended.
 pub(super) struct Tracked {
     entry: Arc<Entry>,
     changed: Arc<watch::Sender<u64>>,

@@ -1,7 +1,7 @@
-//! A fake OCI registry in the test process. Tests inject and remove its faults at run time. It
-//! implements HTTP/1.1 itself, because a correct server library cannot produce the faults. It
-//! listens on three loopback ports: the registry, its token server, and the CDN to which it may
-//! redirect blobs.
+//! A fake OCI registry in the test process, into which tests inject faults at run time. The
+//! registry implements HTTP/1.1 itself, because a correct server library cannot produce the faults.
+//! It listens on three loopback ports: for the registry itself, for the token server, and for the
+//! CDN to which it may redirect requests for blobs.
 
 mod auth;
 mod background;
@@ -43,7 +43,7 @@ pub use log::{RecordedRequest, Role};
 pub use settings::{Auth, RateLimit, Settings, TokenAuth};
 pub use tls::Authority;
 
-/// A running fake registry. Dropping it closes its ports and connections.
+/// A running fake registry. Dropping this value closes all ports and connections of the registry.
 pub struct FakeRegistry {
     shared: Arc<Shared>,
     main: Listener,
@@ -67,7 +67,7 @@ impl FakeRegistry {
         self.main.addr()
     }
 
-    /// Returns `http://127.0.0.1:port`, or `https://…` if the registry uses TLS.
+    /// Returns the URL of the registry: `http://127.0.0.1:port`, or `https://…` with TLS.
     pub fn url(&self) -> String {
         let scheme = if self.shared.tls.is_some() {
             "https"
@@ -82,7 +82,7 @@ impl FakeRegistry {
         self.tokens.addr()
     }
 
-    /// Returns the address of the CDN, to which requests for blobs are redirected.
+    /// Returns the address of the CDN, to which the registry redirects requests for blobs.
     pub fn cdn_addr(&self) -> SocketAddr {
         self.cdn.addr()
     }
@@ -100,8 +100,8 @@ impl FakeRegistry {
             .ca_pem()
     }
 
-    /// Closes all three ports and every connection. Connections are then refused. The ports stay
-    /// reserved for [`restart`](Self::restart).
+    /// Closes all three ports and every connection. After this call, connections are refused. The
+    /// ports stay reserved for [`restart`](Self::restart).
     pub async fn stop(&self) {
         self.main.stop().await;
         self.tokens.stop().await;
@@ -115,7 +115,7 @@ impl FakeRegistry {
         self.cdn.start().await;
     }
 
-    /// Stops only the token server.
+    /// Stops only the token server of the registry.
     pub async fn stop_tokens(&self) {
         self.tokens.stop().await;
     }
@@ -152,7 +152,7 @@ impl FakeRegistry {
         store.tag(repository, tag, image.root);
     }
 
-    /// Adds one blob.
+    /// Adds one blob to a repository. Returns its digest.
     pub fn put_blob(&self, repository: &str, bytes: impl Into<Bytes>) -> Digest {
         let bytes = bytes.into();
         let digest = crate::images::digest_of(&bytes);
@@ -163,7 +163,7 @@ impl FakeRegistry {
         digest
     }
 
-    /// Adds one blob under any digest, even a wrong one.
+    /// Adds one blob to a repository under any digest, even a wrong one.
     pub fn put_blob_as(&self, repository: &str, digest: Digest, bytes: impl Into<Bytes>) {
         self.shared
             .store
@@ -181,7 +181,7 @@ impl FakeRegistry {
             .put_blob(repository, digest, content);
     }
 
-    /// Adds one manifest, valid or not.
+    /// Adds one manifest to a repository. The manifest may be invalid.
     pub fn put_manifest(
         &self,
         repository: &str,
@@ -216,7 +216,7 @@ impl FakeRegistry {
         self.shared.store.lock().tag(repository, tag, digest);
     }
 
-    /// Removes a tag.
+    /// Removes a tag from a repository.
     pub fn untag(&self, repository: &str, tag: &str) {
         self.shared.store.lock().untag(repository, tag);
     }
@@ -232,7 +232,7 @@ impl FakeRegistry {
         self.shared.rules.add(rule)
     }
 
-    /// Removes all faults.
+    /// Removes all faults that tests have injected.
     pub fn clear_faults(&self) {
         self.shared.rules.clear();
     }
@@ -242,12 +242,12 @@ impl FakeRegistry {
         self.shared.log.requests()
     }
 
-    /// Clears the recorded requests.
+    /// Clears the list of recorded requests.
     pub fn clear_requests(&self) {
         self.shared.log.clear();
     }
 
-    /// Returns the number of matching requests so far.
+    /// Returns the number of requests so far for which `fits` is true.
     pub fn count(&self, fits: impl FnMut(&RecordedRequest) -> bool) -> usize {
         let mut fits = fits;
         self.requests()
@@ -256,13 +256,13 @@ impl FakeRegistry {
             .count()
     }
 
-    /// Returns the number of GETs of this blob or manifest at the registry itself, including GETs
-    /// that a fault affected.
+    /// Returns the number of GET requests for this blob or manifest at the registry itself,
+    /// including requests that a fault affected.
     pub fn gets_of(&self, digest: &Digest) -> usize {
         self.count_of("GET", digest)
     }
 
-    /// Returns the number of HEADs of this blob or manifest at the registry itself.
+    /// Returns the number of HEAD requests for this blob or manifest at the registry itself.
     pub fn heads_of(&self, digest: &Digest) -> usize {
         self.count_of("HEAD", digest)
     }
@@ -279,7 +279,7 @@ impl FakeRegistry {
     /// Waits until `enough` is true for the requests so far.
     ///
     /// # Panics
-    /// After 30 seconds without success.
+    /// If `enough` is still false after 30 seconds.
     pub async fn wait_for(&self, enough: impl FnMut(&[RecordedRequest]) -> bool) {
         self.shared.log.wait_for(enough).await;
     }

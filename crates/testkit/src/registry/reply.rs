@@ -10,7 +10,7 @@ pub(super) struct Reply {
     pub(super) status: u16,
     pub(super) headers: Vec<(String, String)>,
     pub(super) content: Content,
-    /// Offset of the body in the content.
+    /// Offset of the response's body in the content.
     pub(super) start: u64,
     /// Length of the body in bytes.
     pub(super) len: u64,
@@ -25,12 +25,12 @@ pub(super) enum Framing {
     Length(u64),
     Chunked,
     UntilClose,
-    /// The status has no body.
+    /// The response has no body, because of its status.
     Bodiless,
 }
 
 impl Reply {
-    /// A response with the whole `content`.
+    /// Creates a response with the whole `content`.
     pub(super) fn of(status: u16, media_type: &str, content: Content) -> Self {
         let len = content.len();
         Self {
@@ -52,7 +52,7 @@ impl Reply {
         )
     }
 
-    /// A response with an error body of the specification.
+    /// Creates a response with an error body of the specification.
     pub(super) fn error(status: u16, code: &str) -> Self {
         let message = format!("the fake registry says {status}");
         Self::json(
@@ -100,8 +100,8 @@ impl Reply {
                     .headers
                     .retain(|(other, _)| !other.eq_ignore_ascii_case(name)),
                 Fault::HugeHeaders(bytes) => {
-                    // A line has 4 KiB, because a client may limit single lines as well as the
-                    // whole head.
+                    // Each line has 4 KiB, because a client may limit not only the whole head, but
+                    // also single lines.
                     for (nth, left) in (0..*bytes).step_by(4096).enumerate() {
                         let value = "n".repeat((bytes - left).min(4096));
                         self.headers.push((format!("x-needless-{nth}"), value));
@@ -125,7 +125,7 @@ impl Reply {
         }
     }
 
-    /// Returns the encoded head.
+    /// Returns the encoded head of the response.
     pub(super) fn head(&self) -> Vec<u8> {
         let reason = http::StatusCode::from_u16(self.status)
             .ok()

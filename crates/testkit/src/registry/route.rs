@@ -1,5 +1,5 @@
 //! Creates the response of the fake registry to a request: the response of a correct registry, or
-//! that of an injected fault.
+//! the response of an injected fault.
 
 use pierhead_oci::{Digest, MediaType};
 use serde_json::json;
@@ -23,7 +23,8 @@ pub(super) fn route(shared: &Shared, request: &RecordedRequest, faults: &[Fault]
     }
 }
 
-/// Returns the response of a fault that replaces the correct response, if any.
+/// Returns the response of a fault that replaces the correct response, or `None` if there is no
+/// such fault.
 pub(super) fn replaced(request: &RecordedRequest, faults: &[Fault]) -> Option<Reply> {
     faults.iter().find_map(|fault| match fault {
         Fault::Status(status) => Some(Reply::error(*status, code(*status))),
@@ -132,8 +133,8 @@ fn manifest(
     reply
 }
 
-/// Returns the referrers index under the tag `<algorithm>-<hex>`, for clients of registries without
-/// the referrers API.
+/// Returns the referrers index under the tag `<algorithm>-<hex>`, which clients request if a
+/// registry lacks the referrers API.
 fn tag_schema(shared: &Shared, name: &str, target: &str) -> Option<String> {
     let digest: Digest = target.replacen('-', ":", 1).parse().ok()?;
     let descriptors = shared.store.lock().referrers(name, &digest);
@@ -259,7 +260,8 @@ fn ranged(content: Content, request: &RecordedRequest, faults: &[Fault]) -> Repl
     }
 }
 
-/// Returns the first and last byte of a single range. `None` for a range that a server may ignore.
+/// Returns the first and the last byte of a single range, or `None` for a range that a server may
+/// ignore.
 fn span(range: &str, total: u64) -> Option<Result<(u64, u64), ()>> {
     let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
     let (start, end) = match (first, last) {

@@ -7,17 +7,17 @@ use std::time::Duration;
 /// time.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The required authentication.
+    /// The authentication that the registry requires.
     pub auth: Auth,
-    /// Whether requests for blobs are redirected (307) to the CDN. The CDN refuses a request with
-    /// an `Authorization` header.
+    /// Whether the registry redirects (307) requests for blobs to the CDN. The CDN refuses a
+    /// request with an `Authorization` header.
     pub redirect_blobs: bool,
-    /// Whether the registry has the referrers API. Without it, the API responds 404, and clients
-    /// use the referrers tag.
+    /// Whether the registry has the referrers API. If not, requests to this API get a 404, and
+    /// clients use the referrers tag.
     pub referrers_api: bool,
-    /// Maximum number of tags per page, whatever the client requests.
+    /// Maximum number of tags per page, even if the client requests more.
     pub tags_page: Option<usize>,
-    /// The rate limit of manifest GETs, like Docker Hub's.
+    /// The rate limit of manifest GETs, similar to the limit of Docker Hub.
     pub rate_limit: Option<RateLimit>,
     /// Maximum bytes per second of all bodies together.
     pub bandwidth: Option<u64>,
@@ -43,16 +43,16 @@ impl Default for Settings {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Auth {
-    /// No authentication.
+    /// The registry requires no authentication.
     Open,
-    /// Basic authentication of one user.
+    /// The registry requires basic authentication of one user.
     Basic {
         /// The name of the user.
         user: String,
         /// The password of the user.
         password: String,
     },
-    /// A bearer token of the token server.
+    /// The registry requires a bearer token of the token server.
     Token(TokenAuth),
 }
 
@@ -63,17 +63,20 @@ pub struct TokenAuth {
     pub anonymous: bool,
     /// Names and passwords of the users.
     pub users: Vec<(String, String)>,
-    /// The identity token that is accepted, if any (an OAuth2 refresh token, sent by POST).
+    /// The identity token (an OAuth2 refresh token, sent by POST) that the token server accepts;
+    /// `None` to accept none.
     pub identity: Option<String>,
     /// Repositories to which an anonymous token gives no access.
     pub private: Vec<String>,
-    /// Lifetime of a token. If the lifetime is zero, the issued tokens are expired.
+    /// Lifetime of a token. With a lifetime of zero, each token is already expired when it is
+    /// issued.
     pub lifetime: Duration,
-    /// Number of requests for which a token is valid. `None`: no limit within its lifetime.
+    /// Number of requests for which a token is valid. With `None`, the number is not limited within
+    /// the lifetime.
     pub uses: Option<u32>,
-    /// Whether the response contains `expires_in`.
+    /// Whether the response of the token server contains `expires_in`.
     pub tells_expiry: bool,
-    /// Whether the token is only in `access_token`, not in `token`.
+    /// Whether the response has the token only in `access_token`, and not in `token`.
     pub only_access_token: bool,
 }
 
@@ -92,12 +95,13 @@ impl Default for TokenAuth {
     }
 }
 
-/// A limit of pulls like Docker Hub's, reported in `ratelimit-limit` and `ratelimit-remaining`.
+/// A limit of pulls like the limit of Docker Hub, which the registry reports in `ratelimit-limit`
+/// and `ratelimit-remaining`.
 #[derive(Clone, Copy, Debug)]
 pub struct RateLimit {
     /// Maximum number of manifest GETs per time window.
     pub limit: u64,
-    /// Number of remaining manifest GETs. At 0, a manifest GET gets a 429.
+    /// Number of remaining manifest GETs. When this number is 0, a manifest GET gets a 429.
     pub remaining: u64,
     /// The reported time window in seconds. The window of the fake registry never ends.
     pub window: u64,

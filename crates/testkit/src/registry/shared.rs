@@ -13,7 +13,7 @@ use super::settings::Settings;
 use super::store::Store;
 use super::tls::Identity;
 
-/// State of the three listeners and all their connections.
+/// The state of the three listeners and of all their connections.
 pub(super) struct Shared {
     pub(super) settings: Mutex<Settings>,
     pub(super) store: Mutex<Store>,
@@ -25,11 +25,11 @@ pub(super) struct Shared {
     pub(super) blobs_in_flight: AtomicUsize,
     pub(super) peak_blobs_in_flight: AtomicUsize,
     pub(super) tls: Option<Identity>,
-    /// The URLs of the token server and the CDN, once they listen.
+    /// The URLs of the token server and the CDN, as soon as both listen.
     pub(super) bases: OnceLock<Bases>,
 }
 
-/// URLs of the listeners, without a slash at the end.
+/// The URLs of the token server and the CDN, without a slash at the end.
 pub(super) struct Bases {
     pub(super) tokens: String,
     pub(super) cdn: String,

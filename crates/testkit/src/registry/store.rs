@@ -16,7 +16,7 @@ pub(super) struct Store {
 #[derive(Default)]
 struct Repository {
     blobs: HashMap<Digest, Content>,
-    /// Documents in the order of their digests, so that lists of referrers are deterministic.
+    /// The documents in the order of their digests, so that lists of referrers are deterministic.
     manifests: BTreeMap<Digest, Document>,
     tags: BTreeMap<String, Digest>,
 }
@@ -78,7 +78,7 @@ impl Store {
             .cloned()
     }
 
-    /// Returns a blob of any repository, for the CDN, because the URLs of the CDN name no
+    /// Returns a blob that any repository has. The CDN needs this, because its URLs name no
     /// repository.
     pub(super) fn any_blob(&self, digest: &Digest) -> Option<Content> {
         self.repositories
@@ -97,7 +97,7 @@ impl Store {
         repository.manifests.get(&digest).cloned()
     }
 
-    /// Returns all tags in lexical order. `None` for an unknown repository.
+    /// Returns all tags of a repository in lexical order, or `None` for an unknown repository.
     pub(super) fn tags(&self, repository: &str) -> Option<Vec<String>> {
         Some(
             self.repositories

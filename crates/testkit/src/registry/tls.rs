@@ -6,7 +6,8 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, 
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::TlsAcceptor;
 
-/// Signs certificates for servers and clients. Programs trust it through [`pem`](Self::pem).
+/// A certificate authority, which signs certificates for servers and clients. Programs that are
+/// given its certificate ([`pem`](Self::pem)) trust it.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -19,7 +20,7 @@ impl Default for Authority {
 }
 
 impl Authority {
-    /// An authority with a new key.
+    /// Creates an authority with a new key.
     pub fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -17,7 +17,7 @@ use super::log::{RecordedRequest, Role};
 use super::shared::Shared;
 use super::{auth, body, route};
 
-/// Maximum size in bytes of a request's head, and of its body.
+/// Maximum size in bytes of the head of a request, and also of the body of a request.
 const MAX_REQUEST_SIZE: usize = 1 << 20;
 
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
@@ -40,11 +40,11 @@ impl Socket for TlsStream<TcpStream> {
 #[derive(PartialEq, Eq)]
 pub(super) enum Next {
     KeepAlive,
-    /// Close in an orderly way, with TLS close_notify.
+    /// Close the connection in an orderly way, with TLS close_notify.
     Close,
-    /// Close abruptly, by a FIN.
+    /// Close the connection abruptly, by a FIN.
     Cut,
-    /// Close abruptly, by an RST.
+    /// Close the connection abruptly, by an RST.
     Reset,
 }
 
@@ -58,14 +58,14 @@ pub(super) struct Connection {
 }
 
 pub(super) async fn serve(shared: Arc<Shared>, role: Role, stream: TcpStream, peer: SocketAddr) {
-    // An error here means that the client has disconnected, which is noticed later.
+    // An error is ignored: it means that the client has disconnected, which the next read reports.
     let _ = stream.set_nodelay(true);
     let id = shared.log.connection();
     let socket: Box<dyn Socket> = match &shared.tls {
         None => Box::new(stream),
         Some(tls) => match tls.acceptor.accept(stream).await {
             Ok(stream) => Box::new(stream),
-            // The client does not trust the certificate, or has disconnected.
+            // The client does not trust the certificate, or the client has disconnected.
             Err(_) => return,
         },
     };
@@ -81,7 +81,7 @@ pub(super) async fn serve(shared: Arc<Shared>, role: Role, stream: TcpStream, pe
         match connection.exchange().await {
             Ok(Next::KeepAlive) => {}
             Ok(next) => break next,
-            // The client has disconnected.
+            // The client has closed the connection.
             Err(_) => break Next::Cut,
         }
     };
@@ -149,7 +149,7 @@ impl Connection {
         self.socket.flush().await
     }
 
-    /// Waits until the client closes the connection. Keeps the bytes that arrive meanwhile.
+    /// Waits until the client closes the connection. Bytes that arrive meanwhile are kept.
     async fn gone(&mut self) {
         while matches!(self.socket.read_buf(&mut self.received).await, Ok(1..)) {}
     }
@@ -168,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// Reads the next request with its body. `None` if the client closes the connection.
+    /// Reads the next request with its body. Returns `None` if the client closes the connection.
     async fn read_request(&mut self) -> io::Result<Option<RecordedRequest>> {
         let (mut request, length) = loop {
             if let Some(parsed) = self.parse()? {

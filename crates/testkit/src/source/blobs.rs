@@ -31,7 +31,7 @@ impl Blob for MemoryBlob {
 pub struct BlobFolder(PathBuf);
 
 impl BlobFolder {
-    /// Uses a folder that exists.
+    /// Creates the value for an existing folder.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self(folder.into())
     }
@@ -41,7 +41,7 @@ impl BlobFolder {
         &self.0
     }
 
-    /// Adds a blob. Returns its digest.
+    /// Adds a blob to the folder. Returns the digest of the blob.
     ///
     /// # Panics
     /// If the file cannot be written.

@@ -9,8 +9,9 @@ use pierhead_toc::{FileDigest, Source};
 /// finds state that leaks from one read to the next.
 const READS: usize = 300;
 
-/// Runs the conformance suite. `new` returns a source with exactly the given contents: one is
-/// empty, some are larger than a frame, some are compressible and some are not.
+/// Runs the conformance suite of sources. `new` returns a source with exactly the given contents.
+/// One content is empty, some are larger than a frame of a bundle, some are compressible, and some
+/// are not.
 ///
 /// # Panics
 /// If the source violates the contract of [`Source`].
@@ -22,7 +23,7 @@ pub fn conforms<S: Source>(new: impl Fn(&[Vec<u8>]) -> S) {
     reads_any_range(&source, &contents);
     fails_beyond_the_end(&source, &contents);
     fails_for_unknown_contents(&source, &contents);
-    // Earlier errors must not affect later reads.
+    // The errors of the earlier checks must not affect these reads.
     reads_each_content_completely(&source, &contents);
     let empty = new(&[]);
     for bytes in &contents {
@@ -70,7 +71,7 @@ fn read_named(source: &impl Source, content: &FileDigest, bytes: &[u8], offset: 
     source
         .read_at(content, offset as u64, &mut buf)
         .unwrap_or_else(|error| panic!("{len} bytes from {offset} of {}: {error}", bytes.len()));
-    // `assert_eq!` is not used, because it would print megabytes.
+    // Does not use `assert_eq!`, which would print megabytes.
     assert!(
         buf == bytes[offset..offset + len],
         "{len} bytes from {offset} of {} are wrong",

@@ -5,12 +5,12 @@ use std::io;
 
 use pierhead_toc::{FileDigest, Source};
 
-/// File contents by digest.
+/// A source of file contents in memory, by digest.
 #[derive(Clone, Debug, Default)]
 pub struct MemorySource(HashMap<FileDigest, Vec<u8>>);
 
 impl MemorySource {
-    /// Adds the contents of a file. Returns their digest.
+    /// Adds the contents of a file. Returns the digest of these contents.
     pub fn add(&mut self, bytes: impl Into<Vec<u8>>) -> FileDigest {
         let bytes = bytes.into();
         let content = FileDigest::of(&bytes);

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use pierhead_cache::tier::{Blob, CHUNK, ReadAt, Staged, Tier, Trailer};
 use pierhead_oci::{Algorithm, Digest, MediaType};
 
-/// Runs the conformance suite. `new` returns a new, empty tier.
+/// Runs the conformance suite of storage tiers. `new` returns a new, empty tier.
 ///
 /// # Panics
 /// If the tier violates the contract of [`Tier`].
@@ -94,7 +94,8 @@ fn reads_committed_blobs(tier: &impl Tier) {
     }
 }
 
-/// Checks that the consecutive extents of the blob, from any offset on, contain its bytes.
+/// Checks that the consecutive extents of the blob, from any offset on, contain the bytes of the
+/// blob.
 fn returns_its_content_at_each_offset(blob: &dyn Blob, content: &[u8]) {
     let end = content.len() as u64;
     assert!(

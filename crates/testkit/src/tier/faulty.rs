@@ -1,4 +1,4 @@
-//! A storage tier that forwards to another tier and injects faults, for tests.
+//! A storage tier for tests, which forwards calls to another tier and injects faults.
 
 use parking_lot::Mutex;
 use std::io;
@@ -19,11 +19,12 @@ pub enum Op {
     Clear,
     Commit,
     Read,
-    /// The scan of staged, uncommitted bytes.
+    /// The scan of bytes that are staged and not committed.
     ReadStaged,
 }
 
-/// A tier that forwards all calls except for injected faults. Clones share their faults.
+/// A storage tier that forwards all calls except calls in which a fault is injected. All clones
+/// share the same faults.
 #[derive(Clone)]
 pub struct Faulty {
     tier: Arc<dyn Tier>,
@@ -32,14 +33,14 @@ pub struct Faulty {
 
 #[derive(Default)]
 struct Plan {
-    /// The calls that fail: the number of calls that pass first, the number of calls that fail, and
-    /// their `errno`.
+    /// The faults. Each has the number of calls that succeed first, the number of calls that fail,
+    /// and the `errno` of the failures.
     faults: Vec<Fault>,
     /// The number of the call from which on all calls fail.
     crash: Option<u64>,
     calls: u64,
     free: Option<u64>,
-    /// Corrupt bytes: the blob and the offset.
+    /// The bytes that reads return corrupted: the blob and the offset of each byte.
     corrupt_bytes: Vec<(Digest, u64)>,
 }
 
@@ -87,14 +88,14 @@ impl Faulty {
         });
     }
 
-    /// Lets `calls` more calls of any kind succeed. All later calls fail, as if the medium were
-    /// gone.
+    /// Lets `calls` more calls of any kind succeed. All later calls fail, as if the medium had been
+    /// removed.
     pub fn crash_after(&self, calls: u64) {
         let mut plan = self.plan();
         plan.crash = Some(plan.calls + calls);
     }
 
-    /// Returns the number of calls so far.
+    /// Returns the number of calls to the tier so far.
     pub fn calls(&self) -> u64 {
         self.plan().calls
     }
@@ -142,7 +143,7 @@ impl Faulty {
                 break;
             }
         }
-        // The lock is released first, so that the panic happens without a lock on the plan.
+        // Releases the lock on the plan of faults, so that the panic happens without this lock.
         drop(plan);
         match how {
             Some(How::Panic) => panic!("injected panic in {op:?}"),
@@ -215,11 +216,11 @@ impl Staged for FaultyStaged {
         self.staged.size()
     }
 
-    /// Each piece counts as one call.
+    /// The write of each piece counts as one call.
     fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         for piece in pieces {
             if let Err(error) = self.faults.step(Op::Write) {
-                // A full disk writes only a part of the piece.
+                // Like a full disk, writes only a part of the piece.
                 self.staged.write(&[&piece[..piece.len() / 2]])?;
                 return Err(error);
             }

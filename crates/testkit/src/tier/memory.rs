@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pierhead_cache::tier::{Blob, CHUNK, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 use pierhead_oci::Digest;
 
-/// Blobs in memory. Clones share them.
+/// A storage tier whose blobs are in memory. All clones share the blobs.
 #[derive(Clone, Default)]
 pub struct MemoryTier(Arc<Inner>);
 
@@ -17,7 +17,7 @@ pub struct MemoryTier(Arc<Inner>);
 struct Inner {
     blobs: Mutex<HashMap<Digest, (Arc<MemoryBlob>, u64)>>,
     staged: Mutex<HashMap<Digest, (Arc<Bytes>, u64)>>,
-    /// A logical clock that replaces the time of day.
+    /// A counter of accesses that replaces the time of day.
     clock: AtomicU64,
 }
 

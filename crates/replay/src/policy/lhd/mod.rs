@@ -1,11 +1,12 @@
-//! Policy `lhd`, least hit density: evicts the key with the fewest expected hits per byte and time.
+//! Policy `lhd`, least hit density: evicts the key with the fewest expected hits per byte of cache
+//! and per request of time.
 //!
 //! Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI '18.
 //! The hit density of a key is its probability of a hit divided by its expected lifetime (section
-//! 3). The density at each age is learned from the hits and evictions of other keys (section 4.2),
-//! in classes by the ages of the last two hits (section 4.3). The victim is the key with the lowest
-//! density in a sample (section 5.1). A few keys, the explorers, stay longer, so that densities at
-//! high ages can be learned (section 5.2).
+//! 3). The density at each age is learned from the hits and evictions of other keys (section 4.2).
+//! Keys are in classes by the ages of their last two hits (section 4.3). The victim is the key with
+//! the lowest density in a sample (section 5.1). A few keys, which the paper calls explorers, stay
+//! longer, so that densities at high ages can be learned (section 5.2).
 
 mod model;
 mod random;
@@ -27,37 +28,37 @@ pub use random::RandomSource;
 
 pub(crate) const NAME: &str = "lhd";
 
-/// Probability 1/n that a key becomes an explorer, while all explorers together take less than
-/// 1/`EXPLORER_PART` of the capacity.
+/// A key becomes an explorer with the probability 1/`EXPLORER_ODDS`, as long as all explorers
+/// together take less than 1/`EXPLORER_PART` of the capacity.
 const EXPLORER_ODDS: usize = 32;
 const EXPLORER_PART: u64 = 100;
 /// Number of reconfigurations at the start in which the sample is small and explorers exist, for
 /// fast learning.
 const EARLY: u32 = 50;
 const EARLY_SAMPLE: u32 = 8;
-/// Density of an explorer, above that of any key.
+/// Density of an explorer, which is above the density of any other key.
 const EXPLORER_DENSITY: f32 = 1.0;
 
 /// Parameters of [`Lhd`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LhdParameters {
-    /// Number of sampled candidates per eviction, 1 to 1024. The default, 32, is that of the paper.
+    /// Number of sampled candidates per eviction, 1 to 1024. The default is 32, as in the paper.
     pub associativity: u32,
-    /// Number of recently entered keys of low density that are additional candidates, 0 to 64.
-    /// Default 8.
+    /// Number of recently entered keys of low density that are additional candidates, 0 to 64. The
+    /// default is 8.
     pub admissions: u32,
-    /// Number of age steps, 16 to 32 767. Default 2 048, which takes 400 KB.
+    /// Number of age steps, 16 to 32 767. The default is 2 048, which takes 400 KB of memory.
     pub ages: u16,
     /// Number of requests between two reconfigurations, 1 to 2^40. The default, 2^14, is much less
     /// than the 2^20 of the paper: within 2^20 requests, a registry proxy sees most of its traffic.
     pub period: u64,
-    /// Number of requests per age step while the number of keys is unknown, as a power of two, 0 to
-    /// 32. Default 4.
+    /// Base-2 logarithm (0 to 32) of the number of requests per age step while the number of keys
+    /// is unknown. The default is 4.
     pub first_step: u32,
     /// Initial density of the class with the highest ages, 1 to 1 000. The density of each next
-    /// class is higher by one. Default 1.
+    /// class is higher by one. The default is 1.
     pub lead: f32,
-    /// Source of random numbers. Default [`RandomSource::Seeded`].
+    /// Source of random numbers. The default is [`RandomSource::Seeded`].
     pub source: RandomSource,
 }
 
@@ -76,7 +77,7 @@ impl Default for LhdParameters {
 }
 
 impl LhdParameters {
-    /// The parameters of libcachesim 0.3.5.
+    /// Returns the parameters of libcachesim 0.3.5.
     pub fn libcachesim() -> Self {
         Self {
             ages: 20_000,
@@ -105,29 +106,30 @@ impl LhdParameters {
     }
 }
 
-/// The policy: a list of keys from which candidates are sampled. A request is O(1), an eviction
-/// O(associativity). All densities are computed anew once per period, which is O(ages).
+/// The policy: a list of keys from which candidates are sampled. A request takes O(1) time, and an
+/// eviction O(associativity). Once per period, all densities are computed again, which takes
+/// O(ages).
 #[derive(Debug)]
 pub struct Lhd<K> {
     parameters: LhdParameters,
     table: Table<K, Note>,
-    /// All keys, to sample from.
+    /// The list of all keys, from which candidates are sampled.
     bag: Vec<Slot>,
     model: Model,
-    /// Number of entries and requests so far.
+    /// Number of entries and requests so far, as a clock.
     clock: u64,
-    /// The last keys of low density that entered, as a ring, and the position of the next entry of
-    /// the ring.
+    /// The last keys of low density that entered the cache, as a ring buffer. `head` is the
+    /// position of the next entry.
     entered: Vec<Entered>,
     head: usize,
-    /// Moving mean of the densities of victims.
+    /// Moving mean of the densities of evicted keys.
     victims: f32,
     /// Number of bytes that further explorers may take.
     budget: i64,
     random: Random,
 }
 
-/// A key that entered recently. If the key is evicted and enters again, it is a candidate again.
+/// A key that entered recently. If such a key is evicted and enters again, it is a candidate again.
 #[derive(Clone, Debug, Default)]
 struct Entered {
     fingerprint: u64,
@@ -151,7 +153,7 @@ struct State<K> {
     bag: Vec<(K, u64, Note)>,
     model: Saved,
     clock: u64,
-    /// The recently entered keys: fingerprints, and positions in the list.
+    /// The recently entered keys: their fingerprints, and their positions in the list.
     entered: Vec<(u64, Option<u32>)>,
     head: usize,
     victims: f32,
@@ -160,7 +162,8 @@ struct State<K> {
 }
 
 impl<K: Key> Lhd<K> {
-    /// An empty policy for a cache of `capacity` bytes. `seed` seeds its random numbers.
+    /// Creates an empty policy for a cache of `capacity` bytes. `seed` is the seed of the policy's
+    /// random numbers.
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter is out of its range.
@@ -172,7 +175,7 @@ impl<K: Key> Lhd<K> {
         Ok(Self::of(parameters.check()?, capacity, seed))
     }
 
-    /// An empty policy with the default parameters.
+    /// Creates an empty policy with the default parameters.
     pub(crate) fn with_defaults(capacity: u64, seed: u64) -> Self {
         Self::of(LhdParameters::default(), capacity, seed)
     }
@@ -202,7 +205,8 @@ impl<K: Key> Lhd<K> {
         self.model.class(note.last, note.before)
     }
 
-    /// Expected hits of a key per byte and request.
+    /// Returns the hit density of a key: the expected hits per byte of cache and per request of
+    /// time.
     fn density(&self, slot: Slot) -> f32 {
         let entry = self.table.get(slot);
         let density = self
@@ -238,7 +242,7 @@ impl<K: Key> Lhd<K> {
         }
     }
 
-    /// Returns the bytes of an explorer to the budget of explorers.
+    /// Gives the bytes of an explorer back to the budget of explorers.
     fn settle(&mut self, slot: Slot) {
         let entry = self.table.get(slot);
         if entry.note.explorer {
@@ -249,7 +253,7 @@ impl<K: Key> Lhd<K> {
     fn add(&mut self, key: K, size: u64, note: Note) -> Slot {
         let slot = self.table.add(key, size, note);
         self.table.set_place(slot, self.bag.len());
-        // Growing by an eighth wastes less memory than doubling.
+        // Grows the list by an eighth, which wastes less memory than doubling.
         if self.bag.len() == self.bag.capacity() {
             self.bag.reserve_exact(self.bag.len() / 8 + 4);
         }
@@ -270,8 +274,8 @@ impl<K: Key> Lhd<K> {
         self.table.take(slot).map(Victim::from)
     }
 
-    /// The key with the lowest density among a sample and the recently entered keys. If all of
-    /// these keys are pinned, the next key of the list that is not pinned.
+    /// Returns the key with the lowest density among a sample and the recently entered keys. If all
+    /// of these keys are pinned, returns the next key of the list that is not pinned.
     fn victim(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
         if self.bag.is_empty() {
             return None;

@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use pierhead_eviction::StateError;
 
-/// Number of classes by the ages of the last two hits.
+/// Number of classes, into which keys are divided by the ages of their last two hits.
 pub(super) const CLASSES: usize = 16;
-/// Factor of all counts at each reconfiguration.
+/// Factor by which each reconfiguration multiplies all counts.
 pub(super) const DECAY: f32 = 0.9;
 /// The highest age in requests, as a multiple of the number of resident keys. Few keys get older.
 const REACH: f64 = 100.0;
@@ -17,9 +17,9 @@ const REACH: f64 = 100.0;
 pub(super) struct Model {
     ages: usize,
     classes: Vec<Class>,
-    /// An age step is 2^shift requests.
+    /// Base-2 logarithm of the number of requests of one age step.
     shift: u32,
-    /// Moving mean of the number of resident keys, and its weight.
+    /// Moving mean of the number of resident keys, with the weight of this mean.
     keys: f64,
     weight: f64,
     reconfigurations: u32,
@@ -50,9 +50,9 @@ struct SavedClass {
 }
 
 impl Model {
-    /// An untrained model. It ranks about as GDSF does: the lower the ages at the last two hits and
-    /// the current age, the higher the density. `lead` is the density of the class with the highest
-    /// ages.
+    /// Creates an untrained model, which ranks keys about as the policy GDSF does: the lower the
+    /// ages at the last two hits and the current age, the higher the density. `lead` is the density
+    /// of the class with the highest ages.
     pub(super) fn new(ages: u16, shift: u32, lead: f32) -> Self {
         let ages = usize::from(ages);
         let class = |class: u8| Class {
@@ -73,14 +73,15 @@ impl Model {
         }
     }
 
-    /// The age in steps after this number of requests. The last step contains all higher ages.
+    /// Returns the age in steps after this number of requests. The last step contains all higher
+    /// ages.
     pub(super) fn age(&self, requests: u64) -> u16 {
         let oldest = u16::try_from(self.ages - 1).unwrap_or(u16::MAX);
         u16::try_from(requests >> self.shift).map_or(oldest, |age| age.min(oldest))
     }
 
-    /// The class of a key by the ages at its last two hits: about the logarithm of the distance of
-    /// these ages from the highest age.
+    /// Returns the class of a key by the ages at its last two hits: about the logarithm of the
+    /// distance of these ages from the highest age.
     pub(super) fn class(&self, last: u16, before: u16) -> usize {
         let age = usize::from(last) + usize::from(before);
         (0..CLASSES - 1)
@@ -96,7 +97,8 @@ impl Model {
         self.classes[class].evictions[usize::from(age)] += 1.0;
     }
 
-    /// Expected hits per request during the remaining lifetime; `None` above the highest age.
+    /// Returns the expected hits per request during the remaining lifetime of a key, or `None`
+    /// above the highest age.
     pub(super) fn density(&self, class: usize, age: u16) -> Option<f32> {
         let age = usize::from(age);
         (age + 1 < self.ages).then(|| self.classes[class].densities[age])
@@ -106,7 +108,7 @@ impl Model {
         self.reconfigurations
     }
 
-    /// Computes the densities from the counts. `keys`: number of resident keys.
+    /// Computes the densities from the counts. `keys` is the number of resident keys.
     pub(super) fn reconfigure(&mut self, keys: usize) {
         let counts = |class: &mut Class| {
             for count in class.hits.iter_mut().chain(&mut class.evictions) {
@@ -140,7 +142,7 @@ impl Model {
         }
     }
 
-    /// Memory use in bytes.
+    /// Returns the memory use of the model in bytes.
     pub(super) fn memory(&self) -> usize {
         CLASSES * (size_of::<Class>() + 3 * self.ages * size_of::<f32>())
     }
@@ -182,9 +184,9 @@ impl Model {
 }
 
 impl Class {
-    /// Computes the density at each age: the number of hits at this and higher ages, divided by the
-    /// number of requests that keys lived at higher ages (section 4.2). One pass from the highest
-    /// age down computes all sums.
+    /// Computes the density at each age: the number of hits at this age and at higher ages, divided
+    /// by the number of requests that keys lived at these ages (section 4.2 of the paper). One pass
+    /// from the highest age down computes all sums.
     fn learn(&mut self) {
         let (mut hits, mut events, mut life) = (0.0, 0.0, 0.0);
         for (age, density) in self.densities.iter_mut().enumerate().rev() {
@@ -246,7 +248,7 @@ fn rescaled(counts: &[f32], from: u32, to: u32) -> Vec<f32> {
             let at = age.checked_shr(to - from).unwrap_or(0);
             scaled[if age == oldest { oldest } else { at }] += count;
         } else {
-            // One step becomes several steps, which share its count equally.
+            // One step becomes several steps, which share the count of the old step equally.
             let steps = 1_usize.checked_shl(from - to).unwrap_or(usize::MAX);
             let first = age.saturating_mul(steps).min(oldest);
             let last = first.saturating_add(steps).min(oldest + 1);
@@ -269,7 +271,8 @@ mod tests {
             densities: vec![9.0; 4],
         };
         class.learn();
-        // From the last age to the first: 1 hit in 1 request; 1 in 1 + 2; 3 in 3 + 4; 3 in 7 + 4.
+        // The densities from the last age to the first: 1 hit in 1 request, 1 hit in 1 + 2
+        // requests, 3 hits in 3 + 4 requests, and 3 hits in 7 + 4 requests.
         assert_eq!(class.densities, [3.0 / 11.0, 3.0 / 7.0, 1.0 / 3.0, 1.0]);
     }
 

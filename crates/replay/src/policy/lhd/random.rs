@@ -1,10 +1,10 @@
 //! Random numbers of the policy `lhd`: from the seed of the replay, or the same sequence that
 //! libCacheSim draws.
 
-/// Source of random numbers.
+/// Where the policy `lhd` gets its random numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RandomSource {
-    /// From the seed of the replay. The default.
+    /// Random numbers from the seed of the replay, which is the default.
     #[default]
     Seeded,
     /// The sequence of libcachesim: Lehmer's generator modulo 2^128 with a fixed seed. Another
@@ -17,7 +17,7 @@ pub enum RandomSource {
 const LEHMER: u128 = 0xda94_2042_e4dd_58b5;
 const BEGIN: u128 = 0xdead_beef;
 
-/// A random number generator.
+/// The random number generator of the policy `lhd`.
 #[derive(Debug)]
 pub(super) enum Random {
     Seeded(fastrand::Rng),
@@ -32,7 +32,7 @@ impl Random {
         }
     }
 
-    /// A random number below `end`; `end` is not 0.
+    /// Returns a random number below `end`, which must not be 0.
     pub(super) fn below(&mut self, end: usize) -> usize {
         match self {
             Self::Seeded(random) => random.usize(..end),
@@ -44,7 +44,7 @@ impl Random {
         }
     }
 
-    /// The state for [`Random::resume`].
+    /// Returns the state of the generator, for [`Random::resume`].
     pub(super) fn state(&self) -> u128 {
         match self {
             Self::Seeded(random) => random.get_seed().into(),
@@ -56,8 +56,8 @@ impl Random {
     pub(super) fn resume(&mut self, state: u128) {
         match self {
             Self::Seeded(random) => {
-                // A state of the seeded generator has 64 bits. Of a state of the other generator,
-                // the low 64 bits are a valid seed, too.
+                // A state of the seeded generator has 64 bits. If the state comes from the other
+                // generator, its low 64 bits are a valid seed, too.
                 random.seed(u64::try_from(state & u128::from(u64::MAX)).unwrap_or(0));
             }
             // The state must be odd; an even state would become 0.
@@ -74,7 +74,7 @@ mod tests {
     fn the_random_numbers_of_libcachesim_are_drawn_and_resumed() {
         let mut random = Random::new(RandomSource::Libcachesim, 7);
         let drawn: Vec<usize> = (0..4).map(|_| random.below(1 << 20)).collect();
-        // Computed separately with unbounded integers.
+        // The expected numbers were computed separately, with integers of unlimited size.
         assert_eq!(drawn, [52505, 899022, 625109, 932456]);
         let mut resumed = Random::new(RandomSource::Libcachesim, 8);
         resumed.resume(random.state());

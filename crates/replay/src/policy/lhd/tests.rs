@@ -1,4 +1,5 @@
-//! Tests which keys the policy `lhd` evicts. The tests of the densities are in the module `model`.
+//! Unit tests of the policy `lhd`: which keys it evicts, and how it saves its state. The tests of
+//! the densities are in the module `model`.
 
 use super::*;
 
@@ -164,8 +165,8 @@ fn a_restored_policy_continues_as_the_saved_one_after_learning() {
 fn a_key_that_enters_again_is_a_candidate_again() {
     let mut lhd = Lhd::<u32>::new(1 << 20, 5, LhdParameters::default()).expect("in range");
     (0..5000).for_each(|key| lhd.insert(&Access::new(key, 10, 0)));
-    // Victims had a higher density than this key, which a sample of 8 of 5000 keys would hardly
-    // find.
+    // Earlier victims had a higher density than this key. A sample of 8 of the 5000 keys would
+    // hardly find the key.
     lhd.victims = 1.0;
     let large = Access::new(9999, 100_000, 0);
     for _ in 0..5 {

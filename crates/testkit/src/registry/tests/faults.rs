@@ -7,7 +7,8 @@ use super::*;
 use crate::http::{self, End};
 use crate::images::digest_of;
 
-/// Sends two GETs of the layer: one with the fault, which affects one request, and one without it.
+/// Sends two GET requests for the layer: one that the fault affects, and one that it does not
+/// affect.
 async fn spoiled(fault: Fault) -> (Response, Response) {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let injected = registry.inject(fault.on_blob(&digest).times(1));

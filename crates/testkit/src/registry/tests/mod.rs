@@ -1,4 +1,5 @@
-//! Tests of the fake registry: conformance without faults, and the effect of each fault.
+//! Tests of the fake registry: the protocol without faults, access control, and the effect of each
+//! fault.
 
 mod access;
 mod faults;
@@ -30,7 +31,7 @@ fn manifest_path(target: &str) -> String {
     format!("/v2/{REPOSITORY}/manifests/{target}")
 }
 
-/// Sends a GET with these headers.
+/// Sends a GET request with these headers.
 async fn ask(registry: &FakeRegistry, path: &str, headers: &[(&str, &str)]) -> Response {
     let request = headers
         .iter()
@@ -40,7 +41,8 @@ async fn ask(registry: &FakeRegistry, path: &str, headers: &[(&str, &str)]) -> R
     request.send(registry.addr()).await.expect("an answer")
 }
 
-/// Sends a GET whose connection must break before the response head. Returns the error.
+/// Sends a GET request. The connection must break before the head of the response. Returns the
+/// error.
 async fn breaks(registry: &FakeRegistry, path: &str) -> std::io::ErrorKind {
     Ask::get(path)
         .send(registry.addr())

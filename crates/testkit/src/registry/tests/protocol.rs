@@ -432,7 +432,7 @@ async fn all_bodies_share_the_bandwidth() {
     let path = blob_path(&digest);
     let (one, two) = tokio::join!(ask(&registry, &path, &[]), ask(&registry, &path, &[]));
     assert_eq!((one.body.len(), two.body.len()), (SIZE, SIZE));
-    // At this rate, both bodies take 0.2 s. The last write may finish early.
+    // At this rate, the two bodies together take 0.2 s. The last write may finish early.
     assert!(
         began.elapsed() > std::time::Duration::from_millis(120),
         "{:?}",
