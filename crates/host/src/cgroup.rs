@@ -7,25 +7,25 @@ use std::time::Duration;
 /// The version of the cgroup interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Version {
-    /// Version 1: one hierarchy for each controller.
+    /// cgroup version 1 has one hierarchy for each controller.
     One,
-    /// Version 2: one hierarchy for all controllers.
+    /// cgroup version 2 has one hierarchy for all controllers.
     Two,
 }
 
 /// A resource that a cgroup limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Controller {
-    /// Memory.
+    /// The controller of memory.
     Memory,
-    /// CPU time.
+    /// The controller of CPU time.
     Cpu,
-    /// Disk I/O. Version 1 names the controller `blkio`.
+    /// The controller of disk I/O. Its name in version 1 is `blkio`.
     Io,
 }
 
 impl Controller {
-    /// The name of the controller in version 2.
+    /// Returns the name of the controller in version 2.
     pub fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -34,7 +34,7 @@ impl Controller {
         }
     }
 
-    /// The name of the controller in version 1.
+    /// Returns the name of the controller in version 1.
     fn old_name(self) -> &'static str {
         match self {
             Self::Io => "blkio",
@@ -61,8 +61,8 @@ impl Cgroup {
         self.inside.ancestors().map(|inside| self.top.join(inside))
     }
 
-    /// Finds the cgroups of a process that limit `controller`: one in version 1, one in version 2,
-    /// or both.
+    /// Finds the cgroups of a process that limit `controller`. The result has a cgroup of version
+    /// 1, a cgroup of version 2, or both.
     ///
     /// `cgroup` is the text of `/proc/self/cgroup`. `mounts` is the text of `/proc/self/mountinfo`.
     pub fn find(controller: Controller, cgroup: &str, mounts: &str) -> Vec<Self> {
@@ -88,8 +88,8 @@ impl Cgroup {
 }
 
 /// Returns the part of a cgroup's path below the root of the mount. In a container without a cgroup
-/// namespace, the mount can show another part of the hierarchy. Then the mount point is the nearest
-/// visible cgroup.
+/// namespace, the mount can show another part of the hierarchy. In this case, the mount point is
+/// the nearest visible cgroup.
 fn inside(path: &str, root: &Path) -> PathBuf {
     let path = Path::new(path);
     let below = path.strip_prefix(root).unwrap_or(Path::new(""));
@@ -103,11 +103,11 @@ fn inside(path: &str, root: &Path) -> PathBuf {
     }
 }
 
-/// Returns the root of the mounted part of the hierarchy, and the mount point. The format is in
-/// proc(5).
+/// Returns the root of the mounted part of the hierarchy, and the mount point. The page proc(5)
+/// describes the format of the mount table.
 ///
-/// A container can have several mounts. This chooses the mount with the longest root above the
-/// cgroup at `path`, or else the first mount.
+/// A container can have several mounts. Chooses the mount whose root is the longest path above the
+/// cgroup at `path`. If no root is above this cgroup, chooses the first mount.
 fn mount(
     version: Version,
     controller: Controller,
@@ -132,8 +132,8 @@ fn mount(
         true => root.components().count(),
         false => 0,
     };
-    // `max_by_key` returns the last of several equal maxima. The reversed order makes the first
-    // mount win.
+    // `max_by_key` returns the last of several equal maxima. The order is reversed, so that the
+    // result is the first of several equal mounts.
     let all: Vec<_> = all.collect();
     all.into_iter().rev().max_by_key(|(root, _)| depth(root))
 }
@@ -156,15 +156,15 @@ fn unescape(text: &str) -> PathBuf {
 /// Parses the bytes of `memory.max` and `memory.high` (version 2) or `memory.limit_in_bytes`
 /// (version 1). `None` if there is no limit.
 pub fn parse_bytes(text: &str) -> Option<u64> {
-    // If there is no limit, version 1 states the largest possible number of pages.
+    // If there is no limit, version 1 states the largest possible number of pages, in bytes.
     const UNLIMITED: u64 = 1 << 60;
     let bytes = text.trim().parse().ok()?;
     (bytes < UNLIMITED).then_some(bytes)
 }
 
-/// Parses a CPU quota into thousandths of a core and the period of the quota. The text is `cpu.max`
-/// (version 2), or `cpu.cfs_quota_us` followed by `cpu.cfs_period_us` (version 1). `None` if there
-/// is no limit.
+/// Parses a CPU quota. Returns the quota in thousandths of a core, and the period of the quota. The
+/// text is `cpu.max` (version 2), or `cpu.cfs_quota_us` followed by `cpu.cfs_period_us` (version
+/// 1). `None` if there is no limit.
 pub fn parse_quota(text: &str) -> Option<(u64, Duration)> {
     let mut numbers = text.split_whitespace().map(str::parse::<u64>);
     let (quota, period) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
@@ -173,19 +173,20 @@ pub fn parse_quota(text: &str) -> Option<(u64, Duration)> {
     Some((thousandths, Duration::from_micros(period)))
 }
 
-/// How often the kernel throttled a cgroup because its quota was used up.
+/// Counts how often the kernel throttled a cgroup because the quota of the cgroup was used up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CpuThrottling {
     /// Number of periods in which the cgroup ran.
     pub periods: u64,
     /// Number of periods in which the cgroup was throttled.
     pub throttled_periods: u64,
-    /// Throttled time of the cgroup, summed up over all CPUs.
+    /// Time for which the cgroup was throttled, summed up over all CPUs.
     pub throttled_time: Duration,
 }
 
 impl CpuThrottling {
-    /// Parses `cpu.stat`, which has microseconds in version 2 and nanoseconds in version 1.
+    /// Parses the file `cpu.stat`, whose times are in microseconds in version 2 and in nanoseconds
+    /// in version 1.
     pub fn parse(text: &str) -> Option<Self> {
         let of = |name: &str| {
             let mut lines = text.lines().filter_map(|line| line.split_once(' '));

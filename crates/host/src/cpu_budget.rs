@@ -2,12 +2,12 @@
 //! process.
 //!
 //! When the quota is used up, the kernel stops all threads of the cgroup, mostly for tens of
-//! milliseconds. Then even a request that costs 0.1 ms waits. So long work calls
-//! [`CpuBudget::wait`] before each of its pieces, and sleeps for the returned time. Short work does
-//! not wait.
+//! milliseconds. During this time, even a request that costs 0.1 ms waits. Therefore long work
+//! (such as sending a blob) calls [`CpuBudget::wait`] before each piece, and sleeps for the
+//! returned time. Short work does not wait.
 //!
-//! The budget is a token bucket. The bucket fills at the rate of the quota times the configured
-//! share. The CPU time of all threads of the process empties the bucket.
+//! The budget is a token bucket of CPU time. The bucket fills at the rate of the quota times the
+//! configured share. The CPU time of all threads of the process empties the bucket.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,28 +18,28 @@ use rustix::time::{ClockId, clock_gettime};
 
 const SECOND: u128 = 1_000_000_000;
 
-/// The quota of a cgroup, and the share of it that the process uses.
+/// The CPU quota of a cgroup, and the share of this quota that the process may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CpuAllowance {
-    /// Thousandths of a core.
+    /// The quota in thousandths of a core.
     pub thousandths: u64,
     /// The period of the quota.
     pub period: Duration,
-    /// Percentage of the quota that the process uses.
+    /// Percentage of the quota that the process may use.
     pub share: u64,
 }
 
 impl CpuAllowance {
-    /// The rate at which the bucket fills, in nanoseconds of CPU time per second.
+    /// Returns the rate at which the bucket fills, in nanoseconds of CPU time per second.
     fn rate(&self) -> u64 {
         (self.thousandths.saturating_mul(10_000))
             .saturating_mul(self.share.min(100))
             .max(1)
     }
 
-    /// The capacity of the bucket in nanoseconds: half of the part of one period that the share
-    /// leaves unused. The other half is for pieces in progress, and for time slices that the kernel
-    /// has assigned to a CPU that does not use them.
+    /// Returns the capacity of the bucket in nanoseconds of CPU time: half of the part of one
+    /// period's quota that the share leaves unused. The other half is for pieces in progress, and
+    /// for time slices that the kernel has assigned to a CPU that does not use them.
     fn burst(&self) -> i64 {
         let period = u64::try_from(self.period.as_micros()).unwrap_or(u64::MAX);
         let quota = period.saturating_mul(self.thousandths);
@@ -47,8 +47,8 @@ impl CpuAllowance {
         i64::try_from(spare / 2).unwrap_or(i64::MAX)
     }
 
-    /// The maximum deficit in nanoseconds: the quota of one period. A larger deficit would be
-    /// wrong, because the kernel starts each period without a deficit.
+    /// Returns the maximum deficit of the bucket in nanoseconds: the quota of one period. A larger
+    /// deficit would be wrong, because the kernel starts each period without a deficit.
     fn debt(&self) -> i64 {
         let period = u64::try_from(self.period.as_micros()).unwrap_or(u64::MAX);
         i64::try_from(period.saturating_mul(self.thousandths)).unwrap_or(i64::MAX)
@@ -64,7 +64,7 @@ pub struct CpuReading {
     pub used: Duration,
 }
 
-/// A token bucket of CPU time; clones share it.
+/// A token bucket of CPU time. Clones share one bucket.
 #[derive(Clone)]
 pub struct CpuBudget(Arc<Inner>);
 
@@ -75,7 +75,7 @@ struct Inner {
 }
 
 impl CpuBudget {
-    /// Creates the budget of this process.
+    /// Creates the budget of this process, with the clocks of the kernel.
     pub fn new(allowance: CpuAllowance) -> Self {
         let begun = Instant::now();
         Self::with_clock(allowance, move || CpuReading {
@@ -84,7 +84,7 @@ impl CpuBudget {
         })
     }
 
-    /// Creates a budget with the given clocks.
+    /// Creates a budget that uses the given clocks.
     pub fn with_clock(
         allowance: CpuAllowance,
         clock: impl Fn() -> CpuReading + Send + Sync + 'static,
@@ -101,7 +101,7 @@ impl CpuBudget {
         }))
     }
 
-    /// The allowance that the budget was created with.
+    /// Returns the allowance with which the budget was created.
     pub fn allowance(&self) -> CpuAllowance {
         self.0.allowance
     }
@@ -123,15 +123,15 @@ impl CpuBudget {
         })
     }
 
-    /// Returns how long the next piece of a request has to wait, if no thread uses CPU time
-    /// meanwhile. Zero if the piece can run now. Reads a clock of the kernel, which takes about 1
-    /// µs.
+    /// Returns how long the next piece of a request has to wait, if no thread uses CPU time during
+    /// the wait. Returns zero if the piece can run without a wait. Reads a clock of the kernel,
+    /// which takes about 1 µs.
     pub fn wait(&self) -> Duration {
         self.until(0)
     }
 
-    /// As [`Self::wait`], for background work. Background work runs only while the bucket is more
-    /// than half full, which happens only while there are few requests.
+    /// Returns the same as [`Self::wait`], for background work. Background work runs only while the
+    /// bucket is more than half full, which happens only while there are few requests.
     pub fn wait_background(&self) -> Duration {
         self.until(self.0.allowance.burst() / 2)
     }
@@ -150,7 +150,7 @@ impl fmt::Debug for CpuBudget {
     }
 }
 
-/// Nanoseconds of CPU time that can be used; negative for a deficit.
+/// Nanoseconds of CPU time that can be used. The number is negative if the bucket has a deficit.
 struct Bucket {
     allowance: CpuAllowance,
     level: i64,
@@ -167,7 +167,7 @@ impl Bucket {
         self.last.used = self.last.used.max(reading.used);
         let earned = passed.as_nanos() * u128::from(self.allowance.rate()) / SECOND;
         let signed = |nanos: u128| i64::try_from(nanos).unwrap_or(i64::MAX);
-        // The CPU time between two readings counts as spread evenly over the time between them.
+        // The CPU time between two readings is treated as if it had been used at a constant rate.
         let level = self.level.saturating_add(signed(earned));
         let level = level.saturating_sub(signed(used.as_nanos()));
         self.level = level.clamp(-self.allowance.debt(), self.allowance.burst());
@@ -185,12 +185,14 @@ impl Bucket {
     }
 }
 
-/// CPU time of all threads, in user and kernel mode. The kernel counts this time against the quota.
+/// Returns the CPU time of all threads of the process, in user and kernel mode. The kernel counts
+/// this time against the quota.
 fn cpu_time() -> Duration {
     read(ClockId::ProcessCPUTime)
 }
 
-/// CPU time of the calling thread, in user and kernel mode. Costs a system call of about 0.2 µs.
+/// Returns the CPU time of the calling thread, in user and kernel mode. The call is a system call
+/// of about 0.2 µs.
 pub fn thread_time() -> Duration {
     read(ClockId::ThreadCPUTime)
 }
@@ -209,14 +211,14 @@ mod tests {
 
     use super::*;
 
-    /// Half a core in periods of 100 ms. The process uses 90 % of it.
+    /// A quota of half a core in periods of 100 ms, of which the process may use 90 %.
     const HALF: CpuAllowance = CpuAllowance {
         thousandths: 500,
         period: Duration::from_millis(100),
         share: 90,
     };
 
-    /// Clocks that only the test moves.
+    /// Clocks that move only when the test moves them.
     #[derive(Clone, Default)]
     struct Clocks(Arc<Mutex<CpuReading>>);
 
@@ -226,8 +228,8 @@ mod tests {
             CpuBudget::with_clock(allowance, move || *clocks.0.lock())
         }
 
-        /// Moves the clocks: `micros` of time pass, and the process uses `used` microseconds of CPU
-        /// time.
+        /// Moves both clocks: `micros` of time pass, and the process uses `used` microseconds of
+        /// CPU time.
         fn pass(&self, micros: u64, used: u64) {
             let mut reading = self.0.lock();
             reading.now += Duration::from_micros(micros);
@@ -260,7 +262,7 @@ mod tests {
         let (mut ends, mut now) = (std::collections::VecDeque::new(), 0_u64);
         for _ in 0..3_000 {
             now += 200;
-            // There is no work for 30 of every 250 ms.
+            // In each 250 ms, there is no work for 30 ms.
             if now % 250_000 > 30_000 && budget.wait().is_zero() {
                 clocks.pass(200, 200);
                 ends.push_back(now);
@@ -312,7 +314,7 @@ mod tests {
             !budget.wait().is_zero(),
             "an idle minute fills no more than one burst"
         );
-        // Work that does not wait uses the quota of ten periods.
+        // Other work, which does not wait, uses the quota of ten periods.
         clocks.pass(0, 500_000);
         let wait = budget.wait();
         assert!(wait < Duration::from_millis(112), "{wait:?}");
@@ -346,7 +348,7 @@ mod tests {
             move || Duration::from_micros(reserved.load(Ordering::Relaxed))
         });
         for _ in 0..10_000 {
-            // Other work uses more than the quota.
+            // Work outside of the reserve uses more than the quota.
             clocks.pass(100, 100);
             if part.wait().is_zero() {
                 reserved.fetch_add(100, Ordering::Relaxed);
@@ -356,7 +358,7 @@ mod tests {
         // The limit for one second: a fifth of 450 ms, and the burst of 0.5 ms.
         let reserved = reserved.load(Ordering::Relaxed);
         assert!((90_000..=90_700).contains(&reserved), "{reserved}");
-        // A divisor of 0 counts as 1.
+        // A divisor of 0 has the same effect as 1.
         assert!(budget.part(0, Duration::default).wait().is_zero());
     }
 

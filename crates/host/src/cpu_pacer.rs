@@ -4,8 +4,8 @@
 //! A short response (a manifest, a tag, an error) costs about 0.1 ms of CPU time and does not wait.
 //! A blob is sent in pieces. Each piece passes this queue in the order of arrival, and waits until
 //! the quota has CPU time left. At most as many pieces pass at once as there are threads. A reserve
-//! of the quota is for blobs alone. So clients that request manifests continuously slow blobs down,
-//! but do not stop blobs.
+//! of the quota is for blobs alone. Thus clients that request manifests continuously slow down
+//! blobs, but do not stop them.
 
 use std::future::poll_fn;
 use std::marker::PhantomData;
@@ -23,27 +23,29 @@ use tokio::time::{Instant, sleep};
 /// piece is delayed by that time.
 pub const PIECE_BYTES: u64 = 256 << 10;
 
-/// Blobs have a reserve of one fourth of the CPU quota. The measured cost of a piece does not
-/// include the work of hyper and TLS, which costs up to three times as much. A fourth is small
-/// enough that blobs stay within the quota even with this unmeasured work.
+/// Divisor of the CPU quota for the reserve of blobs: a fourth of the quota is reserved for blobs.
+/// The measured cost of a piece does not include the work of hyper and TLS, which costs up to three
+/// times as much as the measured work. With a reserve of a fourth, blobs stay within the quota even
+/// with this unmeasured work.
 const RESERVE_DIVISOR: u64 = 4;
 
 /// Minimum wait of a piece of a blob, because the timers of the runtime have this resolution.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
-/// The queue in which pieces wait for CPU time: see the module.
+/// The queue in which pieces of blobs wait for CPU time, as the documentation of this module
+/// describes.
 pub struct CpuPacer {
     quota: CpuBudget,
     /// The part of the quota that short responses cannot use.
     reserve: CpuBudget,
-    /// Nanoseconds of CPU time that pieces have used.
+    /// Nanoseconds of CPU time that pieces of blobs have used.
     spent: Arc<AtomicU64>,
     permits: Semaphore,
     waited: Counter<f64, AtomicU64>,
 }
 
 impl CpuPacer {
-    /// Creates a queue for `threads` threads. `waited` counts the seconds that pieces wait.
+    /// Creates a queue for `threads` threads. `waited` counts the seconds for which pieces wait.
     pub fn new(quota: CpuBudget, threads: usize, waited: Counter<f64, AtomicU64>) -> Self {
         let spent = Arc::new(AtomicU64::new(0));
         let reserve = quota.part(RESERVE_DIVISOR, {
@@ -59,14 +61,13 @@ impl CpuPacer {
         }
     }
 
-    /// Returns when the next piece may be sent. Cancel safe: a dropped call gives its permit to the
-    /// next call.
+    /// Waits until the caller may send its next piece. Cancel safe: if the future is dropped, its
+    /// permit goes to the next call.
     pub async fn pass(&self) {
         let begun = Instant::now();
         // `acquire` cannot fail, because the semaphore is never closed.
         let permit = self.permits.acquire().await;
-        // Only the holder of a permit sleeps. The calls behind it wait for the permit without a
-        // timer.
+        // Only the holder of a permit sleeps. The other calls wait for a permit without a timer.
         loop {
             let wait = self.wait();
             if wait.is_zero() {
@@ -80,7 +81,7 @@ impl CpuPacer {
         self.waited.inc_by(begun.elapsed().as_secs_f64());
     }
 
-    /// The time until the quota or the reserve has CPU time left.
+    /// Returns the time until the quota or the reserve has CPU time left.
     fn wait(&self) -> Duration {
         match self.quota.wait() {
             Duration::ZERO => Duration::ZERO,
@@ -88,8 +89,8 @@ impl CpuPacer {
         }
     }
 
-    /// Starts a meter. All CPU time of this thread until the meter is dropped counts as the cost of
-    /// pieces.
+    /// Starts a meter of CPU time. Until the meter is dropped, all CPU time of this thread counts
+    /// as the cost of pieces.
     pub fn meter(&self) -> CpuMeter<'_> {
         CpuMeter {
             pacer: self,
@@ -104,7 +105,7 @@ impl CpuPacer {
     }
 }
 
-/// Measures CPU time of one thread: see [`CpuPacer::meter`]. The type is not `Send`, because it
+/// Measures the CPU time of one thread, for [`CpuPacer::meter`]. The type is not `Send`, because it
 /// reads the CPU clock of the thread that created it.
 pub struct CpuMeter<'a> {
     pacer: &'a CpuPacer,
@@ -137,7 +138,8 @@ mod tests {
 
     use super::*;
 
-    /// The used CPU time, which the test sets. The time of day is the paused clock of the runtime.
+    /// The used CPU time, which the test sets. For the elapsed time, the test uses the paused clock
+    /// of the runtime.
     #[derive(Clone, Default)]
     struct Used(Arc<Mutex<Duration>>);
 
@@ -166,7 +168,7 @@ mod tests {
         let used = Used::default();
         let pacer = used.pacer(1);
         used.use_up(3);
-        // Now the reserve is used up, too.
+        // After this, the reserve is used up, too.
         pacer.spend(Duration::from_millis(10));
         let (begun, passed) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
         let waiting: Vec<_> = (0..5)
@@ -216,7 +218,7 @@ mod tests {
     async fn pieces_get_their_reserve_while_others_exhaust_the_quota() {
         let used = Used::default();
         let pacer = used.pacer(2);
-        // Other work uses ten times the quota, even before the first piece.
+        // Other work uses ten times the quota, also before the first piece is sent.
         used.use_up(1000);
         tokio::spawn({
             let used = used.clone();
@@ -234,7 +236,7 @@ mod tests {
             pacer.spend(piece);
             spent += piece;
         }
-        // The expected CPU time: one fourth of 90 % of half a core.
+        // The expected CPU time of the pieces is one fourth of 90 % of half a core.
         assert!((110..=115).contains(&spent.as_millis()), "{spent:?}");
     }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-/// Maximum number of bytes that are read of a file of the kernel. A mount table of hundreds of
+/// Maximum number of bytes that are read from a file of the kernel. A mount table of hundreds of
 /// mounts has a few dozen kilobytes.
 const MAX_FILE: u64 = 1 << 20;
 
@@ -21,8 +21,8 @@ pub(crate) fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// Returns the number in the line `NAME   123 kB` of `/proc/meminfo` or `/proc/self/status`. 0 if
-/// there is no such line.
+/// Returns the number in the line `NAME   123 kB` of `/proc/meminfo` or `/proc/self/status`.
+/// Returns 0 if there is no such line.
 pub fn kibibytes(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|line| line.split_whitespace().next())

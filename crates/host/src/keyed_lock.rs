@@ -1,5 +1,5 @@
-//! A lock for each key: each key has at most one holder, and a thread waits only for the holder of
-//! its own key.
+//! `KeyedLock`: a lock for each key. Each key has at most one holder, and a thread waits only for
+//! the holder of its own key.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -8,8 +8,9 @@ use parking_lot::{Condvar, Mutex};
 
 /// A lock for each value of `K`.
 ///
-/// The lock uses memory only for the keys that are held. With a fixed number of striped locks
-/// instead, the disk write of one holder would block the holders of other keys.
+/// The lock uses memory only for the keys that are held. A fixed number of locks, each shared by
+/// many keys, would need no memory per key. But then the disk write of one holder would block
+/// holders of other keys.
 #[derive(Debug)]
 pub struct KeyedLock<K> {
     held: Mutex<HashSet<K>>,
@@ -32,8 +33,8 @@ impl<K> Default for KeyedLock<K> {
 }
 
 impl<K> KeyedLock<K> {
-    /// Creates a lock of which at most `max_holders` different keys are held at once. With 0,
-    /// `lock` never returns.
+    /// Creates a lock whose holders can hold at most `max_holders` different keys at the same time.
+    /// If `max_holders` is 0, `lock` never returns.
     pub fn with_max_holders(max_holders: usize) -> Self {
         Self {
             held: Mutex::default(),
@@ -44,8 +45,8 @@ impl<K> KeyedLock<K> {
 }
 
 impl<K: Clone + Eq + Hash> KeyedLock<K> {
-    /// Blocks until `key` is free and fewer keys than the maximum are held. A thread that locks a
-    /// key that it holds already waits for ever.
+    /// Blocks until `key` is free and fewer keys than the maximum are held. If a thread locks a key
+    /// that it already holds, it waits forever.
     pub fn lock(&self, key: K) -> KeyGuard<'_, K> {
         let mut held = self.held.lock();
         self.released.wait_while(&mut held, |held| {

@@ -1,19 +1,20 @@
-//! Resources of the host: their limits, their pressure, and their division between clients and
-//! background work.
+//! The resources of the host (memory, CPUs, disk, network addresses): their limits, their pressure,
+//! and their division between clients and background work.
 //!
 //! - [`machine`], [`cgroup`], [`network_interface`]: memory, CPUs, cgroups and addresses, read from
 //!   `/proc` and `/sys`.
 //! - [`profile`]: sizing profiles, and the division of the memory between the parts of pierhead.
-//! - [`pressure`]: PSI, and the decision to pause background work or to shrink a limit.
+//! - [`pressure`]: the kernel's pressure stall information (PSI), and the decision to pause
+//!   background work or to shrink a limit.
 //! - [`BackgroundWork`]: the pause switch of background work, its CPU budget, and the number of its
 //!   panics.
 //! - [`CpuBudget`]: CPU time within the quota of the cgroup.
 //! - [`CpuPacer`]: the queue in which pieces of responses wait for CPU time.
 //! - [`KeyedLock`]: a lock for each key.
-//! - [`FairShare`]: equal slots, divided between clients.
+//! - [`FairShare`]: the division of equal slots between clients.
 //!
-//! The crate reads no environment and no command line. Callers pass the root of the file system:
-//! `/`, or a folder in tests.
+//! The crate reads neither environment variables nor the command line. Callers pass the root folder
+//! of the file system, which is `/`, or a simulated folder in tests.
 
 #![forbid(unsafe_code)]
 

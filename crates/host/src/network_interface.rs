@@ -7,17 +7,18 @@ use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
 
-/// The state of one interface.
+/// The state of one network interface.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct NetworkInterface {
-    /// Whether the host has such an interface.
+    /// Whether the host has an interface with the requested name.
     pub exists: bool,
     /// Whether the interface is up.
     pub up: bool,
     /// The addresses of the interface. Link-local addresses are omitted, because the name of an
     /// image cannot contain them.
     pub addresses: Vec<IpAddr>,
-    /// The addresses to which a listener can bind: neither tentative nor duplicate.
+    /// The addresses to which a listener can bind: addresses that are neither tentative nor
+    /// duplicate.
     pub usable: Vec<IpAddr>,
     /// The names of all interfaces of the host.
     pub all: Vec<String>,
@@ -35,17 +36,17 @@ pub enum MissingAddress {
 /// Lists each address of this host with the name of its interface.
 ///
 /// # Errors
-/// Errors of the system, as in a sandbox without AF_NETLINK.
+/// The error of the system, for example in a sandbox without AF_NETLINK.
 pub fn all_addresses() -> io::Result<Vec<(IpAddr, String)>> {
     let own = |entry: InterfaceAddress| Some((ip_of(&entry.address?)?, entry.interface_name));
     Ok(getifaddrs()?.filter_map(own).collect())
 }
 
 impl NetworkInterface {
-    /// Reads the interface `name`. Blocks for some microseconds.
+    /// Reads the state of the interface `name`. Blocks for some microseconds.
     ///
     /// # Errors
-    /// As [`all_addresses`].
+    /// The same errors as [`all_addresses`].
     pub fn read(name: &str) -> io::Result<Self> {
         let mut found = Self::default();
         for entry in getifaddrs()? {

@@ -1,8 +1,8 @@
 //! The pause switch of background work (indexing, patches, maintenance), and the CPU budget of that
 //! work. Workers read the switch between two units of work.
 //!
-//! The owner of the switch decides when work pauses: when the host is short of a resource. A worker
-//! decides which of its work can pause. The owner and the workers do not depend on each other.
+//! The owner of the switch pauses work when the host is short of a resource. A worker decides which
+//! parts of its work can pause. The owner and the workers do not depend on each other.
 
 mod panics;
 mod task;
@@ -45,8 +45,8 @@ impl BackgroundWork {
     }
 
     /// Returns how long a worker has to wait before its next unit of work, so that requests find
-    /// CPU time. `None` if the worker need not wait, and always if there is no budget. `is_awaited`
-    /// means that a client waits for that work.
+    /// CPU time. `None` if the worker need not wait. Without a budget, no worker has to wait.
+    /// `is_awaited` means that a client waits for the work.
     pub fn cpu_wait(&self, is_awaited: bool) -> Option<Duration> {
         let budget = self.0.cpu_budget.as_ref()?;
         let wait = match is_awaited {
@@ -56,7 +56,7 @@ impl BackgroundWork {
         (!wait.is_zero()).then_some(wait)
     }
 
-    /// The counts of panics of background tasks.
+    /// Returns the counts of panics of background tasks.
     pub fn panics(&self) -> &Panics {
         &self.0.panics
     }
@@ -66,7 +66,7 @@ impl BackgroundWork {
         self.0.is_paused.load(Ordering::Relaxed)
     }
 
-    /// Sets the switch, and wakes the workers that wait.
+    /// Sets the switch. If work may continue, wakes the workers that wait.
     pub fn set_paused(&self, is_paused: bool) {
         let _lock = self.0.switch_lock.lock();
         self.0.is_paused.store(is_paused, Ordering::Relaxed);
@@ -79,7 +79,8 @@ impl BackgroundWork {
         self.0.is_memory_short.store(is_short, Ordering::Relaxed);
     }
 
-    /// Whether the host is short of memory, so that a worker that pauses must free its memory.
+    /// Whether the host is short of memory, in which case a worker that pauses must free its
+    /// memory.
     pub fn is_memory_short(&self) -> bool {
         self.0.is_memory_short.load(Ordering::Relaxed)
     }
@@ -92,7 +93,7 @@ impl BackgroundWork {
     }
 
     /// Blocks while work is paused, at most for `timeout`. A worker that has other duties calls
-    /// this again and again, and does its duties between two calls.
+    /// this function repeatedly, and does its other duties between two calls.
     pub fn wait_while_paused(&self, timeout: Duration) {
         let _paused = self.count_pause();
         let mut lock = self.0.switch_lock.lock();
@@ -101,19 +102,19 @@ impl BackgroundWork {
             .wait_while_for(&mut lock, |()| self.is_paused(), timeout);
     }
 
-    /// Number of workers that are paused now.
+    /// Returns the number of workers that are paused at this time.
     pub fn paused_workers(&self) -> usize {
         self.0.paused_workers.load(Ordering::Relaxed)
     }
 
-    /// Number of waits in [`Self::wait_while_paused`] that have begun. One long pause has several
-    /// waits and so counts several times.
+    /// Returns the number of waits in [`Self::wait_while_paused`] that have begun. One long pause
+    /// consists of several waits, so it counts several times.
     pub fn pauses(&self) -> u64 {
         self.0.pauses.load(Ordering::Relaxed)
     }
 }
 
-/// Counts one paused worker. See [`BackgroundWork::count_pause`].
+/// Counts one worker as paused until this value is dropped. See [`BackgroundWork::count_pause`].
 #[derive(Debug)]
 pub struct PausedWorker<'a>(&'a Inner);
 

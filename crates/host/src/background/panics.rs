@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 
 use super::BackgroundTask;
 
-/// Minimum wait before a task restarts after a panic. Each wait is twice the previous one.
+/// Minimum wait before a task restarts after a panic. Each wait is twice as long as the previous
+/// wait.
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
 /// Maximum wait before a task restarts after a panic.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
@@ -29,7 +30,7 @@ pub struct PanicGuard {
 }
 
 impl Panics {
-    /// The tasks that panicked, and the number of panics of each.
+    /// Returns the tasks that panicked, and the number of panics of each task.
     pub fn counts(&self) -> Vec<(BackgroundTask, u64)> {
         self.0
             .lock()
@@ -49,8 +50,8 @@ impl Panics {
         );
     }
 
-    /// Returns a guard for a thread or future that ends when it panics. If a panic drops the guard,
-    /// the guard logs and counts the panic of `task`.
+    /// Returns a guard for a thread or a future. If a panic of the thread or future drops the
+    /// guard, the guard logs and counts a panic of `task`.
     pub fn watch(&self, task: BackgroundTask) -> PanicGuard {
         PanicGuard {
             panics: self.clone(),
@@ -58,14 +59,14 @@ impl Panics {
         }
     }
 
-    /// Runs `work`. If it panics, counts the panic and returns `None`.
+    /// Runs `work`. If `work` panics, logs and counts the panic and returns `None`.
     pub fn catch<T>(&self, task: BackgroundTask, work: impl FnOnce() -> T) -> Option<T> {
         let done = catch_unwind(AssertUnwindSafe(work));
         done.inspect_err(|panic| self.note(task, &**panic)).ok()
     }
 
     /// Runs `work`, and runs it again after each panic. Calls `wait` before each restart with a
-    /// duration that doubles. `wait` returns whether to restart.
+    /// duration that doubles. If `wait` returns `false`, does not run `work` again.
     pub fn restart(
         &self,
         task: BackgroundTask,
@@ -80,7 +81,7 @@ impl Panics {
 
     /// Runs the future that `work` returns until the future ends. After a panic, runs a new future
     /// of `work`. The wait before each restart doubles from 100 ms to 60 s. Cancel safe: dropping
-    /// this call drops the future of `work`.
+    /// the future of this call also drops the future of `work`.
     pub async fn restart_task<F: Future<Output = ()>>(
         &self,
         task: BackgroundTask,

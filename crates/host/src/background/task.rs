@@ -5,7 +5,8 @@ use std::fmt;
 /// Defines the enum of tasks, the name of each task, and the list of all tasks.
 macro_rules! tasks {
     ($($(#[$doc:meta])* $task:ident = $name:literal,)*) => {
-        /// A task that runs beside the requests of clients. Its panics are counted under its name.
+        /// A task that runs beside the requests of clients. The panics of the task are counted
+        /// under its name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum BackgroundTask {
@@ -16,8 +17,8 @@ macro_rules! tasks {
             /// All tasks, in the order of their names.
             pub const ALL: &[Self] = &[$(Self::$task),*];
 
-            /// The name of the task: the value of the metric label `task`, and the name of the
-            /// task's thread if it has its own.
+            /// Returns the name of the task. It is the value of the metric label `task`, and the
+            /// name of the task's thread if the task has its own thread.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$task => $name,)*
@@ -28,39 +29,39 @@ macro_rules! tasks {
 }
 
 tasks! {
-    /// A connection to the admin API.
+    /// Serves one connection to the admin API.
     AdminConnection = "admin-connection",
-    /// The listener of the admin API.
+    /// Accepts connections to the admin API.
     AdminListener = "admin-listener",
     /// Prepares the bundle of an image that was just pulled.
     BundleArrival = "bundle-arrival",
     /// Pulls an image for a bundle.
     BundlePull = "bundle-pull",
-    /// Indexes images and builds patches.
+    /// Indexes images and builds patches for bundles.
     BundleServer = "bundle-server",
     /// Writes a blob into the cache.
     CacheFill = "cache-fill",
-    /// Evicts, reclaims and saves the policy state.
+    /// Maintains the cache: evicts blobs, and saves catalog and policy state.
     CacheMaintenance = "cache-maintenance",
     /// Verifies all blobs at the request of the operator.
     CacheVerify = "cache-verify",
     /// Pulls images at the request of the operator.
     CacheWarm = "cache-warm",
-    /// A connection of a client.
+    /// Serves one connection of a client.
     Connection = "connection",
     /// Checks the credentials of a client.
     CredentialCheck = "credential-check",
     /// Fetches a blob on behalf of all clients that wait for it.
     FillOwner = "fill-owner",
-    /// Passes the hot ranges of blobs to the bundle server.
+    /// Passes the hot ranges of images to the fast tier of the cache.
     HotRanges = "hot-ranges",
-    /// Follows the addresses of the network interface.
+    /// Watches the addresses of the network interface on which pierhead listens.
     InterfaceWatch = "interface-watch",
-    /// Reads the pressure of the host.
+    /// Reads the pressure of the host (how long tasks wait for resources).
     PressureMonitor = "pressure-monitor",
-    /// Writes the log of requests.
+    /// Writes the request log of the cache.
     RequestLog = "request-log",
-    /// A request to a registry that several clients share.
+    /// Sends a request to a registry that several clients share.
     SharedRequest = "shared-request",
     /// Passes the images in the cache to the bundle server.
     StoredImages = "stored-images",

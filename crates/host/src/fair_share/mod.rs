@@ -2,14 +2,16 @@
 //!
 //! 1. The number of held slots never exceeds the capacity.
 //! 2. A free slot goes to a waiter of the client that holds the fewest slots. Clients with the same
-//!    number of slots alternate, whatever the number of their waiters: start-time fair queueing
-//!    (Goyal, Vin, Cheng 1996) with a cost of 1 for each grant.
-//! 3. When a slot must become free, the client that holds the most slots yields one. It yields only
-//!    to a client without slots, or to a client that has no more slots than the holder afterwards.
-//!    So two clients never take the same slot from each other again and again.
+//!    number of slots get free slots in turn, whatever the number of their waiters is. The
+//!    algorithm is start-time fair queueing (Goyal, Vin, Cheng 1996) with a cost of 1 for each
+//!    grant.
+//! 3. When a slot must become free, the client that holds the most slots (the holder) yields one
+//!    slot. The holder yields only to a client without slots, or to a client that afterwards has no
+//!    more slots than the holder. Thus two clients never take the same slot from each other
+//!    repeatedly.
 //!
-//! The type is a pure value without clock, lock or task. The caller decides which waiters are
-//! eligible and which holders can yield.
+//! The type [`FairShare`] is a pure value without clock, lock or task. The caller decides which
+//! waiters are eligible and which holders can yield.
 
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::hash::Hash;
@@ -26,7 +28,7 @@ enum Kind {
 }
 
 impl ClientKey {
-    /// The operator of this host, who acts for no client.
+    /// The key of the operator of this host, who acts for no client.
     pub const OPERATOR: Self = Self(Kind::Operator);
 
     /// Returns the key of an IPv4 address, or of the /64 network of an IPv6 address, because one
@@ -46,15 +48,18 @@ impl ClientKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaiterId(u64);
 
-/// The slots that each client `K` holds, and the waiters `W` for slots: see the module.
+/// The slots that each client `K` holds, and the waiters `W` for slots. The documentation of this
+/// module has the rules.
 #[derive(Debug)]
 pub struct FairShare<K, W> {
     capacity: usize,
     held: usize,
     waiting: usize,
-    /// Clients that hold slots or wait, and clients whose next start is later than `virtual_time`.
+    /// The accounts of clients that hold slots or wait, and of clients whose next start is later
+    /// than `virtual_time`.
     clients: HashMap<K, Account<W>>,
-    /// The virtual start of a new client: one after the highest start of a granted waiter.
+    /// The virtual start of a new client. It is one more than the highest virtual start of any
+    /// waiter that was granted a slot.
     virtual_time: u64,
     next_id: u64,
     /// Number of accounts above which expired accounts are removed.
@@ -65,7 +70,7 @@ pub struct FairShare<K, W> {
 struct Account<W> {
     held: usize,
     waiters: VecDeque<Waiter<W>>,
-    /// The earliest virtual start of the next waiter.
+    /// The earliest virtual start that the client's next waiter can get.
     next_start: u64,
 }
 
@@ -80,7 +85,7 @@ struct Waiter<W> {
 const MAX_EXPIRED: usize = 64;
 
 impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
-    /// Creates a share of `capacity` slots. A capacity of 0 grants nothing.
+    /// Creates a share of `capacity` slots. With a capacity of 0, no slot is granted.
     pub fn new(capacity: usize) -> Self {
         Self {
             capacity,
@@ -98,32 +103,32 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         self.capacity = capacity;
     }
 
-    /// The maximum number of held slots.
+    /// Returns the maximum number of held slots.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// The number of slots that all clients hold.
+    /// Returns the number of slots that all clients hold.
     pub fn held(&self) -> usize {
         self.held
     }
 
-    /// The number of slots that `client` holds.
+    /// Returns the number of slots that `client` holds.
     pub fn held_by(&self, client: &K) -> usize {
         self.clients.get(client).map_or(0, |it| it.held)
     }
 
-    /// The number of waiters of all clients.
+    /// Returns the number of waiters of all clients.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// The number of waiters of `client`.
+    /// Returns the number of waiters of `client`.
     pub fn waiting_of(&self, client: &K) -> usize {
         self.clients.get(client).map_or(0, |it| it.waiters.len())
     }
 
-    /// All waiters, in no order.
+    /// Returns all waiters, in arbitrary order.
     pub fn waiters(&self) -> impl Iterator<Item = (&K, &W)> {
         self.clients.iter().flat_map(|(client, account)| {
             let waiters = account.waiters.iter();
@@ -131,7 +136,8 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         })
     }
 
-    /// Takes a free slot at once and bypasses all waiters. `false` if no slot is free.
+    /// Takes a free slot for `client` without waiting, before all waiters. Returns `false` if no
+    /// slot is free.
     pub fn take(&mut self, client: &K) -> bool {
         if self.held >= self.capacity {
             return false;
@@ -141,7 +147,7 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         true
     }
 
-    /// Releases one slot of `client`. The caller then grants it through [`Self::next`].
+    /// Releases one slot of `client`. The caller must then grant this slot through [`Self::next`].
     pub fn release(&mut self, client: &K) {
         let Some(account) = self.clients.get_mut(client) else {
             return;
@@ -170,7 +176,8 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         let account = self.clients.get_mut(client)?;
         let at = account.waiters.iter().position(|it| it.id == waiter.0)?;
         let removed = account.waiters.remove(at)?;
-        // The later waiters of the client move up, because the client pays only for granted slots.
+        // The later waiters of the client get earlier starts, because a waiter that left does not
+        // count as a grant.
         for later in account.waiters.range_mut(at..) {
             later.start -= 1;
         }
@@ -205,15 +212,15 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         account.held += 1;
         self.held += 1;
         self.waiting -= 1;
-        // Without the added 1, an endless sequence of new clients would starve each client that was
-        // granted a slot before.
+        // The added 1 prevents starvation: without it, an endless sequence of new clients would
+        // always come before each client that was granted a slot earlier.
         self.virtual_time = self.virtual_time.max(waiter.start + 1);
         Some((client, waiter.value))
     }
 
-    /// The client that must yield a slot to `newcomer`: the client with the most slots for which
-    /// `can_yield` returns `true`. `None` if `newcomer` would have more slots than that client
-    /// afterwards.
+    /// Returns the client that must yield a slot to `newcomer`: the client with the most slots for
+    /// which `can_yield` returns `true`. `None` if `newcomer` would have more slots than that
+    /// client afterwards.
     pub fn yields_to(&self, newcomer: &K, mut can_yield: impl FnMut(&K) -> bool) -> Option<&K> {
         let own = self.held_by(newcomer);
         let holders: Vec<_> = self

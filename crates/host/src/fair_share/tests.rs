@@ -1,5 +1,5 @@
-//! Tests of the division of slots between clients. A client is a letter. A text such as `"aab"` is
-//! a list of waiters or of grants.
+//! Tests of the fair division of slots between clients. In these tests, a client is a letter, and a
+//! text such as `"aab"` is a list of waiters or of grants.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn grants(share: &mut Share) -> String {
         .collect()
 }
 
-/// A share with this capacity, and one waiter for each letter of `clients`, in order.
+/// Creates a share with this capacity, and one waiter for each letter of `clients`, in order.
 fn waiting(capacity: usize, clients: &str) -> Share {
     let mut share = Share::new(capacity);
     for (at, client) in clients.chars().enumerate() {
@@ -94,7 +94,7 @@ fn waiters_that_are_not_eligible_keep_their_place() {
     let odd = share.next(|_, _, value| value % 2 == 1);
     assert_eq!(odd, Some(('a', 1)));
     assert_eq!(share.next(|_, _, value| *value > 7), None);
-    // The caller allows one slot for each client.
+    // In this call, the caller allows at most one slot for each client.
     assert_eq!(share.next(|_, held, _| held < 1), Some(('b', 2)));
     assert_eq!(share.waiters().collect::<Vec<_>>(), [(&'a', &0)]);
 }

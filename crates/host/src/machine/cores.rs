@@ -1,4 +1,4 @@
-//! The choice of the CPUs that this process runs on, and the binding of threads to them.
+//! The choice of the CPUs that this process runs on, and the binding of threads to these CPUs.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,15 +8,15 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::Machine;
 
-/// A choice of CPUs: `limits.cores`.
+/// A choice of CPUs, which the key `limits.cores` configures.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CpuSelection {
     /// All CPUs on which the system lets the process run.
     All,
-    /// The last N of the CPUs on which the process may run. Interrupts and manually bound tasks are
-    /// usually on the first CPUs.
+    /// The last N of the CPUs on which the process may run. The last CPUs are used, because
+    /// interrupts and manually bound tasks are usually on the first CPUs.
     Last(usize),
-    /// CPUs by number, ascending.
+    /// The CPUs with these numbers, in ascending order.
     These(Vec<usize>),
 }
 
@@ -49,7 +49,7 @@ impl CpuSelection {
 /// Binds the calling thread, and all threads that it starts later, to these CPUs.
 ///
 /// # Errors
-/// Errors of the system.
+/// The error of the system, if the binding fails.
 pub fn bind_to_cores(cores: &[usize]) -> std::io::Result<()> {
     let mut set = CpuSet::new();
     for core in cores.iter().filter(|core| **core < CpuSet::MAX_CPU) {
@@ -90,8 +90,8 @@ impl fmt::Display for CpuSelection {
     }
 }
 
-/// Parses a CPU list such as `0-3,6`, in the format of the kernel. Returns numbers in ascending
-/// order, each once.
+/// Parses a CPU list such as `0-3,6`, in the format of the kernel. Returns the numbers in ascending
+/// order, each number once.
 pub(crate) fn parse_cpu_list(text: &str) -> Result<Vec<usize>, ()> {
     let mut cores = BTreeSet::new();
     for run in text.split(',') {

@@ -5,19 +5,20 @@ use std::path::Path;
 use crate::cgroup::{Cgroup, Controller, Version, parse_bytes};
 use crate::kernel_file::{below, read_kernel_file};
 
-/// The limit and the remaining memory of one cgroup, in bytes: of the cgroup with the least
-/// remaining memory.
+/// The limit and the remaining memory in bytes of one cgroup. Among the cgroups of this process, it
+/// is the cgroup with the least remaining memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryHeadroom {
     /// The memory limit of the cgroup.
     pub limit: u64,
-    /// Remaining bytes below the limit.
+    /// Number of bytes that remain below the limit.
     pub left: u64,
 }
 
 impl MemoryHeadroom {
-    /// Reads the files below `root`: `/`, or a folder in tests. `None` if there is no limit. The
-    /// page cache counts as free, as in MemAvailable of the kernel.
+    /// Reads the files below `root`, which is `/`, or a simulated folder in tests. `None` if there
+    /// is no limit. The page cache counts as free memory, in the same way as in the kernel's value
+    /// MemAvailable.
     pub fn read(root: &Path) -> Option<Self> {
         let proc =
             |name: &str| read_kernel_file(&root.join("proc/self").join(name)).unwrap_or_default();
@@ -150,8 +151,8 @@ mod tests {
         };
         let left = |found: Option<MemoryHeadroom>| found.map(|it| it.left);
         assert_eq!(left(read("1000\n", "1200\n", "")), Some(0));
-        // The page cache is larger than the usage, because the kernel updates the files one after
-        // the other.
+        // In this case, the page cache is larger than the usage: this can happen because the kernel
+        // updates the two files one after the other.
         assert_eq!(left(read("1000", "700", "active_file 900\n")), Some(1000));
         let huge = format!("active_file {0}\ninactive_file {0}\n", u64::MAX);
         assert_eq!(left(read("1000", "700", &huge)), Some(1000));

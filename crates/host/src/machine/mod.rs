@@ -15,7 +15,7 @@ use crate::kernel_file::{below, kibibytes, read_kernel_file};
 /// The memory limit of a cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryLimit {
-    /// Bytes.
+    /// The limit in bytes.
     pub amount: u64,
     /// The version of the cgroup that sets the limit.
     pub version: Version,
@@ -24,18 +24,18 @@ pub struct MemoryLimit {
 /// The CPU limit of a cgroup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CpuLimit {
-    /// Thousandths of a core.
+    /// The limit in thousandths of a core.
     pub amount: u64,
     /// The period of the quota.
     pub period: Duration,
-    /// The path of `cpu.stat`, which counts throttling.
+    /// The path of the file `cpu.stat`, which counts how often the kernel throttled the cgroup.
     pub stat: PathBuf,
 }
 
 /// Memory and CPUs of the host, read once at the start.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Machine {
-    /// Bytes of memory. 0 if unknown.
+    /// Bytes of memory of the host. 0 if the number is unknown.
     pub memory: u64,
     /// The memory limit of the cgroup, if it is lower than `memory`.
     pub memory_limit: Option<MemoryLimit>,
@@ -46,7 +46,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Reads the files below `root`: `/`, or a folder in tests.
+    /// Reads the files below `root`, which is `/`, or a simulated folder in tests.
     pub fn read(root: &Path) -> Self {
         let proc = |name: &str| read_kernel_file(&root.join("proc").join(name)).unwrap_or_default();
         let (cgroup, mounts) = (proc("self/cgroup"), proc("self/mountinfo"));
@@ -104,7 +104,7 @@ impl Machine {
         }
     }
 
-    /// Number of CPUs that can be busy at once, at least 1.
+    /// Returns the number of CPUs that can be busy at the same time, at least 1.
     pub fn parallel(&self) -> usize {
         let cores = self.cores.len().max(1);
         let quota = self.cpu_limit.as_ref().map(|it| it.amount.div_ceil(1000));
@@ -171,7 +171,7 @@ mod tests {
             (2500, Duration::from_millis(100))
         );
         assert!(quota.stat.ends_with("sys/fs/cgroup/a/b/cpu.stat"));
-        // Limits above the resources of the machine are no limits.
+        // Limits above the resources of the machine are ignored.
         let found = machine(&[
             mounts,
             own,

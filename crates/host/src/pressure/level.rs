@@ -1,5 +1,5 @@
 //! The decision to pause background work under the pressure of one resource, as a pure function of
-//! stall readings.
+//! stall readings (shares of time in which tasks waited for the resource).
 
 use super::{Resource, Stall};
 
@@ -15,8 +15,8 @@ const fn stall(some: f64, full: f64) -> Stall {
     Stall { some, full }
 }
 
-/// Number of calm readings in a row before work resumes. Work that resumed earlier would raise the
-/// pressure again.
+/// Number of calm readings in a row before work resumes. If work resumed earlier, it would raise
+/// the pressure again.
 const CALM_READINGS: u32 = 5;
 
 impl Resource {
@@ -24,9 +24,9 @@ impl Resource {
     /// work pauses before the tier shrinks.
     ///
     /// CPU and disk: some waiting is normal on a shared machine and harms no client. Work pauses if
-    /// some task waits for 40 % of the time (two tasks that never sleep reach 100 % on one core).
-    /// Work also pauses if all tasks of the cgroup wait for the CPU for 10 % of the time, because
-    /// then its quota is used up.
+    /// at least one task waits for 40 % of the time (two tasks that never sleep reach 100 % on one
+    /// core). Work also pauses if all tasks of the cgroup wait for the CPU for 10 % of the time,
+    /// because this means that the quota of the cgroup is used up.
     fn thresholds(self) -> Thresholds {
         let (pause, calm) = match self {
             Self::Memory => (stall(0.05, 0.01), stall(0.01, 0.002)),

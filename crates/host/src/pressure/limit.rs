@@ -8,8 +8,9 @@ const SHRINK_FROM: Stall = Stall {
     some: 0.10,
     full: 0.02,
 };
-/// The limit grows while both shares of the stall are below this value. Between this value and
-/// [`SHRINK_FROM`] the limit stays, because growth would raise the pressure again.
+/// The limit grows while both shares of the stall are below this value. If a share is between this
+/// value and [`SHRINK_FROM`], the limit stays unchanged, because growth would raise the pressure
+/// again.
 const CALM_BELOW: Stall = Stall {
     some: 0.01,
     full: 0.002,
@@ -18,12 +19,13 @@ const CALM_BELOW: Stall = Stall {
 const CALM_READINGS: u32 = 15;
 /// Number of calm readings in a row before each further step of growth.
 const CALM_READINGS_PER_STEP: u32 = 5;
-/// One step of growth is the ceiling divided by this number.
+/// Divisor of the ceiling: one step of growth is the ceiling divided by this number.
 const STEP_DIVISOR: u64 = 16;
 /// Under pressure, a limit shrinks by its value divided by this number, and at least by one step.
 const SHRINK_DIVISOR: u64 = 4;
 
-/// A limit between 0 and a ceiling: see the module.
+/// A limit between 0 and a ceiling, which follows the pressure as the documentation of this module
+/// describes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PressureLimit {
     ceiling: u64,
@@ -42,17 +44,17 @@ impl PressureLimit {
         }
     }
 
-    /// The highest value of the limit.
+    /// Returns the highest value that the limit can have.
     pub fn ceiling(&self) -> u64 {
         self.ceiling
     }
 
-    /// The current limit, at most the ceiling.
+    /// Returns the present value of the limit, which is at most the ceiling.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Sets the ceiling. A limit that is at the ceiling stays there.
+    /// Sets the ceiling. If the limit was at the old ceiling, it moves to the new ceiling.
     pub fn set_ceiling(&mut self, ceiling: u64) {
         let is_whole = self.limit == self.ceiling;
         self.ceiling = ceiling;
@@ -63,7 +65,7 @@ impl PressureLimit {
         };
     }
 
-    /// Adds the reading of one interval.
+    /// Adds the stall reading of one interval, which may change the limit.
     pub fn update(&mut self, stall: Stall) {
         let step = self.ceiling.div_ceil(STEP_DIVISOR);
         if stall.some >= SHRINK_FROM.some || stall.full >= SHRINK_FROM.full {
@@ -90,7 +92,7 @@ mod tests {
         Stall { some, full: 0.0 }
     }
 
-    /// The limits after each of `times` equal readings.
+    /// Returns the limits after each of `times` equal readings.
     fn update_times(limit: &mut PressureLimit, stall: Stall, times: usize) -> Vec<u64> {
         let update = |_| {
             limit.update(stall);

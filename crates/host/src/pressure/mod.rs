@@ -1,5 +1,5 @@
 //! The pressure of the host: how long tasks wait for memory, a CPU or the disk, and which work
-//! pauses because of it.
+//! pauses or which limits shrink because of that.
 
 mod level;
 mod limit;

@@ -1,4 +1,5 @@
-//! The monitor that pauses background work under pressure and reports the pressure of memory.
+//! The pressure monitor: pauses background work while tasks wait too long for memory, a CPU or the
+//! disk, and reports the pressure of memory.
 
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
@@ -20,11 +21,11 @@ type ResourceLabel = [(&'static str, &'static str); 1];
 /// Pauses and resumes background work by the pressure of the configured resources.
 ///
 /// 1. Background work pauses before limits shrink: a limit that follows the pressure of memory
-///    shrinks at the next reading or later.
+///    shrinks one reading later or later.
 pub struct PressureMonitor {
     background: BackgroundWork,
     levels: Vec<(PressureLevel, PressureReader)>,
-    /// Reads the pressure of memory for the limit that follows it.
+    /// Reads the pressure of memory for a limit that follows this pressure.
     memory: Option<PressureReader>,
     metrics: PressureMetrics,
 }
@@ -46,8 +47,8 @@ impl PressureMonitor {
     /// Creates a monitor that pauses `background` under the pressure of each of `resources`.
     ///
     /// `key` is the configuration key that lists the resources, for the log. Reads the files below
-    /// `root`: `/`, or a folder in tests. Logs each resource whose pressure the kernel does not
-    /// count.
+    /// `root`, which is `/`, or a simulated folder in tests. Logs each resource whose pressure the
+    /// kernel does not count.
     pub fn new(background: BackgroundWork, resources: &[Resource], key: &str, root: &Path) -> Self {
         let metrics = PressureMetrics {
             background: background.clone(),
@@ -76,7 +77,7 @@ impl PressureMonitor {
         self
     }
 
-    /// The metrics, for the registry.
+    /// Returns the metrics, so that the caller can register them.
     pub fn metrics(&self) -> PressureMetrics {
         self.metrics.clone()
     }
@@ -84,8 +85,8 @@ impl PressureMonitor {
     /// Reads the pressure at `now`. `passed` is the time since the previous call. Returns the stall
     /// of memory, for a limit that follows the pressure of memory.
     ///
-    /// Returns `None` without [`Self::reporting_memory`], at the first call, and when background
-    /// work has just paused, because background work may have caused the whole pressure.
+    /// Returns `None` without [`Self::reporting_memory`] and at the first call. Also returns `None`
+    /// when background work has just paused, because that work may have caused the whole pressure.
     pub fn update(&mut self, now: Instant, passed: Duration) -> Option<Stall> {
         let mut just_paused = false;
         for (level, reader) in &mut self.levels {
@@ -138,7 +139,8 @@ impl PressureMonitor {
     }
 }
 
-/// Finds the files of a resource. Logs if the kernel does not count its pressure.
+/// Finds the files of a resource. If the kernel does not count the pressure of this resource,
+/// writes a log line.
 fn find(resource: Resource, subject: &str, root: &Path) -> Option<PressureReader> {
     let reader = PressureReader::find(resource, root);
     if reader.is_none() {
@@ -160,7 +162,7 @@ fn percent(share: f64) -> String {
 }
 
 impl PressureMetrics {
-    /// Registers the metrics. The caller chooses the prefix.
+    /// Registers the metrics. The caller chooses the prefix of their names.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "some",
@@ -279,7 +281,7 @@ mod tests {
         ] {
             assert!(scraped.contains(line), "{line} in {scraped}");
         }
-        // The CPU is calm from the third reading on. Memory is calm from the fourth.
+        // The CPU is calm from the third reading on. Memory is calm from the fourth reading on.
         for _ in 0..4 {
             update(&mut monitor);
         }

@@ -1,10 +1,10 @@
 //! Reads the kernel's pressure stall information (PSI): how long tasks waited for memory, a CPU or
 //! the disk.
 //!
-//! The kernel counts for the host (`/proc/pressure`) and for each cgroup of version 2. On some
-//! hosts the kernel also counts for cgroups of version 1, in the file `memory.pressure` beside the
-//! limits of the cgroup. The reader returns the highest of these pressures. It computes differences
-//! of the totals, because the kernel's averages lag by ten seconds.
+//! The kernel counts the waiting times of the host (`/proc/pressure`) and of each cgroup of version
+//! 2. On some hosts, it also counts those of cgroups of version 1, in the file `memory.pressure`
+//! beside the limits of the cgroup. The reader returns the highest of these pressures. The reader
+//! computes differences of the totals, because the kernel's averages lag by ten seconds.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,19 +15,19 @@ use crate::kernel_file::{below, read_kernel_file};
 /// A resource that tasks wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resource {
-    /// Memory.
+    /// The resource memory.
     Memory,
-    /// CPU time.
+    /// The resource CPU time.
     Cpu,
-    /// Disk I/O.
+    /// The resource disk I/O.
     Io,
 }
 
 impl Resource {
-    /// All resources.
+    /// All resources that tasks wait for.
     pub const ALL: [Self; 3] = [Self::Memory, Self::Cpu, Self::Io];
 
-    /// The name of the resource in the kernel's interface.
+    /// Returns the name of the resource in the kernel's interface.
     pub fn name(self) -> &'static str {
         self.controller().name()
     }
@@ -41,12 +41,12 @@ impl Resource {
     }
 }
 
-/// The shares of an interval in which tasks waited for a resource, from 0 to 1.
+/// The shares of a time interval in which tasks waited for a resource. A share is from 0 to 1.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Stall {
-    /// The share in which at least one task waited.
+    /// The share of the interval in which at least one task waited.
     pub some: f64,
-    /// The share in which no task could run because all waited.
+    /// The share of the interval in which no task could run, because all tasks waited.
     pub full: f64,
 }
 
@@ -57,16 +57,16 @@ struct Totals {
     full: Duration,
 }
 
-/// Reads the pressure of one resource between two reads.
+/// Reads the pressure of one resource in the time between two reads.
 pub struct PressureReader {
-    /// Each file, with the totals and the time of the previous read.
+    /// For each file, the totals and the time of the previous read.
     files: Vec<(PathBuf, Option<(Totals, Instant)>)>,
 }
 
 impl PressureReader {
-    /// Finds the files of the host and of this process's cgroup below `root`: `/`, or a folder in
-    /// tests. `None` if the kernel does not count pressure (it needs `CONFIG_PSI` and perhaps
-    /// `psi=1`).
+    /// Finds the pressure files of the host and of this process's cgroup below `root`, which is
+    /// `/`, or a simulated folder in tests. `None` if the kernel does not count pressure (which
+    /// requires `CONFIG_PSI` and perhaps the kernel parameter `psi=1`).
     pub fn find(resource: Resource, root: &Path) -> Option<Self> {
         let machine = root.join("proc/pressure").join(resource.name());
         let files = std::iter::once(machine).chain(cgroup_files(resource, root));
@@ -91,7 +91,7 @@ impl PressureReader {
                 let waited = later.saturating_sub(earlier).as_secs_f64();
                 let share = waited / passed.as_secs_f64();
                 // The clocks of the kernel and of the process differ a little, and the interval can
-                // be empty, so a share can be infinite or no number.
+                // be empty. So a share can be above 1, infinite or not a number.
                 if share.is_finite() {
                     share.min(1.0)
                 } else {
@@ -110,7 +110,7 @@ impl PressureReader {
     }
 }
 
-/// The pressure files of the cgroups of this process.
+/// Returns the pressure files of the cgroups of this process.
 fn cgroup_files(resource: Resource, root: &Path) -> impl Iterator<Item = PathBuf> {
     let proc =
         |name: &str| read_kernel_file(&root.join("proc/self").join(name)).unwrap_or_default();
@@ -167,7 +167,7 @@ mod tests {
         put(machine.clone(), 5_500_000, 1_100_000);
         let stalled = reader.read(after(2)).unwrap();
         assert!((stalled.some - 0.25).abs() < 1e-9 && (stalled.full - 0.05).abs() < 1e-9);
-        // A read without elapsed time, and totals that decrease.
+        // The first read has no elapsed time. At the second read, the totals have decreased.
         assert_eq!(reader.read(after(2)), Some(Stall::default()));
         put(machine, 0, 0);
         assert_eq!(reader.read(after(4)), Some(Stall::default()));
@@ -235,7 +235,7 @@ mod tests {
                 "some avg10=0.00 total=7\nfull avg10=0.00 total=3\n",
                 totals(7, 3),
             ),
-            // The CPU has no line `full` before Linux 5.13.
+            // Before Linux 5.13, the file of the CPU has no line `full`.
             (
                 "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n",
                 totals(7, 0),

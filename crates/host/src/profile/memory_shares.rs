@@ -3,9 +3,10 @@
 
 use super::MIB;
 
-/// Bytes of the idle process: code, threads, and a catalog of about ten thousand blobs.
+/// Bytes of the idle process, for code, threads, and a catalog of about ten thousand blobs.
 const BASE: u64 = 24 * MIB;
-/// Bytes of the manifests in transfer, which the process holds in memory.
+/// Bytes of the manifests that are being transferred, because the process holds manifests in
+/// memory.
 const MANIFESTS: u64 = 24 * MIB;
 /// Bytes of one connection with TLS.
 const CONNECTION: u64 = 64 << 10;
@@ -15,7 +16,7 @@ const CONNECTION: u64 = 64 << 10;
 pub struct WorkerMemory {
     /// Bytes of memory of each thread.
     pub each: u64,
-    /// Bytes that all threads share. With 0 threads, this memory is not needed.
+    /// Bytes that all threads share. Without indexing threads, this memory is not needed.
     pub shared: u64,
 }
 
@@ -28,22 +29,22 @@ impl WorkerMemory {
     }
 }
 
-/// The parts of the memory budget. Together the parts use at most three quarters of the budget. The
-/// rest is for the page cache and the sockets, which the kernel counts as memory of the cgroup.
+/// The parts of the memory budget. Together, these parts use at most three quarters of the budget.
+/// The rest is for the page cache and the sockets, which the kernel counts as memory of the cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryShares {
     /// Number of indexing threads. 0 means no bundles.
     pub workers: u64,
     /// Number of connections of clients.
     pub connections: u64,
-    /// Bytes of responses in transfer.
+    /// Bytes of responses that are being transferred.
     pub responses: u64,
-    /// Bytes of small blobs in memory.
+    /// Bytes of small blobs that are kept in memory.
     pub small_blobs: u64,
 }
 
 impl MemoryShares {
-    /// Divides `bytes`, which is at least [`super::MIN_MEMORY`]. Each part gets its value of
+    /// Divides `bytes`, which is at least [`super::MIN_MEMORY`]. Each part gets its value in
     /// `wanted`, or less if the memory is too small.
     pub fn divide(bytes: u64, wanted: Self, worker: WorkerMemory) -> Self {
         let divisible = (bytes - bytes / 4).saturating_sub(BASE + MANIFESTS);
@@ -53,7 +54,7 @@ impl MemoryShares {
             workers,
             connections: wanted.connections.min(rest / 4 / CONNECTION).max(16),
             // If the operator sets a larger budget, responses get more than the profile wants. The
-            // minimum is the size of one manifest, because with less, pierhead would refuse all
+            // minimum is the size of one manifest: with less memory, pierhead would refuse all
             // requests.
             responses: wanted
                 .responses
@@ -64,7 +65,7 @@ impl MemoryShares {
         }
     }
 
-    /// The maximum that all parts use together, in bytes of memory.
+    /// Returns the maximum number of bytes of memory that all parts use together.
     pub fn total(&self, worker: WorkerMemory) -> u64 {
         let connections = self.connections * CONNECTION;
         let workers = worker.of(self.workers);

@@ -2,8 +2,8 @@
 //! pierhead uses.
 //!
 //! The values of a profile become the defaults of configuration keys. The memory budget is the
-//! limit of the cgroup, else a share of the machine's memory. It is never more than the maximum of
-//! the profile.
+//! limit of the cgroup, or, without a limit, a share of the machine's memory. The budget is never
+//! more than the maximum of the profile.
 
 mod memory_shares;
 mod table;
@@ -17,19 +17,20 @@ pub use table::{PROFILES, Profile};
 const MIB: u64 = 1 << 20;
 /// Minimum memory budget of pierhead in bytes.
 pub const MIN_MEMORY: u64 = 128 * MIB;
-/// A machine without a cgroup limit must have this many times the minimum memory of the profile.
+/// Minimum memory of a machine without a cgroup limit, as a multiple of the minimum memory of the
+/// profile.
 const MACHINE_FACTOR: u64 = 4;
 
 /// The memory that the operator requests for pierhead.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryRequest {
-    /// The chosen profile.
+    /// The profile that the operator chose.
     pub profile: Option<&'static Profile>,
-    /// The memory budget in bytes that the operator sets (`limits.memory`). It replaces the budget
-    /// of the profile.
+    /// The memory budget in bytes that the operator sets (`limits.memory`). This budget replaces
+    /// the budget of the profile.
     pub memory: Option<u64>,
-    /// Bytes of a fast tier in memory. They are subtracted from the budget first, because the tier
-    /// allocates them at the start.
+    /// Bytes of a fast tier in memory. These bytes are subtracted from the budget first, because
+    /// the tier allocates them at the start of pierhead.
     pub tier: u64,
 }
 
@@ -40,14 +41,14 @@ pub enum BudgetSource {
     Operator,
     /// The budget is the memory limit of a cgroup of this version.
     CgroupLimit(Version),
-    /// The budget is this percentage of the machine's memory.
+    /// The budget is this percentage of the memory of the machine.
     MachineShare(u64),
 }
 
-/// The memory that pierhead plans with.
+/// The amount of memory that pierhead plans to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryBudget {
-    /// Bytes, including the fast tier.
+    /// Bytes of memory, including the fast tier.
     pub bytes: u64,
     /// The source of the budget.
     pub source: BudgetSource,
@@ -58,12 +59,13 @@ pub struct MemoryBudget {
 pub enum Misfit {
     /// The operator requests more memory than is available.
     MemoryAboveMachine {
-        /// The requested memory.
+        /// The memory that the operator requested.
         requested: u64,
-        /// The available memory: the limit of the cgroup, else the memory of the machine.
+        /// The available memory: the limit of the cgroup, or, without a limit, the memory of the
+        /// machine.
         available: u64,
     },
-    /// The process may run on too few cores.
+    /// The process may run on fewer cores than the profile needs.
     TooFewCores {
         /// The profile that does not fit.
         profile: &'static Profile,
@@ -85,12 +87,12 @@ pub enum Misfit {
         profile: &'static Profile,
         /// The memory that the profile needs.
         required: u64,
-        /// The memory budget.
+        /// The memory budget that is too small.
         budget: MemoryBudget,
     },
     /// The fast tier is so large that the rest of the memory is too small for all other parts.
     TierTooLarge {
-        /// The size of the tier.
+        /// The size of the fast tier.
         tier: u64,
         /// The memory that all other parts need.
         required: u64,
@@ -103,7 +105,7 @@ pub enum Misfit {
 /// amount.
 ///
 /// # Errors
-/// The reason why the machine does not fit.
+/// The reason why the machine does not fit the request.
 pub fn memory_budget(
     request: MemoryRequest,
     machine: &Machine,
@@ -144,7 +146,7 @@ impl Profile {
         PROFILES.iter().find(|profile| profile.name == name)
     }
 
-    /// The memory that the profile wants for each part, before the memory is divided.
+    /// Returns the memory that the profile wants for each part, before the memory is divided.
     pub fn memory_shares(&self) -> MemoryShares {
         MemoryShares {
             workers: self.bundle_workers,
@@ -154,7 +156,7 @@ impl Profile {
         }
     }
 
-    /// Returns the largest profile that is smaller than this one and fits the machine.
+    /// Returns the largest profile that is smaller than this profile and fits the machine.
     pub fn smaller_fitting(
         &self,
         request: MemoryRequest,
@@ -215,7 +217,7 @@ impl Profile {
         let (least, bound) = (self.min_memory * MIB, self.memory * MIB);
         let required = least * MACHINE_FACTOR;
         let memory = machine.memory;
-        // 0 means that the memory of the machine is unknown: then the profile is accepted.
+        // If the memory of the machine is unknown (0), the profile is accepted.
         if memory > 0 && memory < required {
             return Err(Misfit::MachineTooSmall {
                 profile: self,

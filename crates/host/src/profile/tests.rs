@@ -113,7 +113,8 @@ fn the_fast_tier_is_subtracted_from_the_memory_first() {
         };
         memory_budget(request, &machine(16 << 30, limit, 8))
     };
-    // A cgroup limit that is larger by the size of the tier leaves the full budget of the profile.
+    // If the cgroup limit is larger by the size of the fast tier, the profile still has its full
+    // budget.
     let beside = tiered("bluefield2", 1 << 30, Some(2 << 30)).expect("it fits");
     assert_eq!(beside.map(|budget| budget.bytes), Some(2 << 30));
     for (name, tier, limit) in [
