@@ -1,4 +1,5 @@
-//! Content digests (`sha256:<64 hex>` and `sha512:<128 hex>`): the type, its parser, and a hasher.
+//! Content digests (`sha256:<64 hex>` and `sha512:<128 hex>`): the type `Digest`, its parser, and a
+//! hasher.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,12 +13,12 @@ use crate::ParseError;
 pub enum Algorithm {
     /// SHA-256, 32 bytes. Nearly all registries use it.
     Sha256,
-    /// SHA-512, 64 bytes. The image specification allows it; it is rare.
+    /// SHA-512, 64 bytes. The image specification allows SHA-512, but few registries use it.
     Sha512,
 }
 
 impl Algorithm {
-    /// The name in front of the colon.
+    /// Returns the name of the algorithm, which is in front of the colon of a digest.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Sha256 => "sha256",
@@ -25,7 +26,7 @@ impl Algorithm {
         }
     }
 
-    /// Length of the hash in bytes.
+    /// Returns the length of the hash in bytes.
     pub const fn hash_len(self) -> usize {
         match self {
             Self::Sha256 => 32,
@@ -34,12 +35,12 @@ impl Algorithm {
     }
 }
 
-/// A content digest. `Copy`, 65 bytes, no allocation.
+/// A content digest. The type is `Copy`, has 65 bytes and allocates no memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest {
     algorithm: Algorithm,
-    /// The hash. The bytes after the first `algorithm.hash_len()` are zero, so that derived
-    /// comparisons are right.
+    /// The hash, in the first `algorithm.hash_len()` bytes. All other bytes are zero, so that the
+    /// derived comparisons are right.
     bytes: [u8; 64],
 }
 
@@ -51,17 +52,17 @@ impl Digest {
         hasher.finish()
     }
 
-    /// The hash function.
+    /// Returns the hash function of the digest.
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// The raw hash: 32 or 64 bytes.
+    /// Returns the raw hash, which has 32 or 64 bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.algorithm.hash_len()]
     }
 
-    /// Lower-case hexadecimal, without the algorithm. Allocates.
+    /// Returns the hash in lower-case hexadecimal, without the algorithm. Allocates a string.
     pub fn hex(&self) -> String {
         let mut hex = String::with_capacity(2 * self.algorithm.hash_len());
         for byte in self.as_bytes() {
@@ -154,7 +155,7 @@ enum Inner {
 }
 
 impl Hasher {
-    /// Creates a hasher without input.
+    /// Creates a hasher that has no input yet.
     pub fn new(algorithm: Algorithm) -> Self {
         Self(match algorithm {
             Algorithm::Sha256 => Inner::Sha256(sha2::Sha256::new()),
@@ -162,7 +163,7 @@ impl Hasher {
         })
     }
 
-    /// Adds bytes to the input.
+    /// Adds bytes to the input of the hasher.
     pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             Inner::Sha256(state) => state.update(bytes),

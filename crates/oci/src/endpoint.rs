@@ -12,37 +12,38 @@ use crate::{Digest, MediaType, Name, ParseError, Registry, Target};
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Endpoint {
-    /// `/v2/`
+    /// The base path `/v2/`, by which clients check the API.
     Base,
-    /// `/v2/<name>/manifests/<reference>`
+    /// A manifest: `/v2/<name>/manifests/<reference>`
     Manifest {
         /// The repository, with or without a registry in front.
         name: Name,
-        /// The tag or digest.
+        /// The tag or digest of the manifest.
         target: Target,
     },
-    /// `/v2/<name>/blobs/<digest>`
+    /// A blob: `/v2/<name>/blobs/<digest>`
     Blob {
         /// The repository, with or without a registry in front.
         name: Name,
         /// The digest of the blob.
         digest: Digest,
     },
-    /// `/v2/<name>/tags/list?n=&last=`
+    /// A tag list: `/v2/<name>/tags/list?n=&last=`
     Tags {
         /// The repository, with or without a registry in front.
         name: Name,
-        /// Maximum number of tags in the response. 0 is valid: then the response has no tags.
+        /// Maximum number of tags in the response. 0 is valid: in this case, the response has no
+        /// tags.
         n: Option<u32>,
-        /// The response has the tags after this one, in lexical order. At most 255 bytes. The text
-        /// need not be a valid or existing tag.
+        /// The response has the tags after this text, in lexical order. The text has at most 255
+        /// bytes, and need not be a valid or existing tag.
         last: Option<String>,
     },
-    /// `/v2/<name>/referrers/<digest>?artifactType=`
+    /// A referrers list: `/v2/<name>/referrers/<digest>?artifactType=`
     Referrers {
         /// The repository, with or without a registry in front.
         name: Name,
-        /// The digest of the subject.
+        /// The digest of the subject, to which the listed referrers are attached.
         digest: Digest,
         /// The artifact type of the listed referrers. `None` lists referrers of all types.
         artifact_type: Option<MediaType>,
@@ -52,9 +53,9 @@ pub enum Endpoint {
         /// The repository, with or without a registry in front.
         name: Name,
     },
-    /// `/v2/_oci/ext/discover`, or `/v2/<name>/_oci/ext/discover`
+    /// The list of API extensions: `/v2/_oci/ext/discover`, or `/v2/<name>/_oci/ext/discover`
     Discover {
-        /// The repository. `None` means all repositories.
+        /// The repository. `None` means that the list is for all repositories.
         name: Option<Name>,
     },
     /// `/v2/<name>/_pierhead/bundle`: the delta bundle of an image (its changes since an older
@@ -84,7 +85,8 @@ pub enum Endpoint {
 /// digest, with each byte percent-encoded) is shorter than this.
 const MAX_LEN: usize = 4096;
 
-/// Characters of a name that must be percent-encoded in a path: the brackets of IPv6 addresses.
+/// Characters of a name that must be percent-encoded in a path: the brackets around an IPv6
+/// address.
 const BRACKETS: AsciiSet = CONTROLS.add(b'[').add(b']');
 
 impl Endpoint {
@@ -114,13 +116,14 @@ impl Endpoint {
         if rest == "_oci/ext/discover" {
             return Ok(Self::Discover { name: None });
         }
-        // Parse from the end, because `manifests`, `blobs` and `tags` may be parts of a name, too.
+        // The path is parsed from its end, because `manifests`, `blobs` and `tags` may be parts of
+        // a name, too.
         if let Some(name) = rest.strip_suffix("/_oci/ext/discover") {
             return Ok(Self::Discover {
                 name: Some(name.parse()?),
             });
         }
-        // These endings are unambiguous, because no part of a name begins with an underscore.
+        // The endings below are unambiguous, because no part of a name begins with an underscore.
         if let Some(name) = rest.strip_suffix("/_pierhead/bundle") {
             return Ok(Self::Bundle {
                 name: name.parse()?,
@@ -194,7 +197,7 @@ impl Endpoint {
             .transpose()
     }
 
-    /// The `<name>` in the path, if it has one.
+    /// Returns the `<name>` in the path, if the path has one.
     pub fn name(&self) -> Option<&Name> {
         match self {
             Self::Base => None,
@@ -253,7 +256,7 @@ impl Endpoint {
 }
 
 /// Returns the decoded value of the first query parameter with this name, of at most `max` bytes.
-/// An empty value counts as absent.
+/// An empty value counts as no value.
 fn parameter(
     query: Option<&str>,
     key: &'static str,
@@ -267,7 +270,7 @@ fn parameter(
     else {
         return Ok(None);
     };
-    // The decoder puts the replacement character in the place of invalid UTF-8, so a value that has
+    // The decoder puts the replacement character in place of invalid UTF-8, so a value that has
     // this character is refused.
     if value.len() > max
         || value.contains(|c: char| c.is_control() || c == char::REPLACEMENT_CHARACTER)

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// The text is not `algorithm:hex`, or the hash has another length than the algorithm's.
+    /// The text is not `algorithm:hex`, or the length of the hash does not fit the algorithm.
     #[error("not a digest: expected sha256: and 64, or sha512: and 128 lower-case hex digits")]
     Digest,
-    /// A hash function that this crate does not know.
+    /// The text names a hash function that this crate does not know.
     #[error("unsupported digest algorithm: use sha256 or sha512")]
     DigestAlgorithm,
     /// The text is not a registry: `host` or `host:port`.
@@ -65,23 +65,23 @@ pub enum ErrorCode {
     Unknown,
 }
 
-/// The body `{"errors":[{"code":…,"message":…}]}` of an error response. Clients show its messages
-/// to users.
+/// The body `{"errors":[{"code":…,"message":…}]}` of an error response. Clients show the messages
+/// in this body to users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// The errors, at least one.
+    /// The entries of the body, at least one.
     pub errors: Vec<ErrorEntry>,
 }
 
-/// One entry of an [`ErrorBody`].
+/// One error in an [`ErrorBody`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorEntry {
     /// The kind of the error.
     pub code: ErrorCode,
-    /// The error and its fix, for users.
+    /// The text for users: the error and its fix.
     #[serde(default, deserialize_with = "text_or_null")]
     pub message: String,
-    /// Details for programs. Their form depends on the server.
+    /// Details for programs. The form of the details depends on the server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<serde_json::Value>,
 }
@@ -110,8 +110,8 @@ impl ErrorBody {
     /// Parses the body of an error response. `None` if it has another form (such as the HTML of a
     /// proxy), has no entry, or is larger than 64 KiB.
     ///
-    /// The messages are shown in terminals and logs. So the parser removes control characters, and
-    /// keeps at most 8 entries of 512 characters.
+    /// The messages are shown in terminals and logs. For this reason, the parser removes control
+    /// characters, and keeps at most 8 entries of 512 characters each.
     pub fn parse(json: &[u8]) -> Option<Self> {
         if json.len() > 64 << 10 {
             return None;
@@ -131,7 +131,8 @@ impl ErrorBody {
         Some(body)
     }
 
-    /// Serializes the body as JSON. Cannot fail, because JSON can represent all codes and texts.
+    /// Serializes the body as JSON. This cannot fail, because JSON can represent all codes and
+    /// texts.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }

@@ -1,9 +1,9 @@
-//! The types of the OCI specifications (digest, descriptor, manifest, reference, endpoint, error),
-//! and their parsers.
+//! The types of the OCI specifications (digest, descriptor, manifest, platform, reference,
+//! endpoint, error), and their parsers. Also the units of sizes, rates and durations.
 //!
 //! Callers parse text into these types where the text enters the program. The crate has no I/O, no
-//! async functions and no clock. Every parser expects hostile input: it checks lengths before it
-//! allocates, and it returns only values that the specifications allow.
+//! async functions and no clock. Every parser expects hostile input: a parser checks lengths before
+//! it allocates memory, and returns only values that the specifications allow.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Media types such as `application/vnd.oci.image.manifest.v1+json`: a type for any of them, and
-//! constants for those of manifests and indexes.
+//! Media types such as `application/vnd.oci.image.manifest.v1+json`: the type `MediaType`, and
+//! constants for the media types of manifests and indexes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,43 +10,44 @@ use std::sync::Arc;
 pub struct MediaType(Arc<str>);
 
 impl MediaType {
-    /// `application/vnd.oci.image.manifest.v1+json`
+    /// The media type of an OCI manifest: `application/vnd.oci.image.manifest.v1+json`
     pub const OCI_MANIFEST: &'static str = "application/vnd.oci.image.manifest.v1+json";
-    /// `application/vnd.oci.image.index.v1+json`
+    /// The media type of an OCI index: `application/vnd.oci.image.index.v1+json`
     pub const OCI_INDEX: &'static str = "application/vnd.oci.image.index.v1+json";
-    /// `application/vnd.docker.distribution.manifest.v2+json`
+    /// The media type of a Docker manifest: `application/vnd.docker.distribution.manifest.v2+json`
     pub const DOCKER_MANIFEST: &'static str =
         "application/vnd.docker.distribution.manifest.v2+json";
+    /// The media type of a Docker manifest list:
     /// `application/vnd.docker.distribution.manifest.list.v2+json`
     pub const DOCKER_LIST: &'static str =
         "application/vnd.docker.distribution.manifest.list.v2+json";
 
-    /// Creates a media type from a `Content-Type` value. `None` if it is empty, longer than 255
-    /// bytes or not visible ASCII.
+    /// Creates a media type from a `Content-Type` value. `None` if the text is empty, is longer
+    /// than 255 bytes, or has characters other than visible ASCII.
     pub fn new(text: &str) -> Option<Self> {
         let fits =
             (1..=255).contains(&text.len()) && text.bytes().all(|b| (b' '..=b'~').contains(&b));
         fits.then(|| Self(text.into()))
     }
 
-    /// The exact text.
+    /// Returns the exact text of the media type.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The type without its parameters: `a/b` of `a/b; charset=utf-8`.
+    /// Returns the type without its parameters: `a/b` of `a/b; charset=utf-8`.
     pub fn essence(&self) -> &str {
         self.0.split(';').next().unwrap_or_default().trim()
     }
 
-    /// Whether this is a type of image manifests, of OCI or Docker.
+    /// Whether this is the media type of an OCI or Docker manifest.
     pub fn is_manifest(&self) -> bool {
         [Self::OCI_MANIFEST, Self::DOCKER_MANIFEST]
             .iter()
             .any(|known| known.eq_ignore_ascii_case(self.essence()))
     }
 
-    /// Whether this is the type of an OCI index or of a Docker manifest list.
+    /// Whether this is the media type of an OCI index or of a Docker manifest list.
     pub fn is_index(&self) -> bool {
         [Self::OCI_INDEX, Self::DOCKER_LIST]
             .iter()

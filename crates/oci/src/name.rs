@@ -6,19 +6,19 @@ use std::sync::Arc;
 
 use crate::{ParseError, Registry};
 
-/// A repository in a registry: `library/redis`. At most 255 bytes.
+/// The name of a repository in a registry, such as `library/redis`. A name has at most 255 bytes.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Repository(Arc<str>);
 
-/// A tag: at most 128 bytes.
+/// A tag, which has at most 128 bytes.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(Arc<str>);
 
 /// The `<name>` in a path of the API.
 ///
 /// A client of a pull-through proxy may send a registry as the first segment (`ghcr.io/a/b`,
-/// `localhost:5000/a`). But `ghcr.io/a/b` is also a valid repository name. So the type keeps both
-/// readings, and the router chooses one.
+/// `localhost:5000/a`). But `ghcr.io/a/b` is also a valid repository name. Therefore the type keeps
+/// both interpretations, and the router chooses one of them.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Name {
     registry: Option<Registry>,
@@ -34,7 +34,7 @@ impl Repository {
 impl FromStr for Repository {
     type Err = ParseError;
 
-    /// The grammar is `component('/'component)*`, where a component is
+    /// The grammar of a repository name is `component('/'component)*`, where a component is
     /// `[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*`.
     fn from_str(text: &str) -> Result<Self, ParseError> {
         if text.is_empty() {
@@ -75,7 +75,7 @@ fn component(part: &[u8]) -> Result<(), &'static str> {
 impl FromStr for Tag {
     type Err = ParseError;
 
-    /// The grammar is `[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}`.
+    /// The grammar of a tag is `[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}`.
     fn from_str(text: &str) -> Result<Self, ParseError> {
         let bytes = text.as_bytes();
         let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
@@ -92,26 +92,27 @@ impl FromStr for Tag {
 }
 
 impl Name {
-    /// The first segment, if it is a registry (it has a dot or a port, or is `localhost`) and
-    /// another segment follows.
+    /// Returns the first segment, if this segment is a registry and another segment follows. A
+    /// registry has a dot or a port, or is `localhost`.
     pub fn registry(&self) -> Option<&Registry> {
         self.registry.as_ref()
     }
 
-    /// The segments after the [`Name::registry`], or all segments if there is no registry. The
-    /// prefix `library/` is not added here; [`Registry::qualify`] adds it.
+    /// Returns the segments after the [`Name::registry`], or all segments if there is no registry.
+    /// The prefix `library/` is not added by this function, but by [`Registry::qualify`].
     pub fn repository(&self) -> &Repository {
         &self.repository
     }
 
-    /// The whole name as a repository name. `None` if the name is no valid repository name, such as
-    /// `localhost:5000/a`.
+    /// Returns the whole name as a repository name. `None` if the name is no valid repository name,
+    /// such as `localhost:5000/a`.
     pub fn whole(&self) -> Option<&Repository> {
         self.whole.as_ref()
     }
 
-    /// Splits off the first segment as a registry, even if it has no dot and no port. This is for
-    /// upstreams whose configured name is a single word. `None` if there is only one segment.
+    /// Splits off the first segment as a registry, even if it has no dot and no port. The router
+    /// calls this for upstreams whose configured name is a single word. `None` if there is only one
+    /// segment.
     pub fn split_first(&self) -> Option<(Registry, Repository)> {
         if let Some(registry) = &self.registry {
             return Some((registry.clone(), self.repository.clone()));
@@ -151,14 +152,15 @@ impl FromStr for Name {
             Ok(whole) => return Ok(whole.into()),
             Err(refused) => refused,
         };
-        // The text is no repository name, so the name is valid only if it starts with a registry.
+        // The text is not a repository name, so the name is valid only if it starts with a
+        // registry.
         let (first, rest) = text
             .split_once('/')
             .filter(|(first, _)| Registry::looks_like(first))
             .ok_or(refused)?;
         let (registry, repository) = (first.parse::<Registry>()?, rest.parse::<Repository>()?);
-        // In lower case, the text may be a repository name, too. Equal names must have equal
-        // values.
+        // The text in lower case may also be a repository name. It is parsed in lower case, because
+        // equal names must have equal values.
         Ok(
             match format!("{registry}/{repository}").parse::<Repository>() {
                 Ok(whole) => whole.into(),
@@ -191,7 +193,7 @@ impl fmt::Debug for Name {
 macro_rules! text {
     ($($name:ident),*) => {$(
         impl $name {
-            /// The text of the name.
+            /// Returns the text of the repository name or tag.
             pub fn as_str(&self) -> &str {
                 &self.0
             }

@@ -6,26 +6,28 @@ use std::str::FromStr;
 
 use crate::{Descriptor, ParseError};
 
-/// The platform of an image in an index, with the names of GOOS and GOARCH.
+/// The platform of an image in an index, with the names that Go uses for its variables GOOS and
+/// GOARCH.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Platform {
-    /// The operating system: `linux`, …
+    /// The operating system, such as `linux`.
     pub os: String,
-    /// The CPU architecture: `amd64`, `arm64`, …
+    /// The CPU architecture, such as `amd64` or `arm64`.
     pub architecture: String,
-    /// The variant of the architecture: `v8`, …
+    /// The variant of the architecture, such as `v8`.
     pub variant: Option<String>,
 }
 
 impl Platform {
-    /// Whether the platform is `unknown/unknown`. BuildKit marks attestations by this platform;
-    /// they are no images that can run.
+    /// Whether the platform is `unknown/unknown`. BuildKit gives this platform to attestations,
+    /// which are not images that can run.
     pub fn is_unknown(&self) -> bool {
         self.os == "unknown" || self.architecture == "unknown"
     }
 
-    /// Chooses the entry for a machine of this platform: the entry with the same variant, else with
-    /// the newest older variant (`arm` v7 runs v6 and v5). Among equal entries, chooses the first.
+    /// Chooses the entry for a machine of this platform: the entry with the same variant, or,
+    /// without one, the entry with the newest older variant (`arm` v7 runs v6 and v5). Among equal
+    /// entries, chooses the first entry.
     pub fn choose<'a>(&self, entries: &'a [Descriptor]) -> Option<&'a Descriptor> {
         let wanted = self.clone().normalized();
         let runs = |entry: &&Descriptor| {
@@ -42,8 +44,8 @@ impl Platform {
             .map(|(_, entry)| entry)
     }
 
-    /// The number of variants between this (normalized) platform and `offered`. `None` if this
-    /// platform cannot run images of `offered`.
+    /// Returns the number of variants between this (normalized) platform and `offered`. `None` if
+    /// this platform cannot run images of `offered`.
     fn distance(&self, offered: &Self) -> Option<u32> {
         let offered = offered.clone().normalized();
         if self.os != offered.os || self.architecture != offered.architecture || self.is_unknown() {
@@ -70,9 +72,9 @@ impl Platform {
             .flatten()
     }
 
-    /// Converts the spellings of one platform into one spelling, as container runtimes do. Omits
-    /// the variant that an architecture implies (`arm64` v8, `amd64` v1). `arm` without a variant
-    /// becomes v7.
+    /// Converts the different spellings of a platform into one spelling, in the same way as
+    /// container runtimes. Omits the variant that an architecture implies (`arm64` v8, `amd64` v1).
+    /// `arm` without a variant becomes v7.
     fn normalized(mut self) -> Self {
         self.os.make_ascii_lowercase();
         self.architecture.make_ascii_lowercase();

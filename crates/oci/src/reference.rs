@@ -9,7 +9,7 @@ use crate::{Digest, ParseError, Registry, Repository, Tag};
 /// A tag or a digest: the last part of a reference, and of the path of a manifest.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Target {
-    /// A tag, which can move to another manifest.
+    /// A tag, which can later name another manifest.
     Tag(Tag),
     /// A digest, which always names the same manifest.
     Digest(Digest),
@@ -18,7 +18,7 @@ pub enum Target {
 /// The complete name of an image: `registry/repository:tag` or `registry/repository@digest`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Reference {
-    /// The registry.
+    /// The registry of the image.
     pub registry: Registry,
     /// The repository in the registry.
     pub repository: Repository,
@@ -66,7 +66,7 @@ impl FromStr for Target {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        // Every digest has a colon, and no tag has one.
+        // Every digest has a colon, and no tag has a colon.
         if text.contains(':') {
             text.parse().map(Self::Digest)
         } else {
@@ -75,7 +75,8 @@ impl FromStr for Target {
     }
 }
 
-/// Formats the complete form, so that equal references have equal text and the text can be a key.
+/// Formats the complete form, so that equal references have equal texts and a text can be used as a
+/// key.
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.registry, self.repository)?;

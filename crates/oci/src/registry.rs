@@ -21,23 +21,24 @@ impl Registry {
     /// The name of Docker Hub.
     pub const DOCKER_HUB: &'static str = "docker.io";
 
-    /// The host without the port. An IPv6 address has brackets.
+    /// Returns the host without the port. An IPv6 address keeps its brackets.
     pub fn host(&self) -> &str {
         split_port(&self.0).0
     }
 
-    /// The port, if the name has one.
+    /// Returns the port, if the name has one.
     pub fn port(&self) -> Option<u16> {
         split_port(&self.0).1.and_then(|port| port.parse().ok())
     }
 
-    /// Whether this is Docker Hub.
+    /// Whether this registry is Docker Hub.
     pub fn is_docker_hub(&self) -> bool {
         &*self.0 == Self::DOCKER_HUB
     }
 
     /// Returns the full repository of a name in this registry. On Docker Hub, a name of one segment
-    /// is an official image and gets the prefix `library/`. Idempotent.
+    /// is an official image and gets the prefix `library/`. If the prefix is already there, nothing
+    /// changes.
     pub fn qualify(&self, repository: Repository) -> Repository {
         if !self.is_docker_hub() || repository.as_str().contains('/') {
             return repository;
@@ -75,9 +76,9 @@ impl FromStr for Registry {
                 return Err(ParseError::Registry("the port is not a number"));
             }
             match port.parse::<u16>() {
-                // 443 is the default port. If the name kept it, access rules and the cache would
-                // treat two names of one registry as two registries. A host that is recognizable as
-                // a registry only by its port keeps the port.
+                // 443 is the default port. The port 443 is removed: otherwise access rules and the
+                // cache would treat two names of one registry as two registries. A host that is
+                // recognizable as a registry only by its port keeps the port.
                 Ok(443) if Self::looks_like(&name) => {}
                 Ok(port) if port > 0 => {
                     let _ = write!(name, ":{port}");
@@ -95,7 +96,7 @@ impl FromStr for Registry {
     }
 }
 
-/// Splits at the last colon outside of brackets.
+/// Splits the text at the last colon that is outside of brackets.
 fn split_port(text: &str) -> (&str, Option<&str>) {
     match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, Some(port)),

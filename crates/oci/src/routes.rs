@@ -1,7 +1,7 @@
 //! The table of the API's paths with their methods and HTTP statuses. docs/reference/http-api.md is
 //! generated from it.
 
-/// One path of the API.
+/// One path of the API, with its methods, parameters and statuses.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
     /// The supported methods. The response to any other method is 405.
@@ -10,7 +10,7 @@ pub struct Route {
     pub path: &'static str,
     /// Parameters of the query or fields of the body, each with its meaning.
     pub parameters: &'static [(&'static str, &'static str)],
-    /// Statuses of this path in addition to [`STATUSES`].
+    /// HTTP statuses that this path can have in addition to [`STATUSES`].
     pub statuses: &'static [u16],
     /// The purpose of the path, and the contents of the response.
     pub purpose: &'static str,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Names of units in lower case, and the bytes of each.
+/// The names of the units in lower case, with the number of bytes of each unit.
 const UNITS: &[(&str, u64)] = &[
     ("b", 1),
     ("k", 1000),
@@ -19,7 +19,7 @@ const UNITS: &[(&str, u64)] = &[
     ("tib", 1 << 40),
 ];
 
-/// The error for a text that is no size, rate or duration. The message states the expected form.
+/// The error for a text that is not a size, rate or duration. The message states the expected form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UnitError(String);
@@ -30,13 +30,12 @@ impl From<UnitError> for String {
     }
 }
 
-/// Parses a size: `10GiB`, `1.5 GB`, `4096B`. Ignores case. `k`, `M`, `G`, `T` alone are powers of
-/// 1000.
-/// 0 needs no unit.
+/// Parses a size, such as `10GiB`, `1.5 GB` or `4096B`. Upper and lower case are equal. The units
+/// `k`, `M`, `G` and `T` are powers of 1000. The number 0 needs no unit.
 ///
 /// # Errors
-/// The text is no size, exceeds `u64`, or has no unit. A unit is required because a bare 50 rarely
-/// means 50 bytes.
+/// The text is not a size, exceeds `u64`, or has no unit. A unit is required, because users who
+/// write only 50 rarely mean 50 bytes.
 pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
     let not_a_size = || {
         UnitError(format!(
@@ -71,13 +70,13 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
     u64::try_from(bytes).map_err(|_| UnitError(format!("{text:?} is more than 2^64 bytes")))
 }
 
-/// Converts a number without a unit to bytes. Accepts only 0.
+/// Converts a number without a unit to bytes. Accepts only the number 0.
 ///
 /// # Errors
-/// Any other number. The message suggests the likely unit.
+/// The number is not 0. The error message suggests the likely unit.
 pub fn bytes_without_unit(number: u64) -> Result<u64, UnitError> {
-    /// Maximum number without a unit that is suggested as GiB. No disk has more, so a larger number
-    /// means bytes.
+    /// Maximum number without a unit for which the error message suggests GiB. No disk has more
+    /// GiB, so a larger number most likely means bytes.
     const MAX_GIB: u64 = 100_000;
     let suggestion = match number {
         0 => return Ok(0),
@@ -95,10 +94,10 @@ pub fn bytes_without_unit(number: u64) -> Result<u64, UnitError> {
     )))
 }
 
-/// Parses bytes per second: a size, with or without `/s`.
+/// Parses a rate in bytes per second: a size, with or without `/s`.
 ///
 /// # Errors
-/// The text is no rate, has no unit, or is 0.
+/// The text is not a rate, has no unit, or is 0.
 pub fn parse_rate(text: &str) -> Result<u64, UnitError> {
     let size = text.strip_suffix("/s").unwrap_or(text).trim_end();
     let message = match parse_bytes(size) {
@@ -116,10 +115,10 @@ pub fn parse_rate(text: &str) -> Result<u64, UnitError> {
     Err(UnitError(message))
 }
 
-/// Parses a duration: `60s`, `5m`, `1h 30m`, `200ms`.
+/// Parses a duration, such as `60s`, `5m`, `1h 30m` or `200ms`.
 ///
 /// # Errors
-/// The text is no duration, or has no unit.
+/// The text is not a duration, or has no unit.
 pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
     humantime::parse_duration(text).map_err(|_| {
         UnitError(format!(
@@ -128,7 +127,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
     })
 }
 
-/// Formats the shortest text that [`parse_bytes`] reads back as the same number.
+/// Formats a number of bytes as the shortest text that [`parse_bytes`] converts back to the same
+/// number.
 pub fn exact_bytes(bytes: u64) -> String {
     for (unit, scale) in [
         ("TiB", 1_u64 << 40),
@@ -156,7 +156,7 @@ pub fn exact_bytes(bytes: u64) -> String {
     }
 }
 
-/// Formats bytes in binary units with one decimal, rounded down: `1.5 KiB`.
+/// Formats a number of bytes in binary units with one decimal, rounded down, such as `1.5 KiB`.
 pub fn human_bytes(bytes: u64) -> String {
     for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         if bytes >> shift > 0 {

@@ -11,9 +11,10 @@ use wire::Document;
 /// again, because the digest depends on each byte.
 #[derive(Clone, Debug)]
 pub struct Manifest {
-    /// The exact bytes, at most [`Manifest::MAX_SIZE`].
+    /// The exact bytes of the document, at most [`Manifest::MAX_SIZE`].
     pub bytes: Bytes,
-    /// The media type: from the `Content-Type` of the response, else from the document.
+    /// The media type, from the `Content-Type` of the response, or, without this header, from the
+    /// document.
     pub media_type: MediaType,
     /// The descriptors in the document.
     pub body: Body,
@@ -23,20 +24,20 @@ pub struct Manifest {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Body {
-    /// One image or artifact.
+    /// The document is the manifest of one image or artifact.
     Image {
-        /// The config blob.
+        /// The descriptor of the config blob.
         config: Descriptor,
-        /// The layers, the lowest first.
+        /// The descriptors of the layers, lowest layer first.
         layers: Vec<Descriptor>,
-        /// The manifest to which this image is attached, if any.
+        /// The manifest to which this image is attached, if there is one.
         subject: Option<Descriptor>,
     },
-    /// Several manifests, one for each platform or purpose.
+    /// The document is an index: it lists several manifests, one for each platform or purpose.
     Index {
         /// The manifests in the order of the document.
         manifests: Vec<Descriptor>,
-        /// The manifest to which this index is attached, if any.
+        /// The manifest to which this index is attached, if there is one.
         subject: Option<Descriptor>,
     },
 }
@@ -47,25 +48,26 @@ impl Manifest {
     pub const MAX_SIZE: usize = 4 << 20;
     /// Maximum number of layers of an image, or entries of an index.
     pub const MAX_ENTRIES: usize = 4096;
-    /// Maximum size in bytes (1 TiB) in a descriptor. The sum of [`Manifest::MAX_ENTRIES`] such
-    /// sizes fits an `i64`.
+    /// Maximum size in bytes (1 TiB) that a descriptor may state. The sum of
+    /// [`Manifest::MAX_ENTRIES`] such sizes fits into an `i64`.
     pub const MAX_BLOB: u64 = 1 << 40;
     /// Maximum nesting depth of indexes in indexes. The code that visits the children of a manifest
     /// counts the depth.
     pub const MAX_DEPTH: usize = 4;
 
-    /// Parses a document. `content_type` is the header of the response, if it has one.
+    /// Parses a document. `content_type` is the value of this header in the response, if the
+    /// response has this header.
     ///
     /// # Errors
     /// - The document is too large, is no JSON or has another schema version than 2.
     /// - A descriptor is invalid: a negative size, an unknown digest algorithm.
     /// - There are more than 4,096 entries.
     /// - The document has the fields of both an image and an index.
-    /// - Its `mediaType` contradicts `content_type`.
+    /// - The `mediaType` in the document contradicts `content_type`.
     ///
     /// # Cost
-    /// One pass over the bytes. The memory is proportional to the number of entries, not to the
-    /// annotations.
+    /// The parser makes one pass over the bytes. It needs memory in proportion to the number of
+    /// entries, but not to the length of annotations.
     pub fn parse(bytes: Bytes, content_type: Option<&str>) -> Result<Self, ParseError> {
         let document = Document::read(&bytes).map_err(ParseError::Manifest)?;
         let sent =
@@ -80,7 +82,8 @@ impl Manifest {
             ),
         };
 
-        // A generic type such as application/json does not tell the kind of the document.
+        // A generic type such as application/json does not tell whether the document is a manifest
+        // or an index.
         let specific = sent
             .as_ref()
             .filter(|sent| sent.is_manifest() || sent.is_index());
@@ -141,8 +144,8 @@ impl Manifest {
         Digest::of(crate::Algorithm::Sha256, &self.bytes)
     }
 
-    /// The descriptors that a pull may request: the config and layers of an image, or the manifests
-    /// of an index. The subject of a manifest is not one of them.
+    /// Returns the descriptors that a pull may request: the config and layers of an image, or the
+    /// manifests of an index. The subject of a manifest is not included.
     pub fn children(&self) -> impl Iterator<Item = &Descriptor> {
         let (first, rest) = match &self.body {
             Body::Image { config, layers, .. } => (Some(config), layers),
@@ -151,7 +154,7 @@ impl Manifest {
         first.into_iter().chain(rest)
     }
 
-    /// The manifest to which this manifest is attached, if any.
+    /// Returns the manifest to which this manifest is attached, if there is one.
     pub fn subject(&self) -> Option<&Descriptor> {
         match &self.body {
             Body::Image { subject, .. } | Body::Index { subject, .. } => subject.as_ref(),
@@ -159,7 +162,7 @@ impl Manifest {
     }
 
     /// Chooses the entry of an index for a machine of this platform. `None` if no entry fits, and
-    /// for a manifest that is no index. See [`Platform::choose`].
+    /// for a manifest that is no index. The rules of the choice are in [`Platform::choose`].
     pub fn choose(&self, platform: &Platform) -> Option<&Descriptor> {
         match &self.body {
             Body::Image { .. } => None,

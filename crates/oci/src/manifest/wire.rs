@@ -1,4 +1,5 @@
-//! Parses the JSON form of manifests and indexes. The parser enforces limits while it reads.
+//! Parses the JSON form of manifests and indexes. The parser enforces limits of size and number
+//! while it reads.
 
 use std::fmt;
 
@@ -9,8 +10,8 @@ use super::Manifest;
 use crate::{Descriptor, MediaType, Platform};
 
 /// Maximum number of quote characters in a manifest. Each string has two quote characters, so this
-/// limits the number of strings. Each string uses more memory than its own bytes. A manifest with
-/// 4,096 entries that have a dozen annotations each is below the limit.
+/// limits the number of strings. The limit is needed, because each string uses more memory than its
+/// own bytes. A manifest with 4,096 entries that have a dozen annotations each is below the limit.
 const MAX_QUOTES: usize = 1 << 18;
 
 /// The fields of manifests and indexes. The parser skips all other fields without storing them.
@@ -91,7 +92,7 @@ fn one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Descriptor>,
         .transpose()
 }
 
-/// Parses a list. `null` counts as absent, because some tools write it for an empty list.
+/// Parses a list. `null` counts as absent, because some tools write `null` for an empty list.
 fn many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Descriptor>>, D::Error> {
     struct Entries;
 

@@ -1,10 +1,10 @@
-//! Checks the properties of the fuzz targets on the inputs in `fuzz/corpus`.
+//! Checks the properties that the fuzz targets check, on the saved inputs in `fuzz/corpus`.
 
 use std::path::Path;
 
 use crate::properties;
 
-/// Checks a property on each input of a fuzz target.
+/// Checks a property on each saved input of a fuzz target.
 fn each(target: &str, property: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/corpus")

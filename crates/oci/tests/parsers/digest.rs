@@ -1,4 +1,4 @@
-//! Tests of digests: known values, and refused texts.
+//! Tests of digests: known values, pieces of input, order, and texts that are refused.
 
 use pierhead_oci::{Algorithm, Digest, Hasher, ParseError};
 
@@ -86,7 +86,7 @@ fn raw_bytes_have_the_length_of_their_algorithm() {
     assert!(Digest::from_bytes(Algorithm::Sha512, &[7; 32]).is_none());
     let short = Digest::from_bytes(Algorithm::Sha256, &[0; 32]);
     let long = Digest::from_bytes(Algorithm::Sha512, &[0; 64]);
-    // The stored bytes are equal; only the algorithm differs.
+    // The stored bytes of both digests are equal. Only the algorithm differs.
     assert!(short.is_some() && long.is_some());
     assert_ne!(short, long);
 }

@@ -156,7 +156,7 @@ fn unknown_query_parameters_are_ignored_and_empty_ones_are_absent() {
             "{query}"
         );
     }
-    // If a parameter has two values, the first counts.
+    // If a parameter has two values, the first value counts.
     assert_eq!(
         parse("/v2/a/tags/list?n=1&n=2").unwrap().to_path(),
         "/v2/a/tags/list?n=1"

@@ -54,8 +54,8 @@ fn without(mut document: Value, key: &str) -> Value {
     document
 }
 
-/// Returns the reason why the parser refuses the document. A test compares it, so that it cannot
-/// pass because of another error in its input.
+/// Returns the reason why the parser refuses the document. The test compares the reason, so that
+/// the test fails if the parser refuses the document for another reason.
 fn refused(document: &Value) -> String {
     match parse(document) {
         Err(ParseError::Manifest(why)) => why,

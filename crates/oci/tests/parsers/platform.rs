@@ -18,7 +18,7 @@ fn entry(platform: &str) -> Descriptor {
     }
 }
 
-/// Returns the position of the chosen entry.
+/// Returns the position of the entry that the platform chooses.
 fn choose(wanted: &str, offered: &[&str]) -> Option<usize> {
     let entries: Vec<_> = offered.iter().map(|text| entry(text)).collect();
     let chosen = wanted.parse::<Platform>().unwrap().choose(&entries)?;

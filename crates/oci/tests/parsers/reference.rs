@@ -1,4 +1,4 @@
-//! Tests of references in the forms that users write.
+//! Tests of references to images, in the short and complete forms that users write.
 
 use pierhead_oci::{ParseError, Reference, Target};
 
@@ -18,7 +18,7 @@ fn short_references_become_complete() {
         ("localhost/a", "localhost/a:latest"),
         ("localhost:5000/a", "localhost:5000/a:latest"),
         ("localhost:5000/a:1", "localhost:5000/a:1"),
-        // Without a slash, the text after the colon is a tag and no port.
+        // Without a slash, the text after the colon is a tag and not a port.
         ("localhost:5000", "docker.io/library/localhost:5000"),
         ("[::1]:5000/a/b:c", "[::1]:5000/a/b:c"),
     ] {
@@ -39,7 +39,7 @@ fn a_digest_replaces_the_tag() {
             format!("docker.io/library/redis@{DIGEST}")
         );
     }
-    // An invalid tag is refused, even beside a digest.
+    // An invalid tag is refused, even if a digest follows it.
     assert_eq!(
         format!("redis:-@{DIGEST}").parse::<Reference>(),
         Err(ParseError::Tag)
