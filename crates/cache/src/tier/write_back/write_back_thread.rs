@@ -18,8 +18,8 @@ use super::stat::count;
 use super::tier_state::TierState;
 use crate::tier::{CHUNK, is_damage};
 
-/// Number of written bytes after which the thread syncs them to the disk, so that unwritten pages
-/// never fill the memory.
+/// Number of bytes after which the thread syncs the written bytes to the disk, so that unwritten
+/// pages never fill the memory.
 const SYNC_INTERVAL: u64 = 8 << 20;
 /// The first and the longest pause after an error of the disk. Each pause is twice as long as the
 /// pause before.
