@@ -26,9 +26,9 @@ pub enum Error {
     Digest {
         /// Name of the object whose bytes were hashed, for the error message.
         what: String,
-        /// The promised digest.
+        /// The digest that the bytes should have.
         expected: String,
-        /// The computed digest.
+        /// The digest that was computed from the bytes.
         found: String,
     },
     /// An image, a plan, a record or a content does not exist, or no longer exists. The client has
@@ -39,7 +39,7 @@ pub enum Error {
     /// client's work begin.
     #[error("stopped")]
     Stopped,
-    /// The file system failed.
+    /// An operation of the file system failed.
     #[error("cannot {doing}: {source}")]
     Io {
         /// The failed operation, with the path of the file.

@@ -1,8 +1,8 @@
 //! Server side of delta updates of container images: makes bundles, which contain the file contents
 //! and patches that a client lacks.
 //!
-//! The crate depends on no cache, no network and no async runtime. It reads the layers of images
-//! through the trait `pierhead_toc::Blobs`.
+//! The crate depends on no cache, no network and no async runtime. The crate reads the layers of
+//! images through the trait `pierhead_toc::Blobs`.
 //!
 //! Modules, from the bottom up: `pack` (stores file contents as compressed frames), `plan` (decides
 //! which compressed frames a bundle has), `image_database` (the images and the locations of packed

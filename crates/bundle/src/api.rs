@@ -86,8 +86,8 @@ pub struct StartOrder {
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OrderSource {
-    /// The order comes from container starts that clients recorded. They started this image or an
-    /// earlier version.
+    /// The order comes from container starts that clients recorded. The clients started this image
+    /// or an earlier version of the image.
     Trace {
         /// The digest of the manifest of the image that was started.
         image: Digest,

@@ -20,9 +20,9 @@ pub enum Error {
     Digest {
         /// Name of the object whose bytes were hashed, for the error message.
         what: String,
-        /// The promised digest.
+        /// The digest that the bytes should have.
         expected: String,
-        /// The computed digest.
+        /// The digest that was computed from the bytes.
         found: String,
     },
     /// zstd failed on bytes in memory. The only known reason is a lack of memory.

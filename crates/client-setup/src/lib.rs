@@ -1,8 +1,8 @@
 //! Changes the configuration files of docker, containerd, podman and CRI-O so that they pull
 //! through pierhead, and undoes the change (`pierhead setup`).
 //!
-//! 1. [`Setup::plan`] computes the new text of each file from its old text. This call changes
-//!    nothing.
+//! 1. [`Setup::plan`] computes the new text of each file from its old text. The call of `plan`
+//!    changes no file.
 //! 2. [`Setup::apply`] records the old text of each file, and then replaces either all files or
 //!    none.
 //! 3. [`Undo`] restores each file from the record, and keeps the later changes of other programs

@@ -1,6 +1,6 @@
 //! A fake registry and a pulling client in one process, for tests on several machines with pierhead
-//! between registry and client. The program prints the URL of the registry. Then the program runs
-//! each command of its standard input, and prints one line of JSON for each command, which is
+//! between registry and client. The program prints the URL of the registry. After that, the program
+//! runs each command of its standard input, and prints one line of JSON for each command, which is
 //! `{"error": …}` if the command failed:
 //!
 //! ```text

@@ -37,16 +37,16 @@ pub struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
-    /// A directory.
+    /// The entry is a directory.
     Directory,
-    /// A regular file.
+    /// The entry is a regular file.
     File {
         /// Digest of the file's content. The holes of a sparse file count as zeros.
         content: FileDigest,
         /// Size of the file in bytes.
         size: u64,
     },
-    /// A symbolic link.
+    /// The entry is a symbolic link.
     Symlink {
         /// The target of the link, as the layer states it: 1 to 4096 bytes without NUL.
         target: Vec<u8>,
@@ -57,21 +57,21 @@ pub enum Kind {
         /// the path of a hard link.
         target: Vec<u8>,
     },
-    /// A character device.
+    /// The entry is a character device.
     CharDevice {
         /// Major number of the device.
         major: u32,
         /// Minor number of the device.
         minor: u32,
     },
-    /// A block device.
+    /// The entry is a block device.
     BlockDevice {
         /// Major number of the device.
         major: u32,
         /// Minor number of the device.
         minor: u32,
     },
-    /// A named pipe.
+    /// The entry is a named pipe.
     Fifo,
     /// A whiteout, which only layers have: deletes the entry of this path in lower layers. In the
     /// tar, the name is `.wh.NAME`.

@@ -28,9 +28,9 @@ pub enum Error {
     Digest {
         /// Name of the object whose bytes were hashed, for the error message.
         what: String,
-        /// The promised digest.
+        /// The digest that the bytes should have.
         expected: String,
-        /// The computed digest.
+        /// The digest that was computed from the bytes.
         found: String,
     },
     /// A file or a content does not exist, or no longer exists.
@@ -39,7 +39,7 @@ pub enum Error {
     /// The caller stopped the work that returns this error.
     #[error("stopped")]
     Stopped,
-    /// The file system failed.
+    /// An operation of the file system failed.
     #[error("cannot {doing}: {source}")]
     Io {
         /// The failed operation, with the path of the file.

@@ -2,7 +2,7 @@
 //! of contents (TOC) of an image, and file digests.
 //!
 //! The bundle server and the worker share this crate. The crate depends on no cache, no network and
-//! no async runtime. It reads layers through [`Blob`] and file contents through [`Source`].
+//! no async runtime. The crate reads layers through [`Blob`] and file contents through [`Source`].
 //!
 //! Modules, from the bottom up: [`FileDigest`] and [`Entry`] (basic types), [`layer`] (the index of
 //! one layer), [`image_toc`] (the TOC of an image), [`Tree`] (the files of an image by path).

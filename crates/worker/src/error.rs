@@ -46,7 +46,7 @@ pub enum Error {
     /// The server responded with an error status.
     #[error("{message}")]
     Refused {
-        /// The HTTP status.
+        /// The HTTP status of the response.
         status: StatusCode,
         /// The reason that the server gives, and advice for the user.
         message: String,
@@ -101,9 +101,9 @@ pub enum Error {
     Digest {
         /// Name of the object whose bytes were hashed, for the error message.
         what: String,
-        /// The promised digest.
+        /// The digest that the bytes should have.
         expected: String,
-        /// The computed digest.
+        /// The digest that was computed from the bytes.
         found: String,
     },
     /// The store lacks a file, a file content or an image.

@@ -1,9 +1,9 @@
 //! The image database: one row per image, and the locations in packs of each packed file content.
-//! The design calls it the directory database.
+//! In the data folder, the folder of this database has the name `directory`.
 //!
 //! This is the only module of the crate that uses sled. The database holds only data that pierhead
-//! can rebuild from blobs, packs and TOCs. A damaged database, or one of another version, is
-//! replaced by an empty one.
+//! can rebuild from blobs, packs and TOCs. An empty database replaces a damaged database, and also
+//! a database of another version.
 
 use std::cell::RefCell;
 use std::fs;
@@ -24,28 +24,28 @@ use crate::pack::FrameIndex;
 use crate::pack::RecordLocation;
 use pierhead_toc::FileDigest;
 
-/// Version of keys and values. A database of another version is replaced.
+/// Version of the keys and values. A database of another version is replaced by an empty database.
 const VERSION: &[u8] = b"1";
 
 /// Size of sled's page cache in bytes. Packing looks up locations in random order.
 const PAGE_CACHE: u64 = 8 << 20;
 
-/// Bytes of one location: pack, offset, length.
+/// Number of bytes of one location, which has a pack, an offset and a length.
 const LOCATION: usize = 16;
 
-/// The database row of an image.
+/// The row of an image in the database.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRow {
-    /// `registry/repository`.
+    /// The repository of the image, as `registry/repository`.
     pub(crate) repository: String,
-    /// Number of the image in the order of arrival.
+    /// Number of the image, in the order in which images arrived.
     pub(crate) sequence: u64,
-    /// Digests of config and layers.
+    /// Digests of the config and the layers of the image.
     pub(crate) blobs: Vec<Digest>,
     pub(crate) stage: Stage,
 }
 
-/// The stage of an image.
+/// How far the server has prepared an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Stage {
     /// The image waits for indexing, or is being indexed.
@@ -56,7 +56,7 @@ pub(crate) enum Stage {
     /// written to the database.
     Refused(String),
     /// The server can make bundles of the image. These layers have fast frames (compressed at a low
-    /// level), which wait for optimized ones.
+    /// level), which optimized frames will replace.
     Fast(Vec<Digest>),
 }
 
@@ -67,20 +67,20 @@ impl Stage {
     }
 }
 
-/// The open database. Threads share it. All methods block on the disk.
+/// The open image database, which several threads share. All methods block on the disk.
 pub(crate) struct ImageDatabase {
     folder: PathBuf,
     open: RwLock<Arc<Open>>,
-    /// Whether the database was created by `open`, and is empty.
+    /// Whether `open` has created the database, so that it is empty.
     is_new: bool,
     /// Number of times that a damaged database was replaced since `open`.
     replacements: AtomicU32,
-    /// Whether the database was replaced, and the caller was not told yet.
+    /// Whether the database was replaced, and the caller does not know this yet.
     is_replaced: AtomicBool,
 }
 
 /// Maximum number of replacements of a database that is damaged while it is open. A cause that
-/// damages more databases than that would damage the next one, too.
+/// damages more databases than this number would also damage the next database.
 const MAX_REPLACEMENTS: u32 = 8;
 
 struct Open {
@@ -90,8 +90,8 @@ struct Open {
 }
 
 impl ImageDatabase {
-    /// Opens the database in `folder`. Replaces an unusable database by an empty one, and returns
-    /// the reason.
+    /// Opens the database in `folder`. Replaces an unusable database by an empty database, and
+    /// returns the reason for this.
     ///
     /// # Errors
     /// No database can be created in `folder`.
@@ -124,18 +124,19 @@ impl ImageDatabase {
         }
     }
 
-    /// Whether the database was replaced since the last call. The caller then fills it again.
+    /// Whether the database was replaced since the last call. In this case, the caller has to fill
+    /// the database again.
     pub(crate) fn take_replaced(&self) -> bool {
         self.is_replaced.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether the database is empty. The caller then reads the locations of contents from the
-    /// packs again.
+    /// Whether the database is empty. In this case, the caller has to read the locations of
+    /// contents from the packs again.
     pub(crate) const fn is_new(&self) -> bool {
         self.is_new
     }
 
-    /// Visits all images. Skips unreadable rows.
+    /// Calls `visit` with each image, and skips rows that cannot be read.
     pub(crate) fn images(&self, visit: impl FnMut(Digest, ImageRow)) -> Result<(), Error> {
         let visit = RefCell::new(visit);
         self.guarded("read the image database", |open| {
@@ -152,7 +153,7 @@ impl ImageDatabase {
         })
     }
 
-    /// Stores the row of an image. `None` removes it.
+    /// Stores the row of an image. With `None`, removes the row.
     pub(crate) fn put_image(&self, manifest: &Digest, row: Option<&ImageRow>) -> Result<(), Error> {
         let key = manifest.to_string();
         self.guarded("write the image database", |open| {
@@ -164,7 +165,8 @@ impl ImageDatabase {
         })
     }
 
-    /// Removes the contents whose locations `keep` rejects. Returns the number of removed contents.
+    /// Removes from the database the contents whose locations `keep` rejects. Returns the number of
+    /// removed contents.
     pub(crate) fn retain_locations(
         &self,
         keep: impl Fn(&[RecordLocation]) -> bool,
@@ -231,7 +233,8 @@ impl ImageDatabase {
         *open = Arc::new(new);
         self.is_replaced.store(true, Ordering::Relaxed);
         let new = open.clone();
-        // sled may panic when it closes the files. The next start deletes them.
+        // sled may panic when it closes the files of the damaged database. The next start of the
+        // server deletes these files.
         let _ = guard(|| {
             drop(damaged);
             Ok(())
@@ -287,7 +290,8 @@ const CLOSING_INTERVAL: Duration = Duration::from_millis(20);
 /// may hold a database for a moment after it was closed.
 const MAX_CLOSING_TRIES: u32 = 500;
 
-/// Opens the files of the database. Waits while another handle to them is being closed.
+/// Opens the files of the database. If another handle to these files is being closed, waits for the
+/// end of that.
 fn open_files(folder: &Path) -> Result<sled::Db, Failure> {
     let mut tries = 0;
     loop {
@@ -308,13 +312,13 @@ fn configured(folder: &Path) -> sled::Result<sled::Db> {
         .path(folder)
         .cache_capacity(PAGE_CACHE)
         .mode(sled::Mode::LowSpace)
-        // The server flushes by itself. A thread of sled would wake up an idle host twice per
+        // The server itself calls `flush`. A thread of sled would wake up an idle host twice per
         // second.
         .flush_every_ms(None)
         .open()
 }
 
-/// Opens the database. The second value says whether it is empty.
+/// Opens the database. The second result says whether the database is empty.
 fn open(folder: &Path) -> Result<(Open, bool), Failure> {
     let db = open_files(folder)?;
     let found = db.get("version")?;
@@ -336,7 +340,7 @@ fn open(folder: &Path) -> Result<(Open, bool), Failure> {
     Ok((open, is_new))
 }
 
-/// The path of the database after `number` replacements.
+/// Returns the path of the database after `number` replacements.
 fn replacement_path(folder: &Path, number: u32) -> PathBuf {
     match number {
         0 => folder.to_owned(),
@@ -345,7 +349,7 @@ fn replacement_path(folder: &Path, number: u32) -> PathBuf {
 }
 
 /// Renames the last database of an earlier process to `folder`, and deletes all other databases in
-/// the data folder. When a kill interrupts this, the next start does the rest.
+/// the data folder. When a kill interrupts this work, the next start of the server continues it.
 #[expect(
     clippy::disallowed_methods,
     reason = "renames a folder, which atomic-file cannot"
@@ -361,7 +365,7 @@ fn adopt_replacement(folder: &Path) -> io::Result<()> {
     fs::rename(replacement_path(folder, last), folder)
 }
 
-/// Deletes the database in `folder`, and opens an empty one.
+/// Deletes the database in `folder`, and opens an empty database.
 #[expect(
     clippy::disallowed_methods,
     reason = "renames a folder, which atomic-file cannot"
@@ -379,7 +383,7 @@ fn replace(folder: &Path) -> Result<(Open, bool), Failure> {
 fn remove(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // A file is in place of the folder.
+        // There is a file in place of the folder of the database.
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(folder),
         other => other,
     }
@@ -389,12 +393,13 @@ fn failed(doing: &'static str, what: &Failure) -> Error {
     Error::io(doing, io::Error::other(what.to_string()))
 }
 
-/// Why the database cannot be used.
+/// The reason why the database cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 struct Failure {
     what: String,
-    /// Whether the files are damaged. If they are, a retry with the same files is useless.
+    /// Whether the files of the database are damaged. If so, a retry with the same files is
+    /// useless.
     is_damage: bool,
 }
 
@@ -426,7 +431,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Turns panics into errors: sled panics on some damage.
+/// Turns panics of `work` into errors, since sled panics on some types of damage.
 fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);

@@ -142,7 +142,7 @@ fn a_damaged_database_cannot_write_into_its_replacement() {
         database.put(&content, &[location(number)]).unwrap();
         damaged_databases.push(damaged);
     }
-    // sled stores a value of this size in a file of its own, below the path of the database.
+    // sled stores a value of this size in a separate file, below the path of the database.
     for damaged in &damaged_databases {
         damaged.locations.insert("large", vec![7; 600_000]).unwrap();
         damaged.db.flush().unwrap();
@@ -164,7 +164,8 @@ fn a_database_that_is_zeroed_while_it_is_open_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
     let (database, _) = ImageDatabase::open(&path).unwrap();
-    // More contents than sled's page cache holds, so that sled reads the file again.
+    // The test stores more contents than sled's page cache holds, so that sled reads the file
+    // again.
     let content = |nth: u32| FileDigest::of(&nth.to_le_bytes());
     let locations: Vec<_> = (0..20).map(location).collect();
     let count = 40_000;

@@ -5,10 +5,10 @@
 //!
 //! The state of the server is divided among these modules, so that each part has one owner:
 //! `image_store`, `job_queue`, `plan_store`, `toc_store`, `trace_store`, `layer_cache`,
-//! `pack_usage`; `context` holds the values of all of these modules. These modules work on the
-//! state, from the bottom up: `toc_access` and `image_sources` (inputs), `indexing` (a new image),
-//! `planner` (a request), `patches`, `optimize` and `reorder` (low priority), `maintenance` and
-//! `unused_packs` (deletion), `threads` (which thread does what).
+//! `pack_usage`; `context` holds the values of all of these modules. The following modules work on
+//! the state, from the bottom up: `toc_access` and `image_sources` (inputs), `indexing` (a new
+//! image), `planner` (a request), `patches`, `optimize` and `reorder` (low priority), `maintenance`
+//! and `unused_packs` (deletion), `threads` (which thread does what).
 
 mod bundle_header;
 mod chunk_reuse;
@@ -383,10 +383,10 @@ impl BundleServer {
         start_order::start_order(&self.context, manifest)
     }
 
-    /// Deletes the files of images whose manifest or config is no longer cached. Then deletes plans
-    /// and packs, least recently used first, until packs, plans and indexes take at most `target`
-    /// bytes. Files in use are not deleted. Returns the number of bytes that the remaining files
-    /// take. A later request rebuilds deleted files of cached images.
+    /// Deletes the files of images whose manifest or config is no longer cached. After that,
+    /// deletes plans and packs, least recently used first, until packs, plans and indexes take at
+    /// most `target` bytes. Files in use are not deleted. Returns the number of bytes that the
+    /// remaining files take. A later request rebuilds deleted files of cached images.
     ///
     /// The call takes none of the slots for planning, since only the operator calls this method. A
     /// second call waits for the end of the first call, so that all calls together hold only one

@@ -155,7 +155,8 @@ impl Paths {
         // An error is ignored, since the server works without traces, and since it has reported the
         // cause when it opened the folder.
         let _ = maintain(&self.traces);
-        // Both folders are visited, even if one of them is unreadable.
+        // The folder of layer indexes and the folder of TOCs are both visited, even if one of them
+        // is unreadable.
         let layers = maintain(&self.layers);
         maintain(&self.tocs).and(layers)
     }

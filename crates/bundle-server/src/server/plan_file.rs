@@ -47,7 +47,8 @@ pub(crate) enum PlanRecord {
     InPack(RecordLocation),
 }
 
-/// An open plan file. It takes about 16 bytes of memory per frame, and one file descriptor.
+/// An open plan file. An open plan file takes about 16 bytes of memory per frame, and one file
+/// descriptor.
 pub(crate) struct PlanFile {
     pub(super) file: Arc<File>,
     pub(super) prelude: Prelude,

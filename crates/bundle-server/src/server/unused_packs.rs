@@ -120,7 +120,7 @@ fn try_drop_unused_packs(context: &Context) -> Result<bool, Error> {
         .plans
         .superseded(Some(&context.images.manifests()))?;
     let Some(mut used) = used_packs(context)? else {
-        // It is not possible now to determine which packs an image needs, so no pack is deleted.
+        // The server cannot determine now which packs an image needs, so it deletes no pack.
         context.pack_usage.note_unused();
         return Ok(true);
     };

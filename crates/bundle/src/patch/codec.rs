@@ -46,7 +46,7 @@ impl Encoder {
     /// Encodes the data in the smallest coding. An empty prefix means that the frame has no bases.
     ///
     /// # Errors
-    /// [`Error::Compression`]. The only known reason is a lack of memory.
+    /// [`Error::Compression`] if zstd fails. The only known reason is a lack of memory.
     pub fn encode(&self, prefix: &[u8], data: &[u8]) -> Result<Coded, Error> {
         let mut best = Coded {
             coding: Coding::Stored,

@@ -32,7 +32,7 @@ fn query() -> impl Strategy<Value = BundleQuery> {
                     have_layers,
                     layers,
                     // The request has no part if it has a share, since the server refuses a request
-                    // with both.
+                    // with a share and a part.
                     share: share
                         .filter(|_| part.is_none())
                         .map(|(nth, of)| Share(nth, of)),

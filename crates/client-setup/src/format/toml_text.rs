@@ -3,7 +3,7 @@
 //! An edit inserts a key into the text, and parses the result again. If the result does not have
 //! the same values as before plus the new key, the edit is refused.
 //!
-//! `toml_edit` 0.25.18 does not keep every byte, so this module does not use it. That crate writes
+//! `toml_edit` 0.25.18 does not keep every byte, so this module does not use it. `toml_edit` writes
 //! each line end as LF and adds a last line end (toml-rs/toml issue 1158), so an undo would not
 //! restore the file. An edit in place needs only the spans of keys and values, which the crate
 //! `toml` provides.

@@ -1,5 +1,5 @@
-//! State of the bundle server for `GET /v1/stat`, and its metrics for `/metrics`. Both are read at
-//! each request.
+//! State of the bundle server for `GET /v1/stat`, and its metrics for `/metrics`. State and metrics
+//! are read at each request.
 
 use std::fmt;
 

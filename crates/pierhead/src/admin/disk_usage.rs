@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::api::Disk;
 
 /// Measures the disk usage of `data`. Takes the sizes of blobs, downloads and tags from the cache's
-/// own counters, since a walk over all their files would be slow. Blocks.
+/// own counters, since a walk over all their files would be slow. The call blocks the thread.
 pub(super) fn usage(data: &Path, cache: &pierhead_cache::Stat) -> Disk {
     let mut disk = Disk {
         blobs: cache.used,

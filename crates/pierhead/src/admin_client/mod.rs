@@ -103,8 +103,8 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
     })
 }
 
-/// Runs a command for each image. An error of one image does not stop the others: each error is
-/// one line on standard error, and the first error determines the exit code.
+/// Runs a command for each image. An error of one image does not stop the work on the other images:
+/// each error is one line on standard error, and the first error determines the exit code.
 async fn for_each_image(
     images: &[Reference],
     run: impl AsyncFn(&Reference) -> anyhow::Result<()>,
@@ -114,7 +114,7 @@ async fn for_each_image(
         let Err(error) = run(image).await else {
             continue;
         };
-        // Nobody reads standard output any more.
+        // No process reads standard output any more.
         if is_broken_pipe(&error) {
             return Err(error.into());
         }

@@ -150,7 +150,7 @@ pub(crate) fn open_proxy(config: &Config) -> Option<String> {
     let is_restricted = match config.auth.mode {
         AuthMode::None => config.tls.client_ca.is_some(),
         AuthMode::Mtls | AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd => true,
-        // In this mode, clients send their own credentials to the registry. Only
+        // In these modes, clients send their own credentials to the registry. Only
         // `pierhead cache warm` uses the configured credentials.
         AuthMode::PassThrough | AuthMode::PassThroughLogin => true,
     };

@@ -469,7 +469,7 @@ mod tests {
         for (address, what, fix) in [
             ("127.0.0.1:0".to_owned(), "", ""),
             (used.0.to_string(), "in use", "`ss -ltnp sport = :"),
-            // TEST-NET-1: no interface has an address of it.
+            // The address is in TEST-NET-1, a range for documentation, so no interface has it.
             (
                 "192.0.2.1:5000".to_owned(),
                 "192.0.2.1:5000: ",

@@ -22,7 +22,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(12);
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(60);
 
 /// Checks the configured upstreams, the default upstream and the registries of `--registry`. All
-/// are checked concurrently.
+/// these registries are checked concurrently.
 pub(crate) async fn check(
     config: &Config,
     environment: &Environment,

@@ -43,7 +43,7 @@ impl DaemonState {
             let (client, cache) = (self.client.clone(), self.cache.clone());
             move || prepare(&args, &old, &environment, &client, &cache)
         };
-        // All steps that can fail come first. These steps change nothing.
+        // All steps that can fail come first. The steps that can fail change nothing.
         let (new, remote, capacity) = tokio::task::spawn_blocking(prepare).await??;
         // Until the proxy swaps client and access rules together, requests use the old upstream
         // client.

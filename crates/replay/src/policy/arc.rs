@@ -81,8 +81,8 @@ pub struct Adaptive {
     last: Miss,
 }
 
-/// The last miss. The policy needs it because the algorithm of the paper makes room for a specific
-/// page.
+/// The last miss, which the policy stores because the algorithm of the paper makes room for a
+/// specific page.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Miss {
     ghost: Option<usize>,

@@ -103,7 +103,7 @@ impl ResponseReader<'_> {
         }
     }
 
-    /// Reads the rest of the body.
+    /// Reads the part of the body that is not read yet.
     ///
     /// # Errors
     /// The call returns no errors, since [`Response::end`] reports an incomplete body.

@@ -1,7 +1,7 @@
 //! A fake OCI registry in the test process, into which tests inject faults at run time. The
 //! registry implements HTTP/1.1 itself, because a correct server library cannot produce the faults.
-//! It listens on three loopback ports: for the registry itself, for the token server, and for the
-//! CDN to which it may redirect requests for blobs.
+//! The registry listens on three loopback ports: for the registry itself, for the token server, and
+//! for the CDN to which it may redirect requests for blobs.
 
 mod auth;
 mod background;

@@ -18,8 +18,8 @@ use super::contents::Index;
 use super::format::{MAX_TOC, WHAT};
 use super::layout::{DIGEST, HEAD, Layout, widen};
 
-/// Number of bytes per checksum. This is the size of a page, so a lookup reads no more bytes than
-/// the kernel reads anyway.
+/// Number of bytes per checksum. The number is the size of a page, so a lookup reads no more bytes
+/// than the kernel reads anyway.
 pub(super) const BLOCK: usize = 4096;
 
 /// The last bytes of every TOC file. The very last byte is the version of the format.

@@ -17,8 +17,8 @@ pub(super) const MAX_PATH_ERROR: &str = "a path that is too long";
 /// Maximum number of entries of a TOC.
 pub const MAX_ENTRIES: u32 = 1 << 20;
 
-/// Compares two paths in the order of a TOC: component by component. This equals a comparison byte
-/// by byte in which `/` is below every other byte.
+/// Compares two paths in the order of a TOC: component by component. The order equals a comparison
+/// byte by byte in which `/` is below every other byte.
 pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     match (a.get(same), b.get(same)) {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 
-/// Interned strings. Each string takes its own bytes and about 25 more bytes of memory. All strings
-/// together have at most 4 GiB.
+/// A table of interned strings. Each string takes its own bytes and about 25 more bytes of memory.
+/// All strings together have at most 4 GiB.
 #[derive(Default)]
 pub(super) struct Interned {
     bytes: Vec<u8>,

@@ -59,7 +59,7 @@ struct Row {
 
 pub(super) struct Writer {
     buffer: BufWriter<File>,
-    /// The temporary file. Dropping the writer before `finish` deletes this file.
+    /// The temporary file of the index. Dropping the writer before `finish` deletes this file.
     file: AtomicFile<'static>,
     out: PathBuf,
     open: [(u64, Vec<u8>); STREAM_COUNT],

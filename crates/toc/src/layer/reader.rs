@@ -35,8 +35,8 @@ struct State {
     points: Option<Vec<Point>>,
     /// Open decoders, in the order of their last use.
     positions: Vec<Stream>,
-    /// The row of the content of the last read. It is kept because reads of one content follow each
-    /// other.
+    /// The row of the content of the last read. The reader keeps this row because reads of one
+    /// content follow each other.
     row: Option<Row>,
     extents: Vec<(u64, u64)>,
     /// The block of the skeleton that was read last, with the number of this block.

@@ -84,7 +84,7 @@ impl Row {
     }
 }
 
-/// Returns the first eight bytes of a digest. They are the key by which the block with the
+/// Returns the first eight bytes of a digest. These bytes are the key by which the block with the
 /// content's row is found.
 pub(super) fn prefix(content: &FileDigest) -> u64 {
     content.as_bytes()[..8]

@@ -1,7 +1,7 @@
 //! A model of how container runtimes unpack layers, and random layers for it.
 //!
-//! The model is a map from paths to files, which shares no code with the crate. It is slow, and
-//! does not support symbolic links in the middle of paths.
+//! The model is a map from paths to files, which shares no code with the crate. The model is slow,
+//! and does not support symbolic links in the middle of paths.
 
 use std::collections::BTreeMap;
 

@@ -211,7 +211,7 @@ fn odd_tars_are_made_again_to_the_byte() {
     tar.file("a", b"padded");
     let at = tar.0.len() - 3;
     tar.0[at] = b'!';
-    // This header has its checksum in another form, and its size in base 256.
+    // A header whose checksum has another form, and whose size is in base 256.
     let mut header = Tar::header("b", b'0', 0);
     header.as_mut_bytes()[124..136].copy_from_slice(b"\x80\0\0\0\0\0\0\0\0\0\x02\x01");
     header.set_cksum();

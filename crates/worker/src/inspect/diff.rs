@@ -17,8 +17,8 @@ use crate::{Error, Progress};
 
 const READ_SIZE: usize = 64 << 10;
 
-/// The number of bytes that an update transfers by each method. Its serialized form is the output
-/// of `pierhead diff --json`.
+/// The number of bytes that an update transfers by each method. The serialized form of this value
+/// is the output of `pierhead diff --json`.
 #[derive(Serialize)]
 pub struct DiffReport {
     /// Reference of the old image.

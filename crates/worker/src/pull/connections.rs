@@ -18,11 +18,9 @@ use crate::Server;
 use crate::http::{Body, Session};
 
 /// Maximum number of bytes that all shares (the parallel parts of one bundle) together buffer until
-/// the header of the bundle has arrived.
-///
-/// The header arrives three or four round trips after the first byte of a share. Bytes beyond this
-/// maximum stay in socket buffers, and so the sender has to wait. With a maximum of 4 MiB, a pull
-/// of 24 MB over a round trip of 150 ms took 0.3 s longer.
+/// the header of the bundle has arrived. The header arrives three or four round trips after the
+/// first byte of a share. Bytes beyond this maximum stay in socket buffers, and so the sender has to
+/// wait. With a maximum of 4 MiB, a pull of 24 MB over a round trip of 150 ms took 0.3 s longer.
 const MAX_BUFFERED: usize = 14 << 20;
 const READ_SIZE: usize = 32 << 10;
 
@@ -40,7 +38,7 @@ pub(super) struct ShareStream {
     pub(super) prelude: Prelude,
     /// The received bytes, which begin with the prelude of the share.
     pub(super) buffered: Vec<u8>,
-    /// The rest of the response, not read yet.
+    /// The part of the response that is not read yet.
     pub(super) body: Body,
 }
 

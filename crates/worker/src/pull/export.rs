@@ -42,8 +42,8 @@ pub enum FileSharing {
     /// The files share blocks where the file system has reflinks (btrfs, XFS). On other file
     /// systems, the files are copies.
     Reflink,
-    /// The files are hard links to files of the store. This is for read-only trees: a write to such
-    /// a file damages the store.
+    /// The files are hard links to files of the store. Hard links are for read-only trees: a write
+    /// to such a file damages the store.
     HardLink,
 }
 

@@ -34,9 +34,9 @@ pub(crate) struct BundleStart {
 }
 
 impl BundleStart {
-    /// Reads the header, or the piece of the header that belongs to `share`. Then waits at most
-    /// `timeout` for the other pieces. Returns `None` if a piece does not arrive or belongs to
-    /// another bundle.
+    /// Reads the header, or the piece of the header that belongs to `share`. After its own piece,
+    /// waits at most `timeout` for the other pieces. Returns `None` if a piece does not arrive or
+    /// belongs to another bundle.
     ///
     /// # Errors
     /// Errors of the connection, and errors of the format of a header.

@@ -59,7 +59,8 @@ impl<'a> RecordFetch<'a> {
         }
     }
 
-    /// Fetches all missing records. `first` is the rest of the response that contained the header.
+    /// Fetches all missing records. `first` is the part of the header's response that is not read
+    /// yet.
     ///
     /// # Errors
     /// The first error of a connection that remains after its retries.

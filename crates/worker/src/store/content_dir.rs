@@ -1,11 +1,11 @@
 //! Content-addressed store of file contents: one file for each content. The mtime of a verified
 //! file is derived from its digest.
 //!
-//! This mtime is called the seal. The store sets the seal after it has written the file, so a file
-//! that a crash truncated has no seal. A later write to the file breaks the seal. So the store
-//! needs no database of verified files. A file that an exported tree shares has the mtime of the
-//! entry in the tree, and so no seal. The store recognizes such a file by a stamp (see `stamps`),
-//! or else reads and hashes the file again.
+//! The derived mtime is called the seal of the file. The store sets the seal after it has written
+//! the file, so a file that a crash truncated has no seal. A later write to the file breaks the
+//! seal. So the store needs no database of verified files. A file that an exported tree shares has
+//! the mtime of the entry in the tree, and so no seal. The store recognizes such a file by a stamp
+//! (see `stamps`), or else reads and hashes the file again.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -74,8 +74,8 @@ fn run_steps(context: &Context, share: &mut CpuShare) -> Result<Failures, Error>
 
 /// Queues failed optimizations again, and removes the locations of contents whose pack was evicted.
 fn retry_and_clean_up(context: &Context) -> Result<(), Error> {
-    // These images still have fast frames, because their optimization found no room or failed for
-    // another reason, which may no longer exist.
+    // Images still have fast frames if their optimization found no room, or failed for another
+    // reason. This reason may no longer exist, so the server tries again.
     context.queue.optimize(context.images.fast_images());
     // The cleanup walks over all packed contents, so it runs only after an eviction.
     if !context

@@ -19,9 +19,9 @@ pub(super) const SET_ID: u32 = 0o6000;
 
 /// The inode that gets the attributes.
 pub(super) enum Inode<'a> {
-    /// A regular file, opened.
+    /// An open descriptor of a regular file.
     File(&'a File),
-    /// A directory, opened.
+    /// An open descriptor of a directory.
     Folder(&'a OwnedFd),
     /// A symbolic link, pipe or device, which must not be opened. The fields are its folder, its
     /// name, and whether it is a symbolic link.

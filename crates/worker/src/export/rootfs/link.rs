@@ -1,5 +1,5 @@
 //! Hard-links an inode of the store into an exported tree, with the attributes of the entry in the
-//! tree. These invariants hold:
+//! tree. The invariants of a link are:
 //!
 //! 1. A process that links an inode holds the lock on this inode.
 //! 2. If the only name of a locked inode is in the store, no tree relies on its attributes. Such an

@@ -285,7 +285,7 @@ impl Shared {
         })
     }
 
-    /// Records the image, after a sync of all contents.
+    /// Syncs all file contents, and then records the image in the store.
     pub(super) fn record(&self) -> Result<Image, Error> {
         self.store.0.contents.sync()?;
         let header = &self.header;
@@ -293,8 +293,8 @@ impl Shared {
         let mut image = self.image()?;
         let folder_lock = lock_folder(&self.store.0.path);
         let recorded = Image::load(&images.join(manifest_digest(&header.manifest).hex())).ok();
-        // An earlier pull with layers has stored the contents of the layers: the image still has
-        // them.
+        // If an earlier pull of the same tree also stored the contents of the layers, the new
+        // record says so, too.
         image.layers |= recorded.is_some_and(|it| it.layers && it.toc.bytes() == image.toc.bytes());
         image.save(&images)?;
         self.folder.remove();

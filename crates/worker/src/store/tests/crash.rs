@@ -116,8 +116,8 @@ fn a_lost_content_is_fetched_again_whatever_the_log_states() {
             assert_eq!(count, 1, "{missing:?}");
             assert!(missing[0].end <= frames);
         }
-        // One of several ways to fetch the lost content again, each of which must complete the
-        // image.
+        // The lost content arrives alone, and not in a frame. With this content, the image is
+        // complete.
         let mut writer = apply.receive(&lost).unwrap();
         writer.write(&image.bytes(&lost)).unwrap();
         writer.commit().unwrap();
