@@ -36,7 +36,8 @@ async fn get(fixture: &Fixture, path: &str, login: Option<(&str, &str)>) -> Resp
     fixture.send(request(path, login)).await
 }
 
-/// Whether the response is a 401 with a challenge, after which clients send credentials.
+/// Whether the response is a 401 with an authentication challenge. After such a response, clients
+/// send credentials.
 fn is_refused(response: &Response) -> bool {
     let challenge = response.header("www-authenticate");
     response.status == 401
@@ -44,7 +45,7 @@ fn is_refused(response: &Response) -> bool {
         && challenge.is_some_and(|it| it.starts_with("Basic realm="))
 }
 
-/// Creates a proxy with the user ann in an htpasswd file.
+/// Creates a proxy with an htpasswd file that has the user ann.
 async fn with_htpasswd() -> (Fixture, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("users");
@@ -92,7 +93,7 @@ async fn users_of_an_htpasswd_file_are_admitted_and_their_passwords_are_not_sent
 async fn the_body_of_an_unauthenticated_client_is_not_awaited() {
     let (fixture, _folder) = with_htpasswd().await;
     let login = |user: &str| format!("authorization: Basic {}\r\n", STANDARD.encode(user));
-    // The HTTP/1.1 fast path serves the first request, hyper the second.
+    // The HTTP/1.1 fast path serves the first request, and hyper serves the second request.
     for (framing, body) in [
         ("content-length: 1048576", vec![b' '; 1 << 20]),
         ("transfer-encoding: chunked", b"0\r\n\r\n".to_vec()),
@@ -179,9 +180,9 @@ async fn private_content_is_only_for_clients_that_the_upstream_admits() {
     for blob in &image.blobs {
         fixture.wait_until_stored(&blob.digest).await;
     }
-    // Now the same requests, with cached content.
+    // The same requests are sent again, when the content is cached.
     refuses(&fixture).await;
-    // Now other repositories have the same digests. All clients may read `open`.
+    // Other repositories now also have these digests. All clients may read the repository `open`.
     fixture.upstream.put_blob("open", "other content");
     for repository in ["secret", "open", "absent"] {
         for blob in &image.blobs {
@@ -216,8 +217,8 @@ async fn public_content_needs_no_credentials() {
     )
     .await;
     assert_eq!((response.status, response.body), (200, blob.bytes.clone()));
-    // When podman has no credentials, it sends an empty user and password. The challenge of `/v2/`
-    // makes it send credentials.
+    // When podman has no credentials, it sends an empty user and password. The challenge in the
+    // response to `/v2/` makes podman send credentials.
     assert_eq!(
         get(&fixture, "/v2/open/manifests/1", Some(("", "")))
             .await
@@ -301,8 +302,8 @@ async fn a_denied_repository_causes_no_upstream_request() {
     assert_eq!(fixture.upstream.requests().len(), 0);
 }
 
-/// Starts a hostile registry, as a tenant can run one: it admits all clients and claims to have
-/// each digest, with other content.
+/// Starts a hostile registry, such as a malicious client could run. The registry admits all clients
+/// and claims to have each digest, but sends other content.
 async fn hostile_registry(digests: &[&Digest]) -> FakeRegistry {
     let hostile = FakeRegistry::builder().start().await;
     for digest in digests {
@@ -356,7 +357,8 @@ async fn a_registry_that_claims_a_digest_gets_no_cached_bytes_of_it() {
     assert!(hostile.gets_of(&digest) > 0);
 }
 
-/// Sets up a private blob at the upstream, and a hostile registry that claims to have the blob.
+/// Puts a private blob into the upstream, and starts a hostile registry that claims to have the
+/// blob.
 async fn private_blob_and_hostile_registry(
     size: usize,
 ) -> (Fixture, FakeRegistry, bytes::Bytes, Digest) {
@@ -375,7 +377,7 @@ async fn private_blob_and_hostile_registry(
     (fixture, hostile, secret, digest)
 }
 
-/// Whether a request that names the hostile registry gets the first bytes of the private blob.
+/// Whether a request that names the hostile registry returns the first bytes of the private blob.
 async fn leaks(fixture: &Fixture, secret: &[u8], digest: &Digest) -> bool {
     let path = format!("{}?ns=hostile.example", blob_path(digest));
     let mut connection = Connection::open(fixture.addr).await.unwrap();
@@ -472,7 +474,7 @@ async fn the_first_page_of_a_list_decides_about_access_to_lists() {
     assert_eq!((pages("1"), pages("1000")), (1, 1));
 }
 
-/// Returns a configuration with the upstream credentials of `ann`.
+/// Returns a configuration of the registry client with the upstream credentials of `ann`.
 fn with_credentials(fixture: &Fixture) -> pierhead_remote::Config {
     let mut remote = fixture.remote.clone();
     for upstream in remote.upstreams.values_mut() {
@@ -484,8 +486,8 @@ fn with_credentials(fixture: &Fixture) -> pierhead_remote::Config {
     remote
 }
 
-/// Returns a configuration of the proxy that requires client certificates, so that no plain
-/// connection has access.
+/// Returns a configuration of the proxy that requires client certificates, so that requests over
+/// plain TCP are refused.
 fn closed(fixture: &Fixture) -> pierhead_proxy::Config {
     pierhead_proxy::Config {
         default_upstream: fixture.upstream.addr().to_string().parse().unwrap(),
@@ -522,7 +524,7 @@ async fn a_reload_gives_no_credentials_to_an_open_listener() {
         .warm(&fixture.reference(":1"), &[], |_| ())
         .await;
     assert!(warmed.is_ok(), "{warmed:?}");
-    // The next reload allows open access again, without the credentials.
+    // The next reload allows open access again, and removes the upstream credentials.
     fixture.client.reload(fixture.remote.clone()).unwrap();
     let config = pierhead_proxy::Config {
         auth: Auth::Open,
@@ -550,7 +552,7 @@ async fn a_request_from_before_a_reload_gets_no_credentials_of_the_new_configura
     let gate = Gate::new();
     let halt = Fault::GateBody(100_000, gate.clone()).on_blob(&digest);
     fixture.upstream.inject(halt);
-    // This request holds the only download slot of the client, so the next one waits.
+    // This request holds the only download slot of the client, so the next request waits.
     let mut first = Connection::open(fixture.addr).await.unwrap();
     let held = request(&format!("/v2/public/blobs/{digest}"), ANONYMOUS);
     let mut held = in_time(first.start(&held)).await.unwrap();

@@ -1,5 +1,6 @@
-//! Tests that blobs which the admission policy does not admit are streamed without storing them,
-//! with one upstream request.
+//! Tests of blobs that the cache's admission policy does not admit: pierhead streams them to
+//! clients without storing them, by one upstream request. Small blobs and warmed images are stored
+//! in any case.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -19,7 +20,7 @@ use pierhead_testkit::registry::{Fault, Gate};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// An admission policy that admits a blob at its second request.
+/// An admission policy that admits a blob at the second request for it.
 #[derive(Default)]
 struct AdmitSecond(HashSet<Digest>);
 
@@ -122,8 +123,8 @@ async fn a_range_of_a_blob_that_is_not_admitted_needs_one_upstream_request() {
     assert_eq!(fixture.upstream.gets_of(&digest), 1);
 }
 
-/// A range with a large offset needs a second upstream request, because the bytes before it would
-/// be more than the range.
+/// A range with a large offset needs a second upstream request, because there are more bytes before
+/// the range than in it.
 #[tokio::test]
 async fn a_late_range_of_a_blob_that_is_not_admitted_keeps_its_download_slot() {
     let fixture = start_with_one_download().await;
@@ -147,7 +148,7 @@ async fn two_concurrent_requests_count_for_admission_and_share_one_download() {
         .inject(Fault::GateHead(gate.clone()).on_blob(&digest));
     let path = blob_path(&digest);
     let open = async {
-        // Both requests wait before the upstream sends the length.
+        // Both requests wait for the fill before the upstream sends the length of the blob.
         eventually(async || coalesced(&fixture) == 1).await;
         gate.release();
     };
@@ -195,7 +196,7 @@ async fn small_blobs_and_warmed_images_are_stored() {
     }
 }
 
-/// Requests the blob from 127.0.0.`last`. Does not read the response.
+/// Requests the blob from 127.0.0.`last`. The response is not read.
 async fn send(fixture: &Fixture, last: u8, digest: &Digest) -> TcpStream {
     let mut stream = connect_from(fixture, last).await;
     let path = blob_path(digest);
@@ -210,8 +211,8 @@ async fn rest(mut stream: TcpStream) -> Vec<u8> {
     response
 }
 
-/// The download of one client may use the slot of another client. In that case, its upstream stream
-/// is not handed over to the first client.
+/// The download of one client may use the slot of another client. In that case, the upstream stream
+/// of the download is not handed over to the first client.
 #[tokio::test]
 async fn a_slow_reader_does_not_occupy_the_download_slot_of_another_client() {
     let fixture = start_with_one_download().await;
@@ -224,7 +225,7 @@ async fn a_slow_reader_does_not_occupy_the_download_slot_of_another_client() {
     let busy = send(&fixture, 2, &first).await;
     gate.reached(1).await;
     eventually(async || fixture.cache.stat().fills == 0).await;
-    // This client waits for its only download slot, and does not read its response.
+    // This client has only one download slot, waits for it, and does not read its response.
     let slow = send(&fixture, 2, &digest).await;
     eventually(async || fixture.cache.stat().fills == 1).await;
     let other = rest(send(&fixture, 3, &digest).await).await;

@@ -1,6 +1,6 @@
-//! Tests of the endpoints other than manifests and blobs (base, lists, extensions), and of refused
-//! requests: pushes, malformed
-//! paths, denied repositories.
+//! Tests of the endpoints other than manifests and blobs (base, lists, extensions), of the
+//! parameter `ns`, of warnings from upstreams, and of refused requests: pushes, malformed paths,
+//! denied repositories.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -135,18 +135,18 @@ async fn warnings_of_the_upstream_reach_every_client() {
             assert_eq!(response.header("warning"), Some(WARNING), "{path} {cache}");
         }
     }
-    // The upstream confirms the manifest, without the warning.
+    // At the next revalidation, the upstream confirms the manifest without a warning.
     warn(None);
     fixture.make_tag_stale().await;
     assert_eq!(fixture.get(&paths[0]).await.header("warning"), None);
-    // It confirms the manifest, with another warning than before.
+    // At this revalidation, the upstream confirms the manifest with another warning than before.
     warn(Some(WARNING));
     fixture.make_tag_stale().await;
     assert_eq!(
         fixture.get(&paths[0]).await.header("warning"),
         Some(WARNING)
     );
-    // A stale manifest is served only with cached blobs.
+    // A stale manifest is served only if its blobs are cached.
     fixture.pull(&image).await;
     for blob in &image.blobs {
         fixture.wait_until_stored(&blob.digest).await;
@@ -277,7 +277,7 @@ async fn a_malformed_request_is_refused_without_an_upstream_request() {
     assert!(fixture.upstream.requests().is_empty());
 }
 
-/// The repository is served neither from the cache nor from the upstream.
+/// pierhead serves a denied repository neither from the cache nor from the upstream.
 #[tokio::test]
 async fn a_denied_repository_is_not_served() {
     let fixture = Fixture::start().await;

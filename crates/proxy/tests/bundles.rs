@@ -1,5 +1,6 @@
-//! Tests of the bundle extension: contents of bundles, resumption, partial bundles on several
-//! connections, single files, traces, access, malformed requests.
+//! Tests of the bundle extension (bundles contain only the file contents that a worker lacks):
+//! contents of bundles, indexing, base images, resumption, parts of a bundle on several
+//! connections, single files, traces, hot ranges, access, malformed requests.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -30,10 +31,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const BUNDLE: &str = "/v2/app/_pierhead/bundle";
 const TRACE: &str = "/v2/app/_pierhead/trace";
-/// Start of the head of a request for a bundle.
+/// The start of the head of a request for a bundle.
 const POST_HEAD: &str =
     "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n";
-/// Start of the head of a request for a bundle with a chunked body.
+/// The start of the head of a request for a bundle, if the request body is chunked.
 const CHUNKED_POST_HEAD: &str = "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n";
 
 async fn with_bundles() -> Fixture {
@@ -66,7 +67,7 @@ fn post(path: &str, body: &Value) -> Request {
         .body(body.to_string())
 }
 
-/// Repeats the request until the image is ready.
+/// Requests a bundle, and repeats the request until the image is ready.
 async fn bundle(fixture: &Fixture, body: &Value) -> Response {
     in_time(async {
         loop {
@@ -83,7 +84,7 @@ async fn bundle(fixture: &Fixture, body: &Value) -> Response {
     .await
 }
 
-/// Returns sizes of file contents by the tables of contents (TOCs) of the image and of a base
+/// Finds the sizes of file contents in the tables of contents (TOCs) of the image and of a base
 /// image.
 struct Tocs<'a>(&'a ImageToc, Option<&'a ImageToc>);
 
@@ -97,8 +98,8 @@ impl Sizes for Tocs<'_> {
     }
 }
 
-/// Returns what a client received: the header, the TOC, and the file contents that need no base
-/// image.
+/// Decodes a response as a client does. Returns the header, the TOC, and the file contents that
+/// need no base image.
 fn received(
     bundle: &[u8],
     base: Option<&ImageToc>,
@@ -166,7 +167,7 @@ async fn an_image_that_is_not_cached_is_pulled_indexed_and_sent() {
     let (header, toc, contents) = received(&response.body, None);
     assert_eq!(header.manifest, image.image.root_document().bytes);
     assert!(is_complete(&toc, &contents));
-    // The same request gets the same bytes. A request with the ETag gets 304.
+    // The same request gets the same bytes. A request with the ETag of the first response gets 304.
     let again = bundle(&fixture, &json!({"want": image.image.root.to_string()})).await;
     assert!(again.body == response.body);
     let etag = response.header("etag").unwrap();
@@ -217,7 +218,7 @@ async fn indexing_counts_for_the_client_that_pulled_the_layers() {
         for blob in &image.blobs {
             assert_eq!(fixture.get(&blob_path(&blob.digest)).await.status, 200);
         }
-        // The image is in the queue before the next one is pulled.
+        // This image is in the queue before the next image is pulled.
         eventually(async || bundle_server.state(&image.root) != State::Unknown).await;
     }
     background.set_paused(false);
@@ -228,7 +229,8 @@ async fn indexing_counts_for_the_client_that_pulled_the_layers() {
     assert!(is_ready(other));
 }
 
-/// If reads of the indexer counted as accesses, they would keep an image from eviction.
+/// If reads of the indexer counted as accesses, an image would stay in the cache because it is
+/// indexed.
 #[tokio::test]
 async fn indexing_an_image_counts_as_no_access() {
     let fixture = Fixture::start().await;
@@ -265,7 +267,8 @@ async fn images_that_were_cached_without_bundles_are_indexed() {
     let image = tree(22);
     fixture.upstream.push("app", "1", &image.image);
     fixture.pull(&image.image).await;
-    // Pulls all parts of an index, with its attestations, as a mirror does.
+    // An image index is pulled with all its parts, including attestations, in the same way as
+    // mirrors do.
     let index = Image::multi_arch(23, &["amd64", "arm64"]);
     fixture.upstream.push("app", "3", &index);
     assert_eq!(fixture.get("/v2/app/manifests/3").await.status, 200);
@@ -276,7 +279,7 @@ async fn images_that_were_cached_without_bundles_are_indexed() {
     for blob in &index.blobs {
         assert_eq!(fixture.get(&blob_path(&blob.digest)).await.status, 200);
     }
-    // Of this image, only the manifest is pulled.
+    // Only the manifest of this image is pulled, and no blob.
     let absent = tree(24);
     fixture.upstream.push("app", "2", &absent.image);
     assert_eq!(fixture.get("/v2/app/manifests/2").await.status, 200);
@@ -325,7 +328,7 @@ async fn contents_of_base_images_are_not_sent_and_unknown_base_images_are_named(
     assert!(update.body.len() < whole.body.len());
     let (header, _, _) = received(&update.body, Some(&old_toc));
     assert_eq!(header.base_images.len(), 1);
-    // This request has the maximum number of base images, all unknown to the server.
+    // This request has the maximum number of base images, all of which are unknown to the server.
     let many: Vec<_> = (0..256_u32)
         .map(|nth| Digest::from(FileDigest::of(&nth.to_le_bytes())).to_string())
         .collect();
@@ -364,14 +367,14 @@ async fn a_bundle_is_resumed() {
         decoder.feed(&mut rest).unwrap(),
         Some(Event::Record { .. })
     ));
-    // Each end mark counts the records of its own response.
+    // The end mark of each response has the number of records in this response.
     let record = &part.body[PRELUDE..part.body.len() - RECORD_HEAD];
     assert!(response.body[..response.body.len() - RECORD_HEAD].ends_with(record));
     assert!(matches!(
         decoder.feed(&mut rest).unwrap(),
         Some(Event::End(_))
     ));
-    // With the ETag of a deleted bundle, the response is a whole bundle.
+    // For the ETag of a deleted bundle, the response is a whole bundle.
     let part = json!({"etag": "\"gone\"", "first": 3});
     let query = json!({"want": "1", "layers": true, "part": part});
     let whole = bundle(&fixture, &query).await;
@@ -408,7 +411,7 @@ async fn shares_are_disjoint_and_cover_the_bundle() {
         assert_eq!(frames, header.until);
         assert!(sent == whole.body[header_end..whole.body.len() - RECORD_HEAD]);
     }
-    // The same holds for a header that is divided between connections.
+    // The header of a bundle can also be divided between connections.
     for of in [1, 2, 64] {
         let (mut body, mut sent) = (Vec::new(), Vec::new());
         for nth in 0..of {
@@ -424,7 +427,7 @@ async fn shares_are_disjoint_and_cover_the_bundle() {
         assert!(body == whole.body[PRELUDE..header_end]);
         assert!(sent == whole.body[header_end..whole.body.len() - RECORD_HEAD]);
     }
-    // Without a share, `pieces` has no effect.
+    // If the query has no share (the part of a bundle for one connection), `pieces` has no effect.
     let query = json!({"want": "1", "pieces": true});
     assert!(bundle(&fixture, &query).await.body == whole.body);
     for hostile in [
@@ -443,12 +446,12 @@ async fn shares_are_disjoint_and_cover_the_bundle() {
     let query = |nth: u8| json!({"want": "1", "have": [image.image.root.to_string(), unknown], "share": [nth, 2], "pieces": true});
     let early = fixture.send(post(BUNDLE, &query(1))).await;
     assert_eq!(early.status, 503);
-    // The other parts were refused, so this response has the whole header.
+    // The requests for the other parts were refused, so this response has the whole header.
     let first = bundle(&fixture, &query(0)).await;
     let prelude = Prelude::decode(first.body.first_chunk().unwrap()).unwrap();
     assert!(!prelude.continued && !prelude.piece);
-    // The server may replace the packs of the plan meanwhile. In that case, a client starts again
-    // with the first part.
+    // The server may replace the packs of the plan at this time. In that case, a client starts
+    // again with the first part.
     let later = in_time(async {
         loop {
             let later = fixture.send(post(BUNDLE, &query(1))).await;
@@ -529,7 +532,7 @@ async fn traces_of_cached_images_are_recorded_with_one_vote_per_client() {
     assert_eq!(line.len(), 1, "{}", lines.text());
     assert!(line[0].contains("trace"), "{}", line[0]);
     assert!(line[0].contains(" client=127.0.0.1"), "{}", line[0]);
-    // This is the request that `pierhead inspect` sends.
+    // `pierhead inspect` sends this request.
     let query = json!({"want": "1", "start_order": true});
     let order = fixture.send(post(BUNDLE, &query)).await.json();
     assert_eq!(order["source"]["clients"], 1, "{order}");
@@ -586,7 +589,8 @@ async fn only_hot_ranges_of_a_traced_image_stay_on_the_fast_tier() {
     assert_eq!((whole.status, whole.end), (200, End::Clean));
     assert!(whole.body == layer.bytes);
     assert!(fast().hot_hits > 0);
-    // At the start, the hot ranges of images that were traced earlier are reported.
+    // At the start of pierhead, the hot ranges of images that were traced earlier are reported to
+    // the cache.
     drop(whole);
     fixture.cache.set_tier_limit(0).await;
     eventually(async || fast().hot == 0).await;
@@ -655,7 +659,7 @@ async fn malformed_requests_are_refused() {
             assert_eq!(refused.header("allow"), Some("POST"));
         }
     }
-    // The request has two lengths, a malformed length, or a length that is too large.
+    // Each request has two lengths, a malformed length, or a length that is too large.
     for head in [
         "content-length: 5\r\ncontent-length: 5\r\n",
         "content-length: +5\r\n",
@@ -672,7 +676,7 @@ async fn malformed_requests_are_refused() {
         };
         assert!(status == 0 || status >= 400, "{head} {status}");
     }
-    // hyper reads a chunked body, with the same response.
+    // hyper reads a chunked body. The response is the same as in the fast path.
     let mut connection = Connection::open(fixture.addr).await.unwrap();
     let text = format!("{CHUNKED_POST_HEAD}\r\nc\r\n{{\"want\":\"0\"}}\r\n0\r\n\r\n");
     connection.send_raw(text.as_bytes()).await.unwrap();
@@ -692,7 +696,7 @@ async fn malformed_requests_are_refused() {
     assert_eq!(response.status, 400, "{response:?}");
 }
 
-/// The time limits of a request body apply in the fast path and in hyper.
+/// The time limits of a request body apply both in the fast path and in hyper.
 #[tokio::test]
 async fn a_body_that_arrives_in_single_bytes_times_out() {
     let short = Duration::from_millis(300);
@@ -718,7 +722,8 @@ async fn a_body_that_arrives_in_single_bytes_times_out() {
             }
         })
         .await;
-        // The kernel may discard the response when further bytes arrive.
+        // The result is not checked, because the kernel may discard the response when further bytes
+        // arrive.
         let response = in_time(connection.answer(true)).await;
         assert!(response.is_err() || response.is_ok_and(|it| it.status == 408));
     }
@@ -746,7 +751,7 @@ async fn a_connection_stays_open_after_a_request_for_a_bundle() {
 #[tokio::test]
 async fn an_image_that_cannot_be_indexed_is_refused() {
     let fixture = with_bundles().await;
-    // Random bytes for layers.
+    // The layers of this image are random bytes, and no tar archives.
     fixture.push(1, &[1000]);
     let refused = bundle(&fixture, &json!({"want": "1"})).await;
     assert_eq!(
@@ -884,14 +889,14 @@ async fn planning_counts_for_the_client_and_a_planned_bundle_does_not() {
     assert!(again.status == 200 && again.body == first.body);
 }
 
-/// Adds the credentials of ann, who may read `app` at the upstream.
+/// Adds the credentials of ann to a request. She may read `app` at the upstream.
 fn as_ann(request: Request) -> Request {
     let encoded = STANDARD.encode("ann:right");
     request.header("authorization", format!("Basic {encoded}"))
 }
 
-/// Creates a proxy with pass-through. `app` is private at the upstream. All clients may read at
-/// `other.example`.
+/// Creates a proxy with pass-through. The repository `app` is private at the upstream. All clients
+/// may read all repositories of `other.example`.
 async fn with_pass_through(other: &FakeRegistry) -> Fixture {
     let rules = TokenAuth {
         users: vec![("ann".into(), "right".into())],
@@ -923,7 +928,8 @@ async fn until_ready(fixture: &Fixture, request: Request) -> Response {
     .await
 }
 
-/// Makes a registry claim to have an image: it has the manifests, but other blobs.
+/// Makes a registry claim to have an image: the registry has the manifests of the image, but other
+/// blobs.
 fn claim_image(registry: &FakeRegistry, image: &Image) {
     for document in &image.documents {
         let media_type = "application/vnd.oci.image.manifest.v1+json";
@@ -973,8 +979,8 @@ async fn bundles_files_and_traces_need_the_right_to_pull_from_that_registry() {
         let allowed = fixture.send(as_ann(request.clone())).await;
         assert!(allowed.status < 400, "{request:.200?} {allowed:.300?}");
     }
-    // The other registry admits all clients and claims to have the image. No cached content is
-    // served for it.
+    // The other registry admits all clients and claims to have the image. pierhead serves no cached
+    // content to clients of this registry.
     for request in requests(&at_other) {
         for request in [request.clone(), as_ann(request)] {
             let refused = fixture.send(request.clone()).await;
@@ -982,7 +988,7 @@ async fn bundles_files_and_traces_need_the_right_to_pull_from_that_registry() {
             assert!(refused.header("etag").is_none() && refused.body.len() < 1000);
         }
     }
-    // Images of one registry are not used as base images for another registry.
+    // Images of one registry must not be base images for a bundle of another registry.
     let path = at_other(BUNDLE);
     let own_digest = own.image.root.to_string();
     let fresh_own = until_ready(&fixture, post(&path, &json!({"want": own_digest}))).await;

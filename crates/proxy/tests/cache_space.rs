@@ -1,5 +1,5 @@
-//! Tests of a cache without room: blobs without room are streamed and verified, and registries
-//! share the space for tags.
+//! Tests of a cache whose space is used up: pierhead streams and verifies blobs that do not fit,
+//! and registries share the space for tags.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -14,8 +14,8 @@ use pierhead_testkit::http::{End, Request};
 use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::registry::{Fault, Gate};
 
-/// The cache notices only when the bytes arrive that there is no room. The readers then continue
-/// from their offsets.
+/// The cache notices the lack of room only when the bytes of the blob arrive. The readers then
+/// continue from their offsets.
 #[tokio::test]
 async fn a_blob_that_outgrows_its_room_is_streamed_completely() {
     let plans = [(2 << 20, 0), (64 << 20, 1 << 20)];
@@ -27,7 +27,7 @@ async fn a_blob_that_outgrows_its_room_is_streamed_completely() {
         let fixture = options.start().await;
         let bytes = random_bytes(29, 5 << 20);
         let digest = fixture.upstream.put_blob("app", bytes.clone());
-        // The upstream sends no length.
+        // The upstream does not send the length of the blob.
         fixture.upstream.inject(Fault::Chunked.on_blob(&digest));
         for _ in 0..2 {
             let path = blob_path(&digest);
@@ -59,7 +59,7 @@ async fn a_corrupt_blob_that_outgrows_its_room_never_ends_cleanly() {
     assert!(got.end != End::Clean || got.status != 200, "{:?}", got.end);
 }
 
-/// A client cannot verify a range, since it has no digest.
+/// A client cannot verify a range of a blob, because a range has no digest.
 #[tokio::test]
 async fn a_range_of_a_small_blob_without_room_is_sent_after_the_blob_is_verified() {
     let options = FixtureOptions {
@@ -72,12 +72,13 @@ async fn a_range_of_a_small_blob_without_room_is_sent_after_the_blob_is_verified
     for (range, part) in [("bytes=0-99", 0..100), ("bytes=1000-200999", 1000..201_000)] {
         let part_of = || Request::get(blob_path(&digest)).header("range", range);
         // The first request finds that there is no room. At the second request, the proxy already
-        // knows.
+        // knows that there is no room.
         for _ in 0..2 {
             fixture
                 .upstream
                 .inject(Fault::Corrupt(u64::try_from(part.start).unwrap() + 50).on_blob(&digest));
-            // A small range is refused. A large one may be aborted before its first byte.
+            // A request for a small range gets an error. A request for a large range may be aborted
+            // before the first byte of its response.
             let got = fixture.send(part_of()).await;
             let is_cut = got.end == End::Cut && got.body.is_empty() && part.len() > 128 << 10;
             assert!(is_cut || got.status == 503, "{range}: {got:?}");
@@ -97,7 +98,7 @@ async fn a_range_of_a_small_blob_without_room_is_sent_after_the_blob_is_verified
 async fn a_reader_of_a_fill_without_room_does_not_wait_for_its_next_bytes() {
     let options = FixtureOptions {
         max_blob: 1 << 20,
-        // The timeout is long, because the fill would otherwise try another connection.
+        // The timeout is long, because the fill tries another connection after the timeout.
         upstream_timeout: Duration::from_secs(600),
         ..FixtureOptions::default()
     };
@@ -114,8 +115,8 @@ async fn a_reader_of_a_fill_without_room_does_not_wait_for_its_next_bytes() {
     gate.release();
 }
 
-/// At the start and after a reload, each configured registry has its own part of the space for
-/// tags.
+/// Each configured registry has its own part of the space for tags, both at the start and after a
+/// reload.
 #[tokio::test]
 async fn tags_of_configured_registries_outlive_a_flood_of_tags_of_others() {
     let options = FixtureOptions {

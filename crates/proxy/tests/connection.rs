@@ -1,4 +1,5 @@
-//! Tests of client connections: TLS, HTTP/2, limits, client timeouts, shutdown.
+//! Tests of connections of clients to the proxy: TLS, HTTP/2, corrupt and aborted responses,
+//! limits, client timeouts, shutdown.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -21,7 +22,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// The start of a TLS ClientHello.
+/// The first bytes of a ClientHello, which starts a TLS handshake.
 const CLIENT_HELLO: [u8; 48] = {
     let mut hello = [b'x'; 48];
     (hello[0], hello[1], hello[2], hello[3], hello[4], hello[5]) = (0x16, 3, 1, 0, 43, 1);
@@ -221,7 +222,8 @@ async fn http2_with_and_without_tls() {
     }
 }
 
-/// Puts a blob into the registry that arrives corrupt, and 100 ms after pierhead has its head.
+/// Puts a blob into the registry. The body of its response is corrupt, and arrives 100 ms after the
+/// head.
 fn put_small_corrupt_blob(fixture: &Fixture, seed: u64) -> (String, impl Future<Output = ()>) {
     let digest = fixture.upstream.put_blob("app", random_bytes(seed, 5000));
     let gate = Gate::new();
@@ -469,7 +471,7 @@ async fn the_shutdown_aborts_requests_after_the_grace_period() {
     assert_eq!(rest.end, End::Cut);
 }
 
-/// An unfinished TLS handshake counts as a half-sent request.
+/// A connection with an unfinished TLS handshake counts like a connection with a half-sent request.
 #[tokio::test]
 async fn incomplete_handshakes_leave_connections_to_others() {
     let files = TlsFiles::new();
@@ -490,8 +492,8 @@ async fn incomplete_handshakes_leave_connections_to_others() {
         assert_eq!(status().await, 200);
     }
     assert!(!has_metric(&fixture, "connections_displaced_total 0"));
-    // The first connection lost its slot, so it is closed. The other connections may stay open for
-    // the time limit of a handshake.
+    // The first connection lost its slot, so pierhead closed it. The other connections may stay
+    // open for the time limit of a handshake.
     let mut byte = [0];
     let closed = in_time(held[0].read(&mut byte)).await;
     assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");

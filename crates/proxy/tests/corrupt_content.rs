@@ -1,5 +1,5 @@
-//! Tests of upstreams that send corrupt content, wrong lengths or wrong ranges. A client never gets
-//! such content as a complete response.
+//! Tests of upstreams that send corrupt content, wrong lengths or wrong ranges, or whose
+//! connections break. A client never gets corrupt content as a complete response.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -16,7 +16,7 @@ use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
 const MANIFEST: &str = "/v2/app/manifests/1";
 const SIZE: usize = 2_000_000;
 
-/// Combinations of faults of a manifest.
+/// Returns combinations of faults of a manifest.
 fn manifest_faults() -> Vec<Vec<Fault>> {
     let html = || Fault::Replace("<html>Log in to the network</html>".into());
     vec![
@@ -69,7 +69,8 @@ async fn a_corrupt_manifest_is_not_served() {
             fixture.wait_until_stored(&blob.digest).await;
         }
 
-        // The tag has moved to another manifest, so a HEAD is not enough to revalidate it.
+        // The tag has moved to another manifest, so a HEAD request is not enough to revalidate the
+        // tag.
         fixture.push(2, &[10]);
         inject();
         let stale = fixture.get(MANIFEST).await;
@@ -86,8 +87,9 @@ fn put(fixture: &Fixture, seed: u64) -> (Digest, Bytes) {
     (fixture.upstream.put_blob("app", bytes.clone()), bytes)
 }
 
-/// Requests the blob: the response is complete and right, or visibly failed. After the fault is
-/// removed, a later response is right. Returns whether the first response was right.
+/// Requests the blob, and checks that the response is complete and right, or visibly fails. Checks
+/// that a later response is right once the fault is removed. Returns whether the first response was
+/// right.
 async fn is_right_or_fails(
     fixture: &Fixture,
     digest: &Digest,
@@ -214,8 +216,8 @@ async fn a_blob_is_resumed_without_notice_after_a_restart_of_the_upstream() {
     assert_eq!(fixture.upstream.gets_of(&digest), 2);
 }
 
-/// A hostile registry sends corrupt bytes and disconnects. pierhead then downloads the whole blob
-/// from another registry, and records no mismatch for it.
+/// A hostile registry sends corrupt bytes and disconnects. After that, pierhead downloads the whole
+/// blob from another registry, and records no mismatch for that registry.
 #[tokio::test]
 async fn staged_bytes_of_a_hostile_registry_are_not_resumed_from_another_registry() {
     for restarts in [false, true] {
@@ -345,8 +347,8 @@ async fn a_blob_that_the_full_disk_refuses_is_verified_too() {
     let fixture = FixtureOptions::default().capacity(4 << 20).start().await;
     let bytes = random_bytes(71, 7_000_000);
     let digest = fixture.upstream.put_blob("app", bytes.clone());
-    // The blob has no stated length, so the disk fills up during the download. The second request
-    // goes directly to the upstream.
+    // The upstream states no length of the blob, so the cache notices the full disk only during the
+    // download. For the second request, pierhead downloads the blob without the cache.
     fixture.upstream.inject(Fault::Chunked.on_blob(&digest));
     let fault = Fault::Corrupt(6_500_000).on_blob(&digest).skip(1);
     fixture.upstream.inject(fault);

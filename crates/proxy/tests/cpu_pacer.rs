@@ -11,10 +11,10 @@ use common::{Fixture, FixtureOptions, metrics_text};
 use pierhead_host::{CpuAllowance, CpuBudget, CpuReading};
 use pierhead_testkit::http::Request;
 
-/// Bytes of a piece of a file.
+/// Bytes of one piece of a blob.
 const PIECE: usize = 256 << 10;
 
-/// A CPU clock that counts its readings.
+/// A CPU clock that counts how often it is read.
 #[derive(Clone, Default)]
 struct TestClock {
     readings: Arc<AtomicUsize>,
@@ -84,10 +84,10 @@ async fn each_piece_of_a_blob_is_paced_and_short_responses_are_not() {
     // The blob is not cached: each piece is delayed when it arrives and when it is sent.
     assert_eq!(fixture.get(&blob).await.body.len(), 8 * PIECE);
     assert!(clock.take() >= 8 + 7);
-    // Now the blob is cached and sent by `sendfile`.
+    // At this request, the blob is cached and sent by `sendfile`.
     assert_eq!(fixture.get(&blob).await.status, 200);
     assert!(clock.take() >= 8);
-    // Now hyper serves the blob, as it does over TLS.
+    // At this request, hyper serves the blob, in the same way as over TLS.
     let through_hyper = Request::get(&blob).header("upgrade", "none");
     assert_eq!(fixture.send(through_hyper).await.status, 200);
     assert!(clock.take() >= 16);

@@ -1,5 +1,5 @@
-//! Tests of fairness: when two clients hold all connections or downloads, they lose some to new
-//! clients.
+//! Tests of fairness: when few clients hold all connections, downloads, memory or background pulls,
+//! they lose some of them to new clients.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -16,14 +16,15 @@ use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// How a hostile client holds a connection.
+/// The way in which a hostile client holds a connection.
 #[derive(Clone, Copy, Debug)]
 enum Hold {
     Silent,
-    /// The connection stays open after one response.
+    /// The connection stays open after one response (keep-alive).
     KeptAlive,
     HalfSent,
-    /// hyper handles the connection, since the fast path does not take `OPTIONS`.
+    /// The client sends a part of a request that hyper reads, because the fast path does not handle
+    /// `OPTIONS`.
     HalfSentToHyper,
 }
 
@@ -72,7 +73,8 @@ async fn two_clients_that_hold_all_connections_lose_them_to_others() {
             held.push(hold(&fixture, if nth % 2 == 0 { 2 } else { 3 }, how).await);
         }
         eventually(async || has_metric(&fixture, &format!("connections {ALL}"))).await;
-        // A client pulls forty cached blobs, over connections that stay open like containerd's.
+        // A client pulls forty cached blobs, over connections that stay open, in the same way as
+        // containerd.
         let mut open = Vec::new();
         for nth in 0..40_u8 {
             let (last, path) = (4 + nth % 10, blob_path(&digest));
@@ -160,7 +162,7 @@ async fn an_incomplete_head_has_a_deadline() {
         .await;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
-    // HEADERS of stream 1 without END_HEADERS: `:method: GET` alone.
+    // This is a frame HEADERS of stream 1 without END_HEADERS, which has only `:method: GET`.
     let headers = [0, 0, 1, 1, 1, 0, 0, 0, 1, 0x82];
     let http2 = [&preface[..], &settings].concat();
     let half = [&http2[..], &headers].concat();
@@ -182,14 +184,14 @@ async fn an_incomplete_head_has_a_deadline() {
     }
 }
 
-/// Requests a blob of another registry, and does not read the response.
+/// Requests a blob of another registry, and does not read its response.
 async fn begin(fixture: &Fixture, last: u8, digest: &Digest, registry: &str) -> TcpStream {
     let path = format!("{}?ns={registry}", blob_path(digest));
     send_from(fixture, last, "GET", &path).await
 }
 
 /// Starts a registry that sends the beginning of each blob and then stalls. Returns the registry
-/// and its blobs.
+/// and the digests of its blobs.
 async fn slow_registry(gate: &Gate, blobs: usize) -> (FakeRegistry, Vec<Digest>) {
     let slow = FakeRegistry::builder().start().await;
     slow.inject(Fault::GateBody(100_000, gate.clone()).on_blobs());
@@ -236,7 +238,7 @@ async fn two_clients_with_a_slow_registry_leave_downloads_to_others() {
             "{nth}: {response:.300}"
         );
     }
-    // A client that names another registry waits, and its 503 names the limit.
+    // A client that names another registry waits, and gets a response 503 that names the limit.
     let digest = Digest::of(Algorithm::Sha256, b"other");
     let path = format!("{}?ns=other.test", blob_path(&digest));
     let response = get_from(&fixture, 20, &path).await;
@@ -274,7 +276,7 @@ const MAX_BODY: usize = 1 << 20;
 
 #[tokio::test]
 async fn request_bodies_of_two_clients_leave_memory_to_others() {
-    // The fast path reads the first body, hyper the second.
+    // The fast path reads the first body, and hyper reads the second body.
     let by_length = format!("content-length: {MAX_BODY}\r\n\r\n");
     let chunked = format!("transfer-encoding: chunked\r\n\r\n{MAX_BODY:x}\r\n");
     let body = vec![b' '; MAX_BODY - 1];
@@ -356,7 +358,7 @@ async fn pulls_for_bundles_of_clients_that_left_leave_slots_to_others() {
     let fixture = options.start().await;
     let tree = |seed| Image::tree(seed, &TreeOptions::default());
     fixture.upstream.push("app", "1", &tree(1).image);
-    // Three clients start as many pulls as allowed, and leave.
+    // Three clients start as many pulls as allowed, and disconnect.
     let mut slots = 0;
     for nth in 0..12_u8 {
         let image = tree(100 + u64::from(nth)).image;
@@ -401,7 +403,7 @@ async fn a_download_without_waiting_clients_yields_and_is_resumed() {
         })
         .start()
         .await;
-    // A client starts both downloads that this registry allows, and leaves one of them.
+    // A client starts both downloads that this registry allows, and stops waiting for one of them.
     let mut held = vec![
         begin(&fixture, 2, &blobs[0], "slow.test").await,
         begin(&fixture, 2, &blobs[1], "slow.test").await,

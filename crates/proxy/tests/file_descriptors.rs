@@ -1,8 +1,8 @@
-//! Tests that without a free file descriptor, a request for a bundle fails with an error that says
-//! so, and other requests succeed.
+//! Tests requests while the process has no free file descriptor: a request for a new bundle fails
+//! with an error that names this cause, and other requests succeed.
 //!
-//! This test has a test file (process) of its own, because the limit of file descriptors applies to
-//! a whole process.
+//! These tests are a program of their own, because the limit of file descriptors applies to a whole
+//! process.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -20,10 +20,10 @@ use tokio::sync::Mutex;
 
 const BUNDLE: &str = "/v2/app/_pierhead/bundle";
 const TRACE: &str = "/v2/app/_pierhead/trace";
-/// Limit of file descriptors: more than the test has open.
+/// Limit of the number of file descriptors. It is higher than the number that the test has open.
 const LIMIT: u64 = 512;
 
-/// Runs one test at a time.
+/// A lock, so that one test runs at a time.
 static SERIAL: Mutex<()> = Mutex::const_new(());
 
 async fn fixture() -> Fixture {
@@ -34,7 +34,7 @@ async fn fixture() -> Fixture {
     options.start().await
 }
 
-/// Occupies all file descriptors of this process except for a number of them, until this value is
+/// Occupies all file descriptors of this process except for a given number, until this value is
 /// dropped.
 struct OccupiedDescriptors {
     before: Rlimit,
@@ -62,7 +62,7 @@ impl Drop for OccupiedDescriptors {
     }
 }
 
-/// Sends a POST on an open connection.
+/// Sends a POST request on an open connection.
 async fn post(connection: &mut Connection, path: &str, body: &Value) -> Response {
     let request = Request::new("POST", path)
         .header("content-type", "application/json")
@@ -70,8 +70,8 @@ async fn post(connection: &mut Connection, path: &str, body: &Value) -> Response
     in_time(connection.exchange(&request)).await.unwrap()
 }
 
-/// Sends a POST while no file descriptor is free. Repeats it after a 200, since another thread may
-/// have closed a file.
+/// Sends a POST while no file descriptor is free. Repeats the request after a response 200, because
+/// another thread may have closed a file.
 async fn without_descriptors(connection: &mut Connection, path: &str, body: &Value) -> Response {
     for _ in 0..20 {
         let occupied = OccupiedDescriptors::all_but(0);
@@ -122,10 +122,10 @@ async fn only_the_plan_fails_without_file_descriptors() {
         let response = post(&mut connection, BUNDLE, &query).await;
         drop(occupied);
         for image in [&old, &new] {
-            // The images are still indexed.
+            // The lack of file descriptors does not change the state of the indexed images.
             assert_eq!(bundle_server.state(&image.image.root), State::Ready);
         }
-        // A bundle that is already planned is served.
+        // A bundle whose plan already exists is served.
         let planned = post(&mut connection, BUNDLE, &json!({"want": "2"})).await;
         assert_eq!(planned.status, 200);
         if response.status == 200 {

@@ -1,5 +1,6 @@
-//! Tests of HTTP/1.1 over plain TCP: persistent connections, `sendfile`, shutdown, request
-//! smuggling.
+//! Tests of HTTP/1.1 over plain TCP: persistent connections, pipelining, `sendfile` to slow
+//! readers, files that are damaged or deleted while they are sent, clients that disconnect,
+//! shutdown, request smuggling.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -112,7 +113,8 @@ async fn pipelined_requests_get_responses_in_order() {
         raw("GET", "/v2/", ""),
         raw("GET", &path, "range: bytes=5-70000\r\n"),
         raw("GET", "/nothing", ""),
-        // This request is not a common request, so hyper serves it and all later requests.
+        // This request is not a common request, so hyper serves it, and also serves all later
+        // requests of the connection.
         raw("GET", &path, "content-length: 3\r\n") + "abc",
         raw("GET", &path, "range: bytes=-9\r\nconnection: close\r\n"),
         raw("GET", "/never", ""),
@@ -162,7 +164,7 @@ async fn request_slowly(fixture: &Fixture, path: &str) -> TcpStream {
     stream
 }
 
-/// Returns the body of the response, complete or not.
+/// Returns the rest of the response, whether it is complete or not.
 async fn rest(mut stream: TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
     let _ = in_time(stream.read_to_end(&mut all)).await;
@@ -195,7 +197,7 @@ async fn a_client_that_leaves_during_its_response_ends_its_connection() {
 
 #[tokio::test]
 async fn a_client_that_leaves_before_its_response_ends_its_connection() {
-    // The limit is longer than the test waits, so no timeout ends the connection.
+    // This time limit is longer than the test waits, so no timeout ends the connection.
     let limit = Duration::from_secs(600);
     let options = FixtureOptions {
         header_timeout: limit,
@@ -236,7 +238,7 @@ async fn a_file_in_progress_is_sent_completely_during_the_shutdown() {
         (whole.end, first.len() + whole.body.len()),
         (End::Clean, bytes.len())
     );
-    // A further request gets `connection: close`, or none.
+    // A further request gets a response with `connection: close`, or no response.
     let _ = connection.send_raw(raw("GET", "/v2/", "").as_bytes()).await;
     if let Ok(response) = in_time(connection.answer(true)).await {
         assert_eq!(response.header("connection"), Some("close"));
@@ -319,8 +321,8 @@ async fn a_deleted_file_is_sent_completely_to_its_reader() {
     assert!(rest(stream).await == bytes);
 }
 
-/// The statuses of all responses to these bytes, until the connection closes or `count` responses
-/// arrived.
+/// Sends these bytes. Returns the statuses of all responses until the connection closes or `count`
+/// responses have arrived.
 async fn statuses(fixture: &Fixture, bytes: &[u8], count: usize) -> Vec<u16> {
     let mut connection = Connection::open(fixture.addr).await.unwrap();
     connection.send_raw(bytes).await.unwrap();
@@ -340,7 +342,8 @@ async fn ambiguous_requests_are_not_smuggled() {
     let fixture = Fixture::start().await;
     let inner = raw("GET", "/v2/", "");
     let base = |more: &str| raw("GET", "/v2/", more);
-    // A different parser could take `inner` as a separate request.
+    // A server that finds the ends of requests differently could take `inner` as a separate
+    // request.
     for (case, bytes, expected) in [
         (
             "a length and a coding",
@@ -426,7 +429,8 @@ async fn ambiguous_requests_are_not_smuggled() {
             &[400],
         ),
     ] {
-        // The last request closes the connection, so that all responses arrive.
+        // The last request closes the connection after its response, so that the test receives all
+        // responses.
         let end = raw("GET", "/v2/", "connection: close\r\n");
         let got = statuses(&fixture, (bytes.clone() + &end).as_bytes(), 9).await;
         assert_eq!(got, expected, "{case}");
@@ -476,7 +480,7 @@ async fn a_bare_lf_as_a_line_end_is_refused() {
             }
         }
     }
-    // hyper merges equal lengths into one header.
+    // hyper merges two equal `Content-Length` headers into one.
     let twice =
         "POST /v2/ HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\nabcde";
     let bare = "GET /v2/ HTTP/1.1\nhost: a\n\n";
@@ -505,7 +509,8 @@ async fn a_bare_lf_as_a_line_end_is_refused() {
     }
 }
 
-/// hyper may read more bytes than the longest allowed head in one step, and accept that head.
+/// hyper may read more bytes than the longest allowed head in one read, and may accept a head that
+/// is too long.
 #[tokio::test]
 async fn a_request_after_a_head_above_the_limit_gets_no_response() {
     let fixture = Fixture::start().await;

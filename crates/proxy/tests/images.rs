@@ -1,5 +1,5 @@
 //! Tests of operations on images: warming the cache, listing of referenced digests, removal. Some
-//! images have malformed manifests.
+//! of the tested images have malformed manifests.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -36,7 +36,7 @@ async fn a_warmed_image_needs_no_upstream() {
     fixture.upstream.stop().await;
     fixture.pull(&image).await;
     assert!(fixture.upstream.peak_blobs_in_flight() <= 3);
-    // Warming the same image again downloads nothing.
+    // A second warm of the same image downloads nothing.
     assert_eq!(
         fixture
             .proxy
@@ -149,7 +149,7 @@ async fn a_cached_image_lists_all_referenced_digests() {
         .map(|(platform, is_complete)| (platform.architecture.as_str(), is_complete))
         .collect();
     assert_eq!(platforms, [("amd64", true), ("arm64", true)]);
-    // Warming the image again and listing it count neither as hits nor as accesses.
+    // A second warm of the image and a listing of the image count neither as hits nor as accesses.
     fixture
         .proxy
         .warm(&fixture.reference(":1"), &[], |_| {})
@@ -254,12 +254,12 @@ async fn removal_keeps_digests_that_other_images_use() {
             .unwrap();
     }
     let all_tags = async || fixture.cache.tags().images(100).await.unwrap();
-    // The other tag uses all blobs.
+    // The other tag still uses all blobs, so no blob is removed.
     let tag = fixture.reference(":1");
     let removal = fixture.proxy.removal(&tag, all_tags().await).await.unwrap();
     assert_eq!(removal.tags, [fixture.reference(":1")]);
     assert_eq!(removal.digests, []);
-    // Removal by digest deletes both tags.
+    // The removal of the image by its digest deletes both tags.
     let by_digest = fixture.reference(&format!("@{}", one.root));
     let removal = fixture
         .proxy

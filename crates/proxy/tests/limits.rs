@@ -1,5 +1,6 @@
-//! Tests of the limits of one client, one registry and all together: the refused requests get the
-//! right status and message.
+//! Tests of the limits of one client, of one registry, and of all clients together: connections,
+//! downloads, upstream requests, memory, request heads. Refused requests get the right status and
+//! message.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -75,8 +76,8 @@ async fn one_client_does_not_take_all_connections() {
     eventually(async || fixture.get("/v2/").await.status == 200).await;
 }
 
-/// Requests the blob from 127.0.0.`last`. Returns the status line, and the connection with the rest
-/// of the response.
+/// Requests the blob as the client 127.0.0.`last`. Returns the status line, and the connection with
+/// the rest of the response.
 async fn begin(fixture: &Fixture, last: u8, digest: &Digest) -> (String, TcpStream) {
     let mut stream = send_from(fixture, last, "GET", &blob_path(digest)).await;
     (read_status(&mut stream).await, stream)
@@ -129,7 +130,8 @@ async fn a_client_that_requests_many_cold_blobs_leaves_downloads_to_others() {
             digest
         })
         .collect();
-    // Two downloads run and six wait, because four times two downloads are allowed.
+    // The client may run two downloads. Four times this number may run or wait, so two downloads
+    // run and six downloads wait.
     let request = async |digest: Digest| send_from(&fixture, 2, "GET", &blob_path(&digest)).await;
     let mut waiting = Vec::new();
     for digest in &blobs[..8] {
@@ -147,7 +149,7 @@ async fn a_client_that_requests_many_cold_blobs_leaves_downloads_to_others() {
         2,
         "the others wait for a slot"
     );
-    // Another client is served meanwhile.
+    // During this time, another client is served.
     let (status, other) = begin(&fixture, 3, &blobs[8]).await;
     assert_eq!(status, "HTTP/1.1 200");
     gate.release();
@@ -176,8 +178,8 @@ async fn requests_for_sizes_count_as_upstream_requests() {
     let blobs: Vec<_> = (0..5)
         .map(|seed| fixture.upstream.put_blob("app", random_bytes(seed, 1000)))
         .collect();
-    // Four requests are allowed, four times the limit of one download. The registry responds to
-    // none of them.
+    // The client may run one download, so four upstream requests are allowed. The registry responds
+    // to none of these requests.
     let mut open = Vec::new();
     for digest in &blobs[..4] {
         open.push(send_from(&fixture, 2, "HEAD", &blob_path(digest)).await);
@@ -261,7 +263,8 @@ async fn a_head_above_a_limit_is_refused() {
     assert_eq!(uri.status, 414);
     assert!(String::from_utf8_lossy(&uri.body).contains("the path is too long"));
     assert!(limited(&fixture, "headers", 2) && limited(&fixture, "uri", 1));
-    // Beyond the limit of the HTTP parser, the response has the same status, without a body.
+    // If the head also exceeds the limit of the HTTP parser, the response has the same status, but
+    // no body.
     let mut more = Request::get("/v2/");
     for nth in 0..50 {
         more = more.header(&format!("x-{nth}"), "1");
@@ -270,7 +273,7 @@ async fn a_head_above_a_limit_is_refused() {
     eventually(async || limited(&fixture, "headers", 3)).await;
 }
 
-/// hyper serves `OPTIONS`, and all later requests of its connection.
+/// hyper serves `OPTIONS` requests, and all later requests of their connection.
 #[tokio::test]
 async fn a_head_above_a_limit_closes_the_connection() {
     let fixture = FixtureOptions::default()
@@ -283,7 +286,7 @@ async fn a_head_above_a_limit_closes_the_connection() {
         .await;
     let many = "x: 1\r\n".repeat(11);
     let large = format!("x: {}\r\n", "y".repeat(2000));
-    // This head is beyond the limit of the HTTP parser.
+    // This head exceeds the limit of the HTTP parser, too.
     let larger = format!("x: {}\r\n", "y".repeat(50_000));
     let long = format!("?x={}", "x".repeat(300));
     for before in ["", "OPTIONS /v2/ HTTP/1.1\r\nhost: a\r\n\r\n"] {
@@ -395,7 +398,8 @@ async fn a_slow_registry_delays_only_clients_that_name_it() {
         2,
         "both fills belong to the hostile registry"
     );
-    // Requests to the other registry succeed: for the blob, for the manifest, and a HEAD.
+    // Requests to the other registry succeed: requests for the blob and for the manifest, and a
+    // HEAD request.
     fixture.pull(&image).await;
     let head = fixture.head(&blob_path(&layer.digest)).await;
     assert_eq!(
@@ -449,7 +453,8 @@ async fn a_client_that_reads_single_bytes_is_disconnected() {
     fixture.wait_until_stored(&digest).await;
     let (status, mut stream) = begin(&fixture, 2, &digest).await;
     assert_eq!(status, "HTTP/1.1 200");
-    // Reading single bytes does not free the send buffer of the kernel.
+    // The client must read more than single bytes, because reading single bytes does not free the
+    // send buffer of the kernel.
     eventually(async || {
         let mut byte = [0];
         let _ = stream.read(&mut byte).await;
@@ -458,7 +463,7 @@ async fn a_client_that_reads_single_bytes_is_disconnected() {
     .await;
 }
 
-/// The client that requested the blob first has no free slot.
+/// In this test, the client that requested the blob first has no free download slot.
 #[tokio::test]
 async fn a_shared_download_starts_with_the_first_free_slot_of_any_waiting_client() {
     let options = FixtureOptions {
@@ -490,7 +495,7 @@ async fn a_shared_download_starts_with_the_first_free_slot_of_any_waiting_client
     let got = get_from(&fixture, 3, &blob_path(&one.digest)).await;
     assert!(got.starts_with("HTTP/1.1 200"), "{got}");
     fixture.wait_until_stored(&one.digest).await;
-    // `cache warm` of the operator does not wait for the slots of clients either.
+    // The command `cache warm` of the operator also does not wait for the slots of clients.
     let reference = fixture.reference(":1");
     let warmed = fixture.proxy.warm(&reference, &[], |_| {});
     assert_eq!(in_time(warmed).await.unwrap().blobs, fills - 1);

@@ -10,7 +10,7 @@ use pierhead_testkit::registry::Fault;
 
 use common::{Fixture, FixtureOptions, blob_path, eventually};
 
-/// Returns the only line with that text.
+/// Returns the only line that contains this text.
 fn line(lines: &Lines, part: &str) -> String {
     let found = lines.with(part);
     assert_eq!(found.len(), 1, "{part} in {}", lines.text());
@@ -126,7 +126,7 @@ async fn a_repeated_refusal_has_one_line() {
         refused.contains("app:none") && refused.contains("status=404"),
         "{refused}"
     );
-    // Many different names do not flood the log.
+    // A hundred different image names do not cause a hundred log lines.
     for nth in 0..100 {
         let path = format!("/v2/app/manifests/none-{nth}");
         assert_eq!(fixture.get(&path).await.status, 404);

@@ -1,5 +1,5 @@
-//! Tests of the media types of manifests: a document is served as a manifest only if it is one,
-//! with the type that it states.
+//! Tests of the media types of manifests: a document is served as a manifest only if it is a
+//! manifest, and with the media type that the document states.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -16,7 +16,7 @@ fn image(own: Option<&str>) -> String {
     format!(r#"{{"schemaVersion":2,{own}{CONFIG},"layers":[]}}"#)
 }
 
-/// Puts a manifest that its registry sends with the type `sent`.
+/// Puts a manifest into the registry, which sends the manifest with the type `sent`.
 fn put(fixture: &Fixture, repository: &str, sent: &str, text: &str) -> Digest {
     let header = Fault::Header("content-type", sent.to_owned());
     fixture
@@ -43,7 +43,7 @@ async fn a_registry_does_not_choose_the_type_of_another_registry_s_content() {
         (&none, "text/html"),
         (&none, "application/json"),
     ] {
-        // Content that is new to the cache each time.
+        // In each case, the content must be new to the cache.
         let text = format!("{text}{}", " ".repeat(wrong.len()));
         fixture.upstream.clear_faults();
         put(&fixture, "evil", wrong, &text);

@@ -457,8 +457,8 @@ async fn a_manifest_is_served_as_a_blob_and_a_blob_as_a_manifest() {
         (raw.status, raw.body),
         (200, image.root_document().bytes.clone())
     );
-    // The reverse case: a stored blob has no media type, so the manifest's type comes from the
-    // upstream.
+    // In the reverse case, the cache has the manifest as a blob without a media type, so the type
+    // comes from the upstream.
     let other = Image::random(35, &[10]);
     fixture.upstream.push("app", "2", &other);
     fixture

@@ -15,7 +15,8 @@ use rustls::{ClientConfig, HandshakeKind, RootCertStore, SupportedProtocolVersio
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Creates a client that keeps its session tickets. With `certified`, the client has a certificate.
+/// Creates a TLS client that keeps its session tickets. With `certified`, the client has a
+/// certificate.
 fn new_client(
     files: &TlsFiles,
     version: &'static SupportedProtocolVersion,
@@ -44,7 +45,8 @@ fn new_client(
     Client(Arc::new(config))
 }
 
-/// Creates TLS files; the certificate authority of clients is in `clients.pem`.
+/// Creates TLS files for a server. The file `clients.pem` has the certificate authority of the
+/// clients.
 fn new_files() -> TlsFiles {
     let files = TlsFiles::new();
     files.write("clients.pem", files.authority.pem());
@@ -146,7 +148,8 @@ async fn new_files_invalidate_old_tickets_and_new_tickets_resume() {
         client.request(&fixture).await.unwrap().0,
         HandshakeKind::Resumed
     );
-    // After the authority of clients has changed, a session ticket is refused.
+    // After the certificate authority of clients has changed, session tickets from before the
+    // change are refused.
     files.write("clients.pem", Authority::new().pem());
     eventually(async || !client.request(&fixture).await.is_ok_and(|(_, is_ok)| is_ok)).await;
 }

@@ -1,5 +1,6 @@
-//! Tests of failing upstreams and disks: the responses are stale, 503 or aborted. No request hangs,
-//! gets a 429 or a corrupt byte.
+//! Tests of failing upstreams and disks, deleted images, and refused requests: the responses are
+//! stale, have the status 403, 404 or 503, or are aborted. No request hangs, gets the status 429,
+//! or gets a corrupt byte.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -18,7 +19,7 @@ use pierhead_testkit::registry::{Authority, FakeRegistry, Fault, Gate, Settings}
 
 const MANIFEST: &str = "/v2/app/manifests/1";
 
-/// Faults of an upstream that make a request for a manifest fail.
+/// Returns the faults of an upstream that make a request for a manifest fail.
 fn request_faults() -> Vec<Fault> {
     vec![
         Fault::Status(500),
@@ -151,7 +152,7 @@ async fn without_a_stale_response_it_is_503_in_time() {
         assert!((1..=60).contains(&retry));
         let head = fixture.head(&path).await;
         assert_eq!(head.status, 503, "{fault:?} {path}");
-        // Two requests may take two seconds each. A hang takes longer.
+        // Two requests may take two seconds each. A request that hangs would take longer.
         assert!(
             started.elapsed() < Duration::from_secs(15),
             "{fault:?} {path}"
@@ -263,7 +264,8 @@ async fn an_index_is_served_stale_when_one_of_its_images_is_cached() {
     }
 }
 
-/// pierhead downloads a small blob again before it sends any byte of it.
+/// pierhead downloads a small blob again if the first download is corrupt. No byte is sent before a
+/// download is right.
 #[tokio::test]
 async fn a_small_blob_that_is_corrupt_once_is_downloaded_again() {
     let fixture = Fixture::start().await;
@@ -302,14 +304,15 @@ async fn a_small_blob_that_stays_corrupt_gets_an_error_response() {
     fixture.upstream.inject(gated);
     let path = blob_path(&digest);
     let (refused, ()) = tokio::join!(fixture.get(&path), async {
-        // By now, pierhead knows the size of the blob, and has the head of its response.
+        // At this moment, pierhead knows the size of the blob, and has received the head of the
+        // upstream's response.
         gate.reached(1).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         gate.release();
     });
     assert_eq!((refused.status, refused.end), (503, End::Clean));
     assert!(!refused.json()["errors"][0]["message"].is_null());
-    // The response counts once, as what was sent.
+    // The response is counted once, by the status that was sent.
     for line in [
         r#"requests_total{endpoint="blob",cache="none",status="5xx"} 1"#,
         r#"requests_total{endpoint="blob",cache="miss",status="2xx"} 0"#,
@@ -345,7 +348,8 @@ async fn the_head_of_a_large_body_does_not_wait_for_the_body() {
     }
 }
 
-/// The wait for the head of the upstream and the wait for the first piece share one deadline.
+/// The wait for the head of the upstream's response and the wait for the first piece share one
+/// deadline.
 #[tokio::test]
 async fn the_head_of_a_small_body_waits_until_the_deadline_of_the_response() {
     let limit = Duration::from_secs(2);
@@ -442,7 +446,7 @@ async fn a_refusal_is_403_without_a_challenge() {
 async fn an_internal_address_is_403_without_a_connection_to_it() {
     let fixture = Fixture::start().await;
     let other = pierhead_testkit::registry::FakeRegistry::start().await;
-    // The address is a loopback address, but no configured registry has it.
+    // These paths name a loopback address that no configured registry has.
     for path in [
         format!("/v2/app/manifests/1?ns={}", other.addr()),
         format!("/v2/{}/app/manifests/1", other.addr()),
@@ -458,7 +462,7 @@ async fn an_internal_address_is_403_without_a_connection_to_it() {
     assert!(other.requests().is_empty());
 }
 
-/// A resolver that knows one name, with an internal address.
+/// A resolver that knows one name, which has an internal address.
 #[derive(Debug)]
 struct InternalName;
 
@@ -472,7 +476,7 @@ impl pierhead_remote::Resolve for InternalName {
 }
 
 /// A client cannot find out which internal names exist, neither from the first response nor from
-/// later ones, which caches and the circuit breaker may change.
+/// later responses, which caches and the circuit breaker may change.
 #[tokio::test]
 async fn an_internal_name_and_an_absent_name_get_the_same_response() {
     let options = FixtureOptions {
@@ -496,7 +500,7 @@ async fn an_internal_name_and_an_absent_name_get_the_same_response() {
             }
             responses
         };
-        // The names have equal length, because the headers contain lengths.
+        // Both names have the same length, because the headers of the responses contain lengths.
         let (inside, nowhere) = (
             responses_of("one.example").await,
             responses_of("two.example").await,
@@ -528,7 +532,7 @@ async fn a_blob_with_a_wrong_digest_is_aborted_and_not_stored() {
         let status = response.status;
         gate.release();
         let wrong = in_time(response.whole()).await.unwrap();
-        // A small blob fails before its first byte.
+        // A small blob fails before the first byte of its response is sent.
         match len {
             100 => assert_eq!((status, wrong.end), (503, End::Clean)),
             _ => assert_eq!((status, wrong.end), (200, End::Cut)),
@@ -554,7 +558,8 @@ async fn a_blob_with_a_wrong_length_is_aborted() {
             .put_blob("app", random_bytes(seed, 200_000));
         fixture.upstream.inject(fault.clone().on_blob(&digest));
         let wrong = fixture.get(&blob_path(&digest)).await;
-        // A small body fails before its first byte. A larger body may, too.
+        // A response with a small body fails before its first byte. A response with a larger body
+        // may also fail before its first byte.
         let is_refused = (wrong.status, wrong.end) == (503, End::Clean);
         let is_cut = (wrong.status, wrong.end) == (200, End::Cut);
         assert!(
@@ -604,7 +609,7 @@ async fn a_download_whose_upstream_stops_is_aborted_and_resumed_later() {
         .unwrap()
         .unwrap();
     assert_eq!(rest.end, End::Cut);
-    // The next fill resumes the staged bytes.
+    // The next fill resumes after the staged bytes.
     fixture.upstream.restart().await;
     fixture.upstream.clear_faults();
     eventually(async || whole(&fixture, &blob_path(&digest)).await.body.len() == 2_000_000).await;
@@ -663,7 +668,7 @@ async fn pulls_work_again_after_an_expired_certificate_is_replaced() {
         String::from_utf8_lossy(&refused.body).contains("certificate"),
         "{refused:?}"
     );
-    // The same address presents a valid certificate.
+    // A registry at the same address now presents a valid certificate.
     fixture.upstream.stop().await;
     let valid = in_time(registry().start_at(fixture.upstream.addr())).await;
     valid.push("app", "1", &image);
@@ -697,7 +702,7 @@ async fn a_corrupt_stored_manifest_is_downloaded_again_without_notice() {
     );
 }
 
-/// Flips one bit of a stored blob.
+/// Damages a stored blob: flips one bit of its file.
 fn damage(data: &std::path::Path, digest: &pierhead_oci::Digest, offset: usize) {
     let hex = digest.hex();
     let path = data.join("blobs/sha256").join(&hex[..2]).join(&hex);

@@ -26,8 +26,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Capacity in bytes of the cache in these tests: more than a test fills. Some tests set another
-/// capacity.
+/// Capacity in bytes of the cache in most tests. It is more than these tests need.
 pub(crate) const CAPACITY: u64 = 1 << 30;
 
 /// A running proxy with its cache, its registry client and a fake registry.
@@ -35,9 +34,9 @@ pub(crate) struct Fixture {
     pub(crate) upstream: FakeRegistry,
     pub(crate) cache: Cache,
     pub(crate) proxy: Proxy,
-    /// The proxy's registry client, for a reload.
+    /// The registry client of the proxy, for tests that reload its configuration.
     pub(crate) client: Client,
-    /// The configuration of `client`, the registry client.
+    /// The configuration of the registry client `client`.
     pub(crate) remote: pierhead_remote::Config,
     pub(crate) bundle_server: Option<BundleServer>,
     pub(crate) addr: SocketAddr,
@@ -47,36 +46,37 @@ pub(crate) struct Fixture {
     fast_tier: tempfile::TempDir,
 }
 
-/// Options of a [`Fixture`].
+/// The options with which a test creates a [`Fixture`].
 pub(crate) struct FixtureOptions {
     pub(crate) upstream: Builder,
     pub(crate) config: Config,
     pub(crate) capacity: u64,
-    /// Maximum bytes of a blob that the cache stores; 0: no limit.
+    /// Maximum bytes of a blob that the cache stores. 0 means no limit.
     pub(crate) max_blob: u64,
-    /// Maximum number of tags in the cache; `None`: the default.
+    /// Maximum number of tags in the cache. `None` means the default.
     pub(crate) max_tags: Option<usize>,
     pub(crate) tls: Option<Tls>,
-    /// File with the certificate authority of the upstream; `None`: the system's authorities.
+    /// File with the certificate authority of the upstream. `None` means the authorities of the
+    /// system.
     pub(crate) upstream_ca: Option<PathBuf>,
     /// Names and URLs of further upstreams.
     pub(crate) other_upstreams: Vec<(&'static str, String)>,
     /// How long the registry client waits for the head of a response. The default is longer than
     /// any delay in a test.
     pub(crate) header_timeout: Duration,
-    /// How long the registry client waits for the next bytes of a body.
+    /// How long the registry client waits for the next bytes of a response body.
     pub(crate) upstream_timeout: Duration,
-    /// The resolver of host names. `None`: the name servers of the system.
+    /// The resolver of host names. `None` means the name servers of the system.
     pub(crate) resolver: Option<Arc<dyn pierhead_remote::Resolve>>,
     /// Whether the proxy has a bundle server.
     pub(crate) has_bundles: bool,
-    /// Pauses the indexing of images that no client waits for.
+    /// The switch that pauses the indexing of images for which no client waits.
     pub(crate) background: BackgroundWork,
-    /// Bytes of a fast tier; 0: no fast tier.
+    /// Bytes of the fast tier. 0 means no fast tier.
     pub(crate) fast_tier_size: u64,
-    /// Whether deleted tags of the upstream stay available.
+    /// Whether tags that the upstream deleted stay available.
     pub(crate) keeps_deleted: bool,
-    /// The data folder of an earlier cache, for a restart.
+    /// The data folder of an earlier cache, for tests of a restart.
     pub(crate) data: Option<tempfile::TempDir>,
 }
 
@@ -114,7 +114,8 @@ impl FixtureOptions {
         self
     }
 
-    /// Makes every tag stale at once, so that each request for a tag needs an upstream request.
+    /// Makes every tag stale immediately, so that each request for a tag causes an upstream
+    /// request.
     pub(crate) fn always_stale(self) -> Self {
         self.config(|config| config.tags_ttl = Duration::ZERO)
     }
@@ -216,7 +217,8 @@ impl Fixture {
         FixtureOptions::default().start().await
     }
 
-    /// Pushes an image with layers of these sizes as `app:1`.
+    /// Pushes an image with the tag `app:1` to the fake registry. `layers` contains the sizes of
+    /// the layers.
     pub(crate) fn push(&self, seed: u64, layers: &[usize]) -> Image {
         let image = Image::random(seed, layers);
         self.upstream.push("app", "1", &image);
@@ -235,7 +237,8 @@ impl Fixture {
         in_time(request.send(self.addr)).await.unwrap()
     }
 
-    /// Pulls as podman does: the manifest by tag, then each blob. Checks all bytes.
+    /// Pulls in the same way as podman: first the manifest by its tag, then each blob. Checks all
+    /// bytes.
     pub(crate) async fn pull(&self, image: &Image) {
         let manifest = self.get("/v2/app/manifests/1").await;
         assert_eq!(manifest.status, 200, "{manifest:?}");
@@ -247,7 +250,7 @@ impl Fixture {
         }
     }
 
-    /// Returns a reference in the repository `app`. `target` is `:TAG` or `@DIGEST`.
+    /// Returns a reference in the repository `app`. `target` has the form `:TAG` or `@DIGEST`.
     pub(crate) fn reference(&self, target: &str) -> Reference {
         format!("{}/app{target}", self.upstream.addr())
             .parse()
@@ -288,7 +291,7 @@ pub(crate) fn blob_path(digest: &Digest) -> String {
     format!("/v2/app/blobs/{digest}")
 }
 
-/// Opens a connection from 127.0.0.`last`.
+/// Opens a connection from the client address 127.0.0.`last`.
 pub(crate) async fn connect_from(fixture: &Fixture, last: u8) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     let local = SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0));
@@ -296,8 +299,8 @@ pub(crate) async fn connect_from(fixture: &Fixture, last: u8) -> TcpStream {
     in_time(socket.connect(fixture.addr)).await.unwrap()
 }
 
-/// Sends a request without body from 127.0.0.`last`, on a connection that stays open. Does not read
-/// the response.
+/// Sends a request without a body from the client address 127.0.0.`last`, on a connection that
+/// stays open. The response is not read.
 pub(crate) async fn send_from(fixture: &Fixture, last: u8, method: &str, path: &str) -> TcpStream {
     let mut stream = connect_from(fixture, last).await;
     let request = format!("{method} {path} HTTP/1.1\r\nhost: a\r\n\r\n");
@@ -341,14 +344,14 @@ impl TlsFiles {
         files
     }
 
-    /// Replaces the certificate and the key of the server.
+    /// Issues a new certificate and key for the server.
     pub(crate) fn issue(&self, authority: &Authority) {
         let (certificate, key) = authority.issue(&["localhost".to_owned()]);
         self.write("key.pem", &key);
         self.write("cert.pem", &certificate);
     }
 
-    /// Replaces a file by writing another file and renaming it, as certbot does.
+    /// Replaces a file: writes another file and renames it, in the same way as certbot.
     #[expect(clippy::disallowed_methods, reason = "moves a file of the test")]
     pub(crate) fn write(&self, name: &str, pem: &str) {
         std::fs::write(self.path("next"), pem).unwrap();
@@ -379,19 +382,20 @@ pub(crate) fn metrics_text(fixture: &Fixture) -> String {
     text
 }
 
-/// Whether the metrics of the proxy have that line.
+/// Whether the metrics of the proxy contain this line.
 pub(crate) fn has_metric(fixture: &Fixture, line: &str) -> bool {
     metrics_text(fixture).lines().any(|found| found == line)
 }
 
-/// Fails a test that hangs. The time limit is generous, because the machine may be slow.
+/// Awaits a future, and fails the test if the future hangs. The time limit is generous, because the
+/// machine may be slow.
 pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), future)
         .await
         .expect("the test hangs")
 }
 
-/// Waits until `check` returns true, for background work without an event to wait for.
+/// Waits until `check` returns `true`. Used for background work that has no event to wait for.
 pub(crate) async fn eventually(mut check: impl AsyncFnMut() -> bool) {
     in_time(async {
         while !check().await {
