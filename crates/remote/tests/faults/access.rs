@@ -4,7 +4,7 @@ use pierhead_testkit::registry::{Auth, Role, TokenAuth};
 
 use super::*;
 
-/// Returns the number of requests to the token server.
+/// Returns the number of requests that the token server received.
 fn token_requests(pair: &Pair) -> usize {
     pair.upstream.count(|request| request.role == Role::Tokens)
 }
@@ -90,7 +90,8 @@ async fn unusual_but_valid_token_responses_are_accepted() {
     pair.manifest().await.expect("a manifest");
 }
 
-/// The token server issues only expired tokens. The client must not fetch tokens in a loop.
+/// In this test, the token server issues only expired tokens. The registry client must not fetch
+/// tokens in a loop.
 #[tokio::test]
 async fn a_token_that_is_issued_expired_ends_in_a_refusal() {
     let auth = TokenAuth {
@@ -224,7 +225,7 @@ async fn an_interrupted_blob_behind_a_redirect_is_resumed() {
     let pair = Pair::with(FakeRegistry::builder().token_auth(), |_, _| {}).await;
     pair.upstream
         .configure(|settings| settings.redirect_blobs = true);
-    // Only the paths of the CDN begin with /blobs/.
+    // Only the paths of the CDN (the host to which the registry redirects) begin with /blobs/.
     pair.upstream
         .inject(Fault::CutBody(70_000).on("/blobs/*").times(1));
     pair.pull(0).await.1.expect("the layer");

@@ -8,7 +8,8 @@ use prometheus_client::registry::Registry as Metrics;
 
 use super::*;
 
-/// A mirror that is asked first, the registry itself, and a client with both addresses.
+/// An upstream with two addresses (a mirror, which is asked first, and the registry itself), and a
+/// registry client.
 struct TwoAddresses {
     mirror: FakeRegistry,
     registry: FakeRegistry,
@@ -39,8 +40,8 @@ impl TwoAddresses {
         change(&mut upstream, &mirror, &registry);
         let config = Config {
             upstreams: [(name(), upstream)].into(),
-            // The timeout is longer than the timeout of the test. If one address does not respond,
-            // only the next address can respond in time.
+            // The timeout is longer than the timeout of the test. So if one address does not
+            // respond, the test passes only if the next address is asked.
             header_timeout: Duration::from_secs(60),
             upstream_timeout: Duration::from_millis(700),
             ..Config::default()
@@ -53,7 +54,7 @@ impl TwoAddresses {
         }
     }
 
-    /// Reloads the client with this minimum rate, in bytes per second.
+    /// Reloads the registry client with this minimum rate of blobs, in bytes per second.
     fn set_minimum_rate(&self, minimum_rate: u64) {
         let upstream = Upstream {
             url: self.mirror.url(),
@@ -120,8 +121,8 @@ async fn the_first_address_is_preferred_while_it_responds() {
     assert_eq!(setup.registry.requests().len(), 0);
 }
 
-/// The first address has each of these faults permanently. The next address serves the request at
-/// once.
+/// The first address permanently has one of these faults. The next address serves the request
+/// immediately.
 #[tokio::test]
 async fn the_next_address_serves_when_the_first_one_fails() {
     for_each_fault(
@@ -167,8 +168,9 @@ async fn the_next_address_serves_when_the_first_one_fails() {
     .await;
 }
 
-/// Each address has its own token server. A token goes only to the address that demanded it: the
-/// mirror never sees the registry's token, and a failover does not end in a refusal.
+/// Each address has its own token server. A token is sent only to the address that demanded it.
+/// Thus the mirror never sees the registry's token, and the registry does not refuse requests
+/// because of a mirror's token.
 #[tokio::test]
 async fn a_token_is_sent_only_to_the_address_that_demanded_it() {
     let setup = TwoAddresses::start().await;
@@ -206,8 +208,8 @@ async fn an_unreachable_or_unknown_address_is_skipped() {
     }
 }
 
-/// The registry may have a resource that the mirror lacks. A resource that no address has is
-/// `NotFound`.
+/// The registry may have a resource that the mirror lacks. The result is `NotFound` only if no
+/// address has the resource.
 #[tokio::test]
 async fn a_404_is_final_only_when_every_address_sends_it() {
     let setup = TwoAddresses::start().await;
@@ -291,8 +293,8 @@ async fn a_slow_blob_resumes_at_the_next_address() {
     assert_eq!(setup.registry.gets_of(&setup.layer()), 1);
 }
 
-/// The caller hashes the bytes and reports a mismatch. The other address is asked first from then
-/// on.
+/// The caller hashes the bytes and reports a mismatch. After that, the other address is asked
+/// first.
 #[tokio::test]
 async fn an_address_with_a_digest_mismatch_is_asked_last() {
     let setup = TwoAddresses::start().await;
@@ -314,7 +316,7 @@ async fn an_address_with_a_digest_mismatch_is_asked_last() {
     assert!(setup.mirror.count(|it| it.path.contains("/manifests/")) > 0);
 }
 
-/// The next address lacks the blob, so the blob resumes at the first address.
+/// The next address lacks the blob, so the download resumes at the first address.
 #[tokio::test]
 async fn an_interrupted_blob_resumes_at_the_only_address_that_has_it() {
     let setup = TwoAddresses::start().await;
@@ -326,8 +328,8 @@ async fn an_interrupted_blob_resumes_at_the_only_address_that_has_it() {
     assert_eq!(setup.mirror.gets_of(&setup.layer()), 3);
 }
 
-/// Both addresses are asked if the first one does not respond in time. A late response of the first
-/// address is accepted, too.
+/// Both addresses are asked if the first address does not respond in time. A late response of the
+/// first address is accepted, too.
 #[tokio::test]
 async fn a_late_response_of_the_first_address_is_accepted() {
     let setup = TwoAddresses::start().await;
@@ -378,8 +380,8 @@ async fn a_failing_address_is_not_asked_until_it_recovers() {
     assert_eq!(state(&setup.mirror), [of(&setup.mirror) + "0"]);
 }
 
-/// All circuits are open: requests fail at once, except for probes. The first response closes the
-/// circuit.
+/// While all circuit breakers are open, requests fail immediately, except for probes. The first
+/// response closes the breaker.
 #[tokio::test]
 async fn requests_fail_fast_while_all_circuits_are_open() {
     let setup = TwoAddresses::start().await;
@@ -402,7 +404,7 @@ async fn requests_fail_fast_while_all_circuits_are_open() {
     assert!(!setup.client.is_failing(&name()));
 }
 
-/// After a 429 for manifests, the client requests no manifest from that address, but it requests
+/// After a 429 for manifests, the client requests no manifest from that address, but still requests
 /// blobs.
 #[tokio::test]
 async fn a_rate_limit_applies_to_its_operation_only() {
@@ -468,7 +470,8 @@ async fn each_address_gets_its_own_credentials_only() {
     );
     assert!(authorized(&registry) > 0);
 
-    // The mirror never gets the credentials of a client and decides no access.
+    // The mirror never gets the credentials of a client, and does not decide about the client's
+    // rights.
     mirror.clear_requests();
     let ann = ClientCredentials::basic("ann", "secret");
     let resource = Resource::Manifest(&reference.target);
@@ -485,7 +488,7 @@ async fn each_address_gets_its_own_credentials_only() {
     assert_eq!(mirror.requests().len(), 0);
 }
 
-/// An address in both configurations keeps its health.
+/// An address that is in both configurations keeps its health at a reload.
 #[tokio::test]
 async fn a_reload_keeps_the_health_of_an_address() {
     let pair = Pair::start().await;
@@ -509,7 +512,7 @@ async fn a_reload_keeps_the_health_of_an_address() {
 }
 
 /// Unconfigured upstreams share one label, which counts their open circuits. A reload removes the
-/// series of removed addresses.
+/// time series of addresses that are no longer configured.
 #[tokio::test]
 async fn the_breaker_metrics_are_bounded() {
     let setup = TwoAddresses::start().await;

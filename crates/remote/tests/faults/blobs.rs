@@ -1,5 +1,5 @@
 //! Tests of blob downloads from a faulty registry: interrupted, stalled, slow, or with a wrong
-//! size.
+//! size. Also tests of the bandwidth limit and of requests for sizes.
 
 use super::*;
 
@@ -45,7 +45,8 @@ async fn an_interrupted_blob_resumes_at_its_position() {
         );
     }
     let pair = Pair::start().await;
-    // A reset discards received bytes in the kernel, so the offset of the resumption varies.
+    // A connection reset discards bytes that the kernel has received. So the offset from which the
+    // download resumes varies.
     pair.upstream
         .inject(Fault::ResetBody(70_000).on_blobs().times(1));
     pair.assert_pull_in(2).await;
@@ -82,7 +83,7 @@ async fn a_blob_without_progress_fails() {
     .await;
 }
 
-/// A stalled blob fails after one retry, because clients have no time limit of their own.
+/// A stalled blob fails after one retry, because clients set no time limit for a response body.
 #[tokio::test]
 async fn a_stalled_blob_is_retried_once() {
     for hang in [0, 100] {
@@ -103,8 +104,8 @@ async fn a_silent_connection_is_replaced_early_while_a_retry_is_left() {
     pair.assert_pull_in(2).await;
 }
 
-/// If only a few bytes arrive now and then, that counts as a stall. Otherwise the blob could hold
-/// its download slot for ever.
+/// If only a few bytes arrive now and then, that counts as a stall. If it did not, the blob could
+/// hold its download slot forever.
 #[tokio::test]
 async fn a_trickle_of_bytes_is_a_stall() {
     let drip = |config: &mut Config, _: &mut Upstream| {
@@ -148,10 +149,11 @@ async fn a_body_shorter_than_its_content_length_is_an_error() {
     assert!(failed.await, "5 bytes are missing");
 }
 
-/// A resumed range must not land at the wrong offset, however the upstream treats a `Range`.
+/// The bytes of a resumed range must not be used at a wrong offset, whatever the upstream does with
+/// the header `Range`.
 #[tokio::test]
 async fn the_offset_of_a_resumed_range_is_verified() {
-    // The range has the right length, but is one byte off.
+    // The range has the right length, but starts at a wrong offset, by one byte.
     let shifted = "bytes 69999-299998/300000".to_owned();
     for (fault, passes) in [
         (Fault::Header("content-range", shifted), false),
@@ -164,7 +166,7 @@ async fn the_offset_of_a_resumed_range_is_verified() {
         pair.upstream
             .inject(Fault::CutBody(70_000).on_blobs().times(1));
         pair.upstream.inject(fault.on_blobs().skip(1));
-        // `pull` compares every byte.
+        // The function `pull` compares every byte with the expected content.
         let ended = pair.pull(0).await.1;
         assert_eq!(ended.is_ok(), passes, "{ended:?}");
         assert!(passes || matches!(ended, Err(Error::Protocol { .. })));
@@ -253,7 +255,8 @@ async fn the_size_is_the_content_length_of_a_head() {
     assert_eq!(pair.upstream.gets_of(&pair.layer()), 0);
 }
 
-/// The blob is faster than a stall and slower than the minimum rate: one retry, then an error.
+/// The blob is too fast to count as stalled, and slower than the minimum rate. The client makes one
+/// retry and then returns an error.
 #[tokio::test]
 async fn a_blob_below_the_minimum_rate_fails() {
     let demanding = |config: &mut Config, _: &mut Upstream| {

@@ -1,4 +1,5 @@
-//! Tests of manifests, tag lists and referrers from a faulty registry.
+//! Tests of fetching manifests, tag lists and referrers lists from a faulty registry: digests, size
+//! limits, statuses, pages.
 
 use pierhead_oci::{Digest, Manifest, MediaType};
 use pierhead_testkit::images::{Document, digest_of};
@@ -109,7 +110,8 @@ async fn the_digest_is_computed_from_the_bytes() {
     );
 }
 
-/// A captive portal responds to every request with its login page.
+/// A captive portal (a network that requires a login) responds to every request with its login
+/// page.
 #[tokio::test]
 async fn an_html_page_is_not_a_manifest() {
     for page in ["<html>Log in</html>", "", "[]", "{\"schemaVersion\":2"] {
@@ -156,7 +158,7 @@ async fn an_endless_body_ends_at_the_size_limit() {
     pair.upstream.inject(Fault::Pad(1 << 40).on_manifests());
     pair.upstream.inject(Fault::Chunked.on_manifests());
     assert!(pair.manifest().await.is_err());
-    // The bytes in socket buffers are sent in addition to the limit.
+    // The registry may send more bytes than the limit, because socket buffers hold some bytes.
     assert!(
         pair.upstream
             .requests()
@@ -258,7 +260,8 @@ async fn the_tags_of_all_pages_are_returned() {
 
 #[tokio::test]
 async fn a_link_to_another_host_is_not_followed() {
-    // The link is not followed, although a redirect to this trusted host would be.
+    // The link to the next page is not followed, although a redirect to this trusted host would be
+    // followed.
     let trusting = |_: &mut Config, upstream: &mut Upstream| {
         upstream.trusted_hosts.push("http://localhost".to_owned());
     };

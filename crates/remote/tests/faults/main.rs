@@ -50,7 +50,7 @@ impl Pair {
         };
         let mut entry = Upstream {
             url: upstream.url(),
-            // The token server and the CDN have other ports.
+            // The token server and the CDN have other ports than the registry.
             trusted_hosts: vec!["http://127.0.0.1".to_owned()],
             ..Upstream::default()
         };
@@ -76,7 +76,7 @@ impl Pair {
         .await
     }
 
-    /// Reads the layer from `offset` on: the received bytes, and the result.
+    /// Reads the layer from `offset` on. Returns the bytes that were received, and the result.
     async fn pull(&self, offset: u64) -> (Vec<u8>, Result<(), Error>) {
         let mut received = Vec::new();
         let ended = within_timeout(async {
@@ -113,7 +113,7 @@ impl Pair {
             .expect("a stream")
     }
 
-    /// Pulls the layer, and asserts that it arrives complete with this number of GETs.
+    /// Pulls the layer, and asserts that it arrives completely by this number of GET requests.
     async fn assert_pull_in(&self, gets: usize) {
         let (_, ended) = self.pull(0).await;
         ended.expect("the whole layer");
@@ -141,7 +141,8 @@ fn repository() -> Repository {
     REPOSITORY.parse().expect("a repository")
 }
 
-/// Returns a reference in the repository. `target` is `:tag` or `@digest`.
+/// Returns a reference to an image in the test's repository. `target` has the form `:tag` or
+/// `@digest`.
 fn reference(target: &str) -> Reference {
     format!("up.example/{REPOSITORY}{target}")
         .parse()

@@ -1,4 +1,5 @@
-//! Tests of the HTTPS proxy, and of the SSRF guard for redirects, token servers and names.
+//! Tests of the HTTPS proxy and `no_proxy`, of the SSRF guard for redirects, token servers and
+//! names, and of host names with several addresses.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -55,8 +56,8 @@ impl Proxy {
 
 const OPEN: &str = "HTTP/1.1 200 Connection established\r\nVia: test\r\n\r\n";
 
-/// A TLS registry behind an HTTPS proxy. Its name `registry.invalid` does not resolve
-/// here.
+/// A TLS registry behind an HTTPS proxy. The registry's name `registry.invalid` does not resolve on
+/// this machine.
 async fn start_behind_proxy(
     response: &'static str,
     no_proxy: &[&str],
@@ -143,7 +144,7 @@ async fn the_guard_checks_names_before_the_proxy_gets_them() {
     assert!(proxy.heads().is_empty());
 }
 
-/// The CDN is another port of the upstream's host, and is not trusted.
+/// The CDN has another port on the upstream's host, and this port is not trusted.
 #[tokio::test]
 async fn a_redirect_to_another_port_of_an_internal_host_is_refused() {
     let strict = |_: &mut Config, upstream: &mut Upstream| upstream.trusted_hosts.clear();
@@ -194,7 +195,7 @@ async fn a_trusted_host_allows_exactly_its_port_and_scheme() {
     }
 }
 
-/// A resolver with a sequence of results per name. The last result repeats.
+/// A resolver with a sequence of results for each name. The last result repeats.
 #[derive(Debug, Default)]
 struct FakeResolver(Mutex<std::collections::HashMap<String, Vec<Vec<std::net::IpAddr>>>>);
 
@@ -228,7 +229,7 @@ impl pierhead_remote::Resolve for FakeResolver {
     }
 }
 
-/// A listener that records whether a client connected.
+/// Returns a listener, by which a test checks whether a client connected.
 async fn canary() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").await.expect("a port")
 }
@@ -238,8 +239,8 @@ fn is_untouched(canary: &TcpListener) -> bool {
     canary.accept().now_or_never().is_none()
 }
 
-/// DNS rebinding: the check applies to the address of the connection, not to an earlier or
-/// additional address of the name.
+/// DNS rebinding: the SSRF guard must check the address to which pierhead connects, not an earlier
+/// or additional address of the name.
 #[tokio::test]
 async fn a_name_that_changes_to_an_internal_address_is_refused() {
     let canary = canary().await;
@@ -304,7 +305,7 @@ async fn redirects_and_token_realms_to_internal_names_are_refused() {
         "{fetched:?}"
     );
 
-    // A token server with a public name that redirects to the internal name.
+    // The token server has a public name, and redirects to the internal name.
     let pair = start(FakeRegistry::builder().token_auth()).await;
     pair.upstream.inject(Fault::RedirectTo(place).on_tokens());
     let fetched = pair.manifest().await;
@@ -315,7 +316,8 @@ async fn redirects_and_token_realms_to_internal_names_are_refused() {
     assert!(is_untouched(&canary));
 }
 
-/// The guard checks names that resolve on this host. Other names go to the proxy unchecked.
+/// The SSRF guard checks names that resolve on this machine. Other names go to the HTTPS proxy
+/// without a check.
 #[tokio::test]
 async fn the_guard_checks_addresses_behind_a_proxy() {
     let proxy = Proxy::start(([127, 0, 0, 1], 1).into(), OPEN).await;

@@ -6,8 +6,8 @@ use pierhead_testkit::registry::{Auth, RecordedRequest, Role, Settings, TokenAut
 
 use super::*;
 
-/// A private repository with the users Ann and Bob. The configured credentials of pierhead are
-/// Ann's.
+/// Creates a private repository with the users Ann and Bob. The configured credentials of pierhead
+/// are the credentials of Ann.
 async fn private() -> Pair {
     let auth = TokenAuth {
         users: vec![
@@ -39,7 +39,8 @@ async fn the_upstream_decides_for_each_client_separately() {
     let pair = private().await;
     let (layer, tag) = (pair.layer(), reference(":latest").target);
     let wrong = ClientCredentials::basic("bob", "guess");
-    // Even though the configured credentials of pierhead are valid, they must not be used.
+    // Even though the configured credentials of pierhead are valid, pierhead must not use them for
+    // a client.
     pair.manifest().await.expect("a manifest");
     for resource in [Resource::Manifest(&tag), Resource::Blob(&layer)] {
         for (who, expected) in [
@@ -177,7 +178,7 @@ async fn the_rate_limit_of_one_client_does_not_limit_others() {
     fetch(&bob()).await.expect("bob has a rate of his own");
 }
 
-/// A rate limit on the configured credentials says nothing about clients.
+/// A rate limit of pierhead's configured credentials says nothing about the credentials of clients.
 #[tokio::test]
 async fn the_rate_limit_of_pierhead_does_not_limit_clients() {
     let pair = private().await;
@@ -204,7 +205,8 @@ async fn redirected() -> Pair {
     pair
 }
 
-/// A refusal of another origin (a gateway's login page, for example) decides no access.
+/// A refusal by another origin (for example the login page of a gateway) does not decide whether
+/// the client may read.
 #[tokio::test]
 async fn a_refusal_of_another_origin_grants_no_access() {
     let pair = redirected().await;
@@ -243,7 +245,7 @@ async fn a_refusal_of_another_origin_grants_no_access() {
     );
 }
 
-/// A refusal of another origin does not count as a failure of the registry.
+/// A refusal by another origin does not count as a failure of the registry.
 #[tokio::test]
 async fn a_refusal_of_another_origin_is_a_refusal_for_the_client() {
     let pair = redirected().await;
@@ -283,7 +285,8 @@ async fn a_page_without_content_type_of_another_origin_grants_no_access() {
     );
 }
 
-/// Signed URLs are often valid for one method only.
+/// Signed URLs are often valid for a single method, so a GET request may succeed where a HEAD
+/// request is refused.
 #[tokio::test]
 async fn access_is_granted_by_a_get_of_one_byte_when_head_is_refused() {
     let pair = redirected().await;

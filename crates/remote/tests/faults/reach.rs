@@ -19,7 +19,7 @@ fn unconfigured_client() -> Client {
 async fn an_upstream_is_reached_again_after_a_restart() {
     let pair = Pair::start().await;
     pair.manifest().await.expect("a manifest");
-    // The restart closes the pooled connections, which the client does not know yet.
+    // The restart closes the pooled connections, which the registry client has not noticed yet.
     pair.upstream.stop().await;
     pair.upstream.restart().await;
     pair.manifest().await.expect("a manifest");
@@ -42,7 +42,7 @@ async fn a_server_that_never_responds_times_out() {
     // The kernel accepts the connection, and no program reads from it.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = silent.local_addr().expect("an address");
-    // With TLS, the handshake hangs, which has another time limit.
+    // With TLS, the handshake hangs. Another time limit applies to the handshake.
     let tried = ["http", "https"].map(async |scheme| {
         let change = |_: &mut Config, upstream: &mut Upstream| {
             upstream.url = format!("{scheme}://{addr}");
@@ -92,7 +92,7 @@ async fn tls_needs_a_trusted_authority() {
         })
         .expect("a configuration")
     };
-    // The token server is another TLS host with a certificate of the same authority.
+    // The token server is another TLS host. Its certificate is from the same authority.
     within_timeout(client(true).manifest(&reference(":latest"), &Validators::default()))
         .await
         .expect("a manifest");

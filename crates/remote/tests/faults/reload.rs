@@ -1,4 +1,5 @@
-//! Tests of metrics, reloads, cancelled callers, shared token fetches and credential helpers.
+//! Tests of metrics, waits after rate limits, cancelled callers, reloads, shared token fetches,
+//! content encodings and credential helpers.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -68,8 +69,8 @@ async fn each_result_of_a_lookup_has_a_series_before_its_first_event() {
     }
 }
 
-/// A 429 for a manifest is returned at once, so that the proxy can serve a stale copy of the
-/// manifest.
+/// A response 429 for a manifest is returned without a wait, so that the proxy can serve a stale
+/// copy of the manifest.
 #[tokio::test]
 async fn a_429_for_a_manifest_returns_at_once_and_a_429_for_a_blob_waits() {
     let pair = Pair::start().await;
@@ -95,7 +96,7 @@ async fn a_429_for_a_manifest_returns_at_once_and_a_429_for_a_blob_waits() {
 /// The caller cancels `next` many times, also during a resume. No byte is lost or repeated.
 #[tokio::test]
 async fn cancelling_next_loses_no_bytes() {
-    // With a bandwidth limit, `next` also waits for its reservation.
+    // With a bandwidth limit, `next` also waits until the limit allows further bytes.
     let slowly =
         |config: &mut Config, _: &mut Upstream| config.upstream_bandwidth = Some(3_000_000);
     let pair = Pair::with(FakeRegistry::builder(), slowly).await;
@@ -190,7 +191,8 @@ async fn a_content_encoded_response_is_refused() {
     assert!(pair.pull(0).await.1.is_err_and(refused));
 }
 
-/// The helper first returns an old password. After the refusal, it runs again.
+/// The helper first returns an old password. After the upstream refuses this password, the helper
+/// runs again.
 #[tokio::test]
 async fn a_helper_runs_again_when_its_credentials_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
