@@ -1,5 +1,5 @@
-//! Tests of the byte counts after errors and panics: a leftover file stays counted until it is
-//! deleted, and is counted only once.
+//! Tests of the byte counts of the cache after errors and panics: the bytes of a leftover file
+//! count until the file is deleted, and count only once.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -22,7 +22,7 @@ fn on(tier: impl Tier + 'static, folder: &tempfile::TempDir) -> Cache {
     common::open_on(config, tier)
 }
 
-/// Stages 500 000 bytes and aborts the fill. The staged bytes then count in whole blocks.
+/// Stages 500 000 bytes and aborts the fill. After that, the staged bytes count in whole blocks.
 async fn cut(cache: &Cache, seed: u64) -> (Digest, bytes::Bytes) {
     let (digest, content) = blob(seed, 1_000_000);
     let (mut fill, tail) = lead(cache, &digest).await;
@@ -44,7 +44,7 @@ async fn staged_bytes_that_cannot_be_opened_stay_counted() {
     assert!(cache.claim(&digest, common::origin()).await.is_err());
     assert_eq!(cache.stat().reserved, 503_808, "the file is still there");
     assert_eq!(cache.stat().fills, 0);
-    // The staged bytes can be resumed, and evicted.
+    // A later fill can resume the staged bytes, and they can be evicted.
     let (fill, _) = lead(&cache, &digest).await;
     assert_eq!(fill.offset(), 458_752);
     drop(fill);
@@ -59,7 +59,8 @@ async fn a_panic_of_a_leader_fails_its_readers_and_the_digest_can_be_fetched_aga
     let folder = tempfile::tempdir().unwrap();
     let faults = Faulty::new(Arc::new(MemoryTier::default()));
     let cache = on(faults.clone(), &folder);
-    // First without staged bytes, then with the staged bytes of an earlier fill.
+    // The fill panics twice: first without staged bytes, then with the staged bytes of an earlier
+    // fill.
     faults.panic(Op::Stage, 0);
     let (digest, content) = blob(2, 5_000);
     let error = cache.claim(&digest, common::origin()).await.err().unwrap();
@@ -70,7 +71,7 @@ async fn a_panic_of_a_leader_fails_its_readers_and_the_digest_can_be_fetched_aga
     assert!(cache.claim(&digest, common::origin()).await.is_err());
     assert_eq!((cache.stat().fills, cache.stat().reserved), (0, 503_808));
     assert_eq!(cache.panics().counts(), [(BackgroundTask::CacheFill, 2)]);
-    // The task that writes the bytes panics.
+    // The task that writes the bytes of the fill panics.
     let (mut fill, tail) = lead(&cache, &digest).await;
     assert_eq!(fill.offset(), 458_752);
     let panics = cache.panics().clone();

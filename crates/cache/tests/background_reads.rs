@@ -1,5 +1,6 @@
-//! Tests that reads for pierhead's own work (scrub, indexer) count neither as hits nor as accesses.
-//! Such reads must not protect a blob from eviction, and must not copy it to the fast tier.
+//! Tests that reads for pierhead's own work (verification of stored blobs, indexing) count neither
+//! as hits nor as accesses. Such reads must not protect a blob from eviction, and must not copy it
+//! to the fast tier.
 #![allow(
     clippy::unwrap_used,
     reason = "a test that cannot set up its case fails"
@@ -20,10 +21,11 @@ use pierhead_testkit::wait;
 
 const LEN: usize = 100_000;
 
-/// A way to read a blob.
+/// The way in which a test reads a blob.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Read {
-    /// A read by `pierhead cache verify` or by the scrub.
+    /// A read that verifies a blob, for `pierhead cache verify` or the scrub (the periodic
+    /// verification).
     Verify,
     /// A read by the indexer.
     Background,
@@ -77,7 +79,7 @@ async fn background_reads_count_as_no_access_and_change_no_eviction_order() {
         read(&cache, &older.0, how).await;
         let is_request = how == Read::Request;
         assert_eq!(counts() != before, is_request, "{how:?}: {before:?}");
-        // One of the two blobs has to be evicted: the older one, if the read did not count as an
+        // One of the two blobs has to be evicted: the older blob, if the read did not count as an
         // access.
         let used = cache.stat().used;
         cache.set_capacity(used - 1).await;
@@ -108,7 +110,8 @@ async fn background_reads_promote_no_blob_to_the_fast_tier() {
     }
     read(&cache, &requested.0, Read::Request).await;
     let promoted = || cache.tier().unwrap().fast.promoted;
-    // Promotions run in order: a promotion of the scrubbed blob would have come first.
+    // Promotions (copies to the fast tier) run in order, so a promotion of the verified blob would
+    // have come before this promotion.
     wait::until("the promotion of the requested blob", || promoted() > 0);
     assert_eq!(promoted(), LEN as u64);
 }

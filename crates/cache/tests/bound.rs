@@ -14,7 +14,7 @@ use pierhead_eviction::Lru;
 use pierhead_testkit::tier::MemoryTier;
 use proptest::prelude::*;
 
-/// The reservation step is small compared with the blobs.
+/// Size of a reservation step in bytes, which is small compared with the blobs.
 const STEP: u64 = 50_000;
 const PIECE: usize = 30_000;
 
@@ -26,9 +26,9 @@ enum Action {
     LetGo,
     /// Writes this percentage of the blob, then abandons the fill.
     Partly(u64, usize),
-    /// As `Partly`, but announces this multiple of the real size.
+    /// Does the same as `Partly`, but announces this multiple of the real size.
     Lie(u64, usize, u64),
-    /// Runs two fills at once, piece by piece.
+    /// Runs two fills at the same time, piece by piece.
     Both(u64, u64),
     Pin(u64),
     Unpin(u64),
@@ -51,7 +51,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// A blob of 90 KB to 400 KB.
+/// Returns a blob of 90 KB to 400 KB.
 fn sized(which: u64) -> (pierhead_oci::Digest, bytes::Bytes) {
     blob(which, 90_000 + usize::try_from(which).unwrap() * 28_000)
 }
@@ -115,7 +115,7 @@ async fn holds_the_bound(actions: Vec<Action>) {
         let mut blobs = 0;
         tier.scan(&mut |_| blobs += 1).unwrap();
         assert_eq!((stat.blobs, stat.fills), (blobs, 0));
-        // Pinned and open blobs may exceed a reduced capacity; no other blob does.
+        // After the capacity is reduced, only pinned and open blobs may exceed it.
         let kept: u64 = stat.pinned + held.iter().map(|object| object.size() + 8192).sum::<u64>();
         assert!(
             stat.used + stat.reserved <= stat.capacity.max(kept),
@@ -139,7 +139,7 @@ async fn holds_the_bound(actions: Vec<Action>) {
 
 /// Waits until the total is within the capacity, or until only pinned blobs are left.
 async fn within_the_bound(cache: &Cache) {
-    // Files that are being deleted count as reserved.
+    // Files that are being deleted count as reserved bytes.
     let over =
         |stat: pierhead_cache::Stat| stat.used + stat.reserved > stat.capacity.max(stat.pinned);
     for _ in 0..2_000 {
@@ -151,7 +151,7 @@ async fn within_the_bound(cache: &Cache) {
     panic!("{:?}", cache.stat());
 }
 
-/// Checks that the counted bytes equal the bytes on the tier now.
+/// Checks that the counted bytes equal the bytes on the tier at this time.
 fn counted(cache: &Cache, tier: &MemoryTier) -> pierhead_cache::Stat {
     loop {
         let before = cache.stat();
@@ -161,7 +161,8 @@ fn counted(cache: &Cache, tier: &MemoryTier) -> pierhead_cache::Stat {
         tier.scan_staged(&mut add).unwrap();
         tier.scan(&mut add).unwrap();
         let stat = cache.stat();
-        // During an eviction, the sums do not belong to one moment, so the check runs again.
+        // During an eviction, the two sums may be from different moments. In that case, the check
+        // runs again.
         if before == stat {
             assert!(
                 on_tier <= stat.used + stat.reserved,
@@ -172,7 +173,7 @@ fn counted(cache: &Cache, tier: &MemoryTier) -> pierhead_cache::Stat {
     }
 }
 
-/// Writes in pieces; returns whether all were accepted.
+/// Writes the content in pieces. Returns whether the fill accepted all pieces.
 async fn write(cache: &Cache, tier: &MemoryTier, fill: &mut Fill, content: &[u8]) -> bool {
     for piece in content.chunks(PIECE) {
         match fill.write(piece.to_vec().into()).await {

@@ -43,7 +43,7 @@ async fn read_checked(
     }
 }
 
-/// Damages the only blob of a cache, and checks the result of reading it.
+/// Damages the only blob of a cache, reads it, and checks the result.
 async fn after(damage: impl FnOnce(&Path), content: &Bytes, digest: &Digest, catalog: bool) {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
@@ -90,7 +90,8 @@ fn flip(at: u64) -> impl Fn(&Path) {
 #[tokio::test]
 async fn a_flipped_bit_anywhere_is_detected() {
     let (digest, content) = blob(1, 100);
-    // The positions to damage: content, checksum, media type, every byte of the footer.
+    // The damaged positions are in the content, in a checksum, in the media type, and at every byte
+    // of the footer.
     let len = 100 + 4 + MediaType::OCI_MANIFEST.len() as u64 + 32;
     for at in [0, 50, 99, 100, 103, 104, 120]
         .into_iter()
@@ -183,7 +184,7 @@ async fn damage_under_an_open_handle_fails_its_readers() {
         "{error}"
     );
     assert!(!cache.contains(&digest));
-    // A second reader of the old handle finds the damage, too, but does not remove the new blob.
+    // A second reader of the old handle also finds the damage, but must not remove the new blob.
     store(&cache, &digest, &content).await;
     let newer = cache.get(&digest).await.unwrap().unwrap();
     faults.corrupt(digest, 300_000);
@@ -261,7 +262,7 @@ async fn verify_reads_against_the_digest() {
     );
     assert!(cache.verify(&verified_len).await.unwrap());
     assert!(!cache.contains(&digest) && cache.contains(&verified_len));
-    // Damages only the trailer.
+    // This flips a bit of the trailer, and leaves the content intact.
     flip(200_001)(&file_of(folder.path(), &verified_len));
     assert!(!cache.verify(&verified_len).await.unwrap());
 }

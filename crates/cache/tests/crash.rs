@@ -20,27 +20,29 @@ use pierhead_oci::{Digest, MediaType};
 
 const CAPACITY: u64 = 700_000;
 
-/// Reservation steps that are smaller than the blobs, so that evictions happen during fills.
+/// Returns a configuration with reservation steps that are smaller than the blobs, so that
+/// evictions happen during fills.
 fn config(folder: &Path) -> Config {
     let mut config = Config::new(folder, CAPACITY);
     config.step = 65_536;
     config
 }
 
-/// Simulates the disk after a power loss: all files, without unsynced changes.
+/// Simulates the disk after a power loss: the files without their unsynced changes.
 #[derive(Default)]
 struct Disk {
     root: PathBuf,
     images: PathBuf,
-    /// Files with unsynced bytes.
+    /// Files that have bytes which are not synced.
     unsynced: BTreeSet<PathBuf>,
     /// Renames whose folder is not synced.
     unnamed: Vec<(PathBuf, PathBuf)>,
-    /// The previous step, which has been executed by now.
+    /// The previous step, which has been executed.
     last: Option<Made>,
     /// Blobs that the cache reported as stored.
     promised: BTreeSet<Digest>,
-    /// The disk images so far, each with the blobs that the cache had reported as stored by then.
+    /// The disk images so far, each with the blobs that the cache had reported as stored before
+    /// that image.
     taken: Vec<(PathBuf, BTreeSet<Digest>)>,
 }
 
@@ -53,7 +55,7 @@ enum Made {
 }
 
 impl Disk {
-    /// Called before each step: saves the disk images that a crash at this point can leave.
+    /// Must be called before each step. Saves the disk images that a crash at this point can leave.
     fn before(&mut self, step: Step<'_>) {
         match self.last.take() {
             Some(Made::Write(path)) => drop(self.unsynced.insert(path)),
@@ -191,7 +193,7 @@ async fn whole_or_absent(image: &Path, promised: &BTreeSet<Digest>, step: usize)
     if !step.is_multiple_of(7) {
         return;
     }
-    // The same work succeeds again, whatever the crash left.
+    // After any crash, the same work must succeed again.
     cache.prune(0).await.unwrap();
     work(&cache, |_, _| ()).await;
     assert_eq!(cache.stat().blobs, 3, "step {step}");
@@ -266,7 +268,7 @@ async fn a_disk_failure_at_any_step_loses_no_reported_blob() {
         .await;
         let promised = promised.into_inner();
         for digest in &promised {
-            // The file may have been evicted. A file that cannot be deleted is found again below.
+            // The file may have been evicted. The code below finds a file that cannot be deleted.
             assert!(cache.verify(digest).await.unwrap());
         }
         cache.close().await;

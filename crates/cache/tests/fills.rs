@@ -186,7 +186,7 @@ async fn first_bytes_are_readable_during_the_fill_and_the_last_piece_is_not() {
     }
 }
 
-/// Polls the future once, after all other tasks are idle.
+/// Polls the future once, when all other tasks are idle.
 async fn futures_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     tokio::select! { biased; done = future => Some(done), () = tokio::task::yield_now() => None }
 }
@@ -263,7 +263,7 @@ async fn an_abandoned_fill_fails_its_readers_and_is_resumed() {
             "{error}"
         );
 
-        // The next leader resumes in this process.
+        // The next leader resumes the staged bytes in the same process.
         let (mut fill, tail) = lead(&cache, &digest).await;
         assert!(fill.offset() > 200_000 && fill.offset() <= 400_000 && fill.offset() % 65_536 == 0);
         let offset = fill.offset() as usize;
@@ -275,7 +275,7 @@ async fn an_abandoned_fill_fails_its_readers_and_is_resumed() {
         assert!(cache.stat().reserved > 0 && cache.stat().reserved < 1_000_000);
         cache.close().await;
     }
-    // A leader in a new process resumes, too.
+    // A leader in a new process also resumes the staged bytes.
     let cache = open(folder.path());
     let (mut fill, tail) = lead(&cache, &digest).await;
     let offset = fill.offset() as usize;
@@ -380,7 +380,7 @@ async fn a_cancelled_claim_does_not_block_later_claims() {
         tokio::pin!(claim);
         let _ = futures_poll(&mut claim).await;
     }
-    // The next claim becomes the leader eventually.
+    // One of the next claims becomes the leader.
     let mut fill = loop {
         match cache.claim(&digest, common::origin()).await.unwrap() {
             Claim::Leader(fill, _) => break fill,
@@ -421,7 +421,7 @@ async fn a_few_bytes_are_written_within_the_linger_time() {
     assert_eq!(common::read_all(&tail).await.unwrap(), content);
 }
 
-/// The simulated clock advances only while all tasks wait for it.
+/// The simulated clock of this test advances only while all tasks wait for the clock.
 #[tokio::test(start_paused = true)]
 async fn the_first_bytes_are_written_at_once() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Tests of the copies of hot ranges: of a blob on the disk, the fast tier stores only the ranges
-//! that container starts read.
+//! Tests of the copies of hot ranges. Hot ranges are the parts of a blob that container starts
+//! read. The fast tier stores only these parts of a blob that is on the disk.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -24,7 +24,7 @@ use pierhead_testkit::wait;
 
 const C: u64 = CHUNK as u64;
 const SIZE: usize = 40 * CHUNK + 123;
-/// Bytes of a copy in addition to its chunks: a header of one page, and a trailer.
+/// Number of bytes of a copy in addition to its chunks: a header of one page, and a trailer.
 const BESIDE: u64 = 4096 + 1024;
 
 fn options(default_destination: Destination) -> Options {
@@ -65,19 +65,19 @@ fn all(tier: &dyn Tier, digest: &Digest) -> Vec<u8> {
     read(&*blob, 0..blob.trailer().size())
 }
 
-/// The digest under which the medium stores the copy of the hot ranges.
+/// Returns the digest under which the medium stores the copy of the hot ranges.
 fn key(digest: &Digest) -> Digest {
     let bytes: Vec<u8> = digest.as_bytes().iter().map(|byte| !byte).collect();
     Digest::from_bytes(digest.algorithm(), &bytes).unwrap()
 }
 
-/// The file of a blob on the disk.
+/// Returns the file of a blob on the disk.
 fn file(disk: &Path, digest: &Digest) -> std::path::PathBuf {
     let hex = digest.hex();
     disk.join("blobs/sha256").join(&hex[..2]).join(&hex)
 }
 
-/// Three chunks in two contiguous ranges.
+/// Hot ranges that cover three chunks in two contiguous runs.
 const HOT: [Range<u64>; 2] = [3 * C + 5..3 * C + 6, 20 * C - 1..20 * C + 1];
 
 #[test]
@@ -113,7 +113,7 @@ fn a_whole_copy_is_replaced_by_its_hot_ranges() {
     let mut found = Vec::new();
     tier.scan(&mut |it| found.push(it.digest)).unwrap();
     assert_eq!(found, [digest]);
-    // Setting the same ranges again changes nothing.
+    // A second call with the same ranges changes nothing.
     let staged = tier.stat().staged;
     tier.set_hot_ranges(digest, &HOT, 1.0);
     flush(&tier);
@@ -134,7 +134,7 @@ fn a_blob_with_mostly_hot_ranges_is_copied_whole() {
         assert_eq!((stat.blobs, stat.hot), (1, 0), "{at_first:?}");
         assert!(tier.has_copy(&digest));
         assert_eq!(all(&tier, &digest), content[..]);
-        // A whole copy that was evicted is made again, as a copy of ranges would be.
+        // A whole copy that was evicted is made again, in the same way as a copy of ranges.
         tier.set_limit(0);
         assert!(!tier.has_copy(&digest));
         tier.set_limit(8 << 20);
@@ -154,7 +154,8 @@ fn hot_ranges_are_read_from_the_fast_tier_and_others_from_the_disk() {
     flush(&tier);
     assert_eq!(tier.stat().hot, 1);
     let opened = tier.open(&digest).unwrap().unwrap();
-    // Overwrites the blob on the disk, so that the content tells which tier was read.
+    // The blob on the disk is overwritten, so that the content shows from which tier a byte was
+    // read.
     let path = file(disk.path(), &digest);
     let written = fs::OpenOptions::new().write(true).open(path).unwrap();
     written.write_all_at(&vec![7; SIZE], 0).unwrap();
@@ -220,7 +221,7 @@ fn hot_ranges_that_are_set_early_apply_to_later_fills() {
         assert_eq!((tier.stat().hot, tier.stat().used), (0, 0));
         assert!(tier.open(&digest).unwrap().is_none());
     }
-    // Nearly all chunks are hot: the whole blob is copied.
+    // Nearly all chunks are hot, so the whole blob is copied.
     tier.set_hot_ranges(digest, &[0..C, 5 * C..40 * C], 1.0);
     commit(&tier, &digest, &content);
     flush(&tier);
@@ -331,7 +332,7 @@ async fn a_damaged_hot_copy_is_removed_and_the_disk_is_read() {
         content
     );
     drop(object);
-    // Damages a byte of the second hot chunk.
+    // This damages a byte of the second hot chunk.
     fast.corrupt(key(&digest), 4096 + C + 7);
     let object = cache.get(&digest).await.unwrap().unwrap();
     let read = read_all(&BlobReader::Stored(object.clone())).await;

@@ -84,7 +84,7 @@ async fn after_a_restart_the_first_read_loads_a_small_blob() {
         assert_eq!(object.media_type(), Some(&media_type));
     }
     assert!(metrics(&cache).contains("memory_hits_total 1\n"));
-    // The blob is stored again with another media type; the new media type is then valid.
+    // The blob is stored again with another media type; from then on, the new media type is valid.
     let other = MediaType::new(MediaType::DOCKER_MANIFEST).unwrap();
     cache.put(&digest, &other, content).await.unwrap();
     let object = cache.get_now(&digest).unwrap();

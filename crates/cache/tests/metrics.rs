@@ -1,5 +1,4 @@
-//! Test that the cache exports its events and byte counts as metrics.
-//! errors.
+//! Tests that the cache exports its events, byte counts and errors as metrics.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod common;

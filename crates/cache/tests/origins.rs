@@ -1,4 +1,5 @@
-//! Tests that a fill resumes only staged bytes of its own registry, even after a restart or a kill.
+//! Tests that a fill resumes only staged bytes from its own registry, even after a restart or a
+//! kill of the process.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -34,7 +35,7 @@ async fn cut(cache: &Cache, digest: &Digest, origin: Origin, len: usize) {
     }
 }
 
-/// Checks the resume offset, and fills the blob from there to its end.
+/// Checks the offset at which the fill resumes, and fills the blob from this offset to its end.
 async fn complete(cache: &Cache, seed: u64, origin: Origin, offset: u64) {
     let (digest, content) = blob(seed, 1_000_000);
     let mut fill = lead(cache, &digest, origin).await;
@@ -104,7 +105,7 @@ async fn staged_bytes_keep_their_registry_after_a_restart_and_a_kill() {
         fill.write(content.slice(..500_000)).await.unwrap();
         let killed = tempfile::tempdir().unwrap();
         let data = match kills {
-            // The files that a kill in the middle of that fill leaves.
+            // These files are left if the process is killed in the middle of that fill.
             true => {
                 while fs::metadata(staged(folder.path(), &own)).unwrap().len() < 500_000 {
                     tokio::task::yield_now().await;
@@ -159,7 +160,7 @@ async fn staged_bytes_of_an_unknown_registry_are_deleted_at_start() {
             .find(|it| it.to_str().unwrap().contains(&hex))
             .unwrap()
     };
-    // Makes one digest without an origin, and one digest with two registries.
+    // After these changes, one digest has no recorded registry, and one digest has two registries.
     fs::remove_file(of(&digests[0])).unwrap();
     let other = of(&digests[1]).with_extension("0123456789abcdef0123456789abcdef");
     fs::write(other, "").unwrap();

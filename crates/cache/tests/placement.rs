@@ -1,5 +1,5 @@
-//! Tests of the placement with a fast tier: which tier each layer of a pulled image goes to, and
-//! the statistics of the fast tier.
+//! Tests of the placement with a fast tier: which tier each layer of a pulled image goes to, also
+//! after a restart, and the statistics of the fast tier.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -38,7 +38,7 @@ struct Image {
     layers: Vec<(Digest, Bytes)>,
 }
 
-/// An image with layers of these sizes, the lowest first.
+/// Returns an image with layers of these sizes, lowest layer first.
 fn image(lengths: &[usize]) -> Image {
     let layers: Vec<_> = (1_u64..)
         .zip(lengths)
@@ -122,7 +122,7 @@ async fn the_progress_of_fills_changes_the_expected_last_layer() {
     let cache = open(folder.path(), &fast, Placement::LayerAware);
     let image = image(&[200_000, 400_000, 20_000]);
     put_manifest(&cache, &image).await;
-    // Nearly all of the large layer has arrived before the lowest one starts.
+    // Nearly all of the large layer has arrived before the fill of the lowest layer starts.
     let (digest, content) = &image.layers[1];
     let (mut fill, tail) = lead(&cache, digest).await;
     fill.begin(Some(400_000)).await.unwrap();

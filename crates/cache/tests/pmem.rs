@@ -1,5 +1,5 @@
-//! Tests of the persistent-memory tier: the conformance suite of tiers, power cuts, and a cache
-//! that uses the tier.
+//! Tests of the persistent-memory tier: the conformance suite of tiers, power cuts, a failed
+//! medium, and a cache that uses the tier.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -30,7 +30,7 @@ fn tier_on<M: Medium>(medium: M, file: Option<File>) -> PmemTier<M> {
     PmemTier::new(log, file)
 }
 
-/// A simulated medium whose bytes are in a file.
+/// A simulated medium whose bytes are stored in a file.
 struct OnFile(File, u64);
 
 impl OnFile {
@@ -129,15 +129,16 @@ fn has(tier: &dyn Tier, seed: u64, len: usize) -> bool {
     true
 }
 
-/// The counted bytes of a blob are at least its bytes in the log, also when it fills the ends of
-/// segments.
+/// The counted bytes of a blob are at least its bytes in the log, also if the blob fills the unused
+/// ends of segments.
 #[test]
 fn the_counted_footprint_covers_the_bytes_in_the_log() {
     let mut random = fastrand::Rng::with_seed(5);
     for _ in 0..4 {
         let tier = tier_on(ShadowMedium::new(REGION), None);
         let mut counted = 0;
-        // Stores two blobs at once, so that each leaves partly filled segments.
+        // Two blobs are stored at the same time, so that each of them leaves partly filled
+        // segments.
         for pair in 0..6 {
             let mut staged: Vec<_> = (0..2_u64)
                 .map(|nth| {
@@ -234,7 +235,7 @@ fn a_failed_medium_loses_no_blob() {
     assert!(!tier.has_copy(&blob(1, 100_000).0));
     let stat = tier.stat();
     assert!(stat.failed && stat.free == 0, "{stat:?}");
-    // The next fill does not try the medium.
+    // The next fill does not use the failed medium.
     let moved = stat.moved;
     commit(&tier, 3, 300_000);
     assert!(has(&tier, 3, 300_000));

@@ -1,5 +1,6 @@
-//! Tests of the eviction policy's saved state after restarts and crashes, and of the rules that
-//! refuse to store a blob (admission policy, daily write budget).
+//! Tests of the eviction policy in a cache: its calls, its training, a change of the policy, and
+//! its saved state after restarts and crashes. Also tests of the rules that refuse to store a blob
+//! (admission policy, daily write budget).
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -34,7 +35,7 @@ struct Watched(
     Arc<Mutex<Box<dyn Policy<Digest>>>>,
     Arc<AtomicUsize>,
     Arc<Mutex<HashSet<Digest>>>,
-    /// Number of training calls.
+    /// Number of calls of `train`.
     Arc<AtomicUsize>,
 );
 
@@ -233,7 +234,8 @@ async fn an_old_policy_state_is_reconciled_with_the_index() {
     cache.prune(2 * ONE).await.unwrap();
     let (digest, content) = blob(9, LEN);
     store(&cache, &digest, &content).await;
-    // As a document, the same content has a longer trailer, and therefore takes one block more.
+    // If the same content is stored as a document, its trailer is longer, so it takes one more
+    // block.
     let media_type = MediaType::new(&format!("application/{}", "x".repeat(120))).unwrap();
     let (digest, content) = blob(8, 4040);
     store(&cache, &digest, &content).await;
@@ -256,7 +258,7 @@ async fn an_old_policy_state_is_reconciled_with_the_index() {
     }
 }
 
-/// Stores the four blobs of the test above.
+/// Stores the four blobs of the previous test again.
 async fn populate_again(folder: &Path, media_type: &MediaType) {
     let (cache, _) = open_as(folder, PolicyName::Gdsf);
     for seed in [0, 3, 9] {
@@ -280,7 +282,8 @@ async fn a_damaged_policy_state_does_not_prevent_the_start() {
     };
     let mut later = whole.clone();
     later[8] += 1;
-    // The files that a power loss leaves, for each number of steps that were durable.
+    // Each file in `torn` is one that a power loss can leave: the beginning of the bytes, followed
+    // by zeros.
     let torn = (0..whole.len()).step_by(97).map(|end| {
         (
             "cut",
@@ -470,7 +473,7 @@ async fn the_number_of_images_of_a_blob_survives_a_restart() {
     cache.close().await;
 }
 
-/// A cache with this daily write budget in bytes.
+/// Opens a cache with this daily write budget in bytes.
 fn open_with_write_budget(folder: &Path, daily_write_budget: u64) -> Cache {
     let eviction = Eviction {
         daily_write_budget,
@@ -479,7 +482,7 @@ fn open_with_write_budget(folder: &Path, daily_write_budget: u64) -> Cache {
     Cache::open(Config::new(folder, ROOMY), eviction).unwrap()
 }
 
-/// Whether the fill is refused by the admission.
+/// Whether the cache refuses to store the blob of a fill.
 async fn refused(cache: &Cache, (seed, len): (u64, usize), size: Option<u64>) -> bool {
     let (digest, content) = blob(seed, len);
     let (mut fill, _tail) = common::lead(cache, &digest).await;
@@ -494,7 +497,7 @@ async fn refused(cache: &Cache, (seed, len): (u64, usize), size: Option<u64>) ->
     matches!(ended, Err(Error::NotAdmitted { .. }))
 }
 
-/// Runs the test so that it does not cross midnight (UTC).
+/// Runs a test, and runs it again if midnight (UTC) passes during the test.
 async fn within_a_day(run: impl AsyncFn() -> Vec<u64>, expected: &[u64]) {
     #[expect(clippy::disallowed_methods, reason = "the wall clock of this test")]
     let today = || SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs() / 86_400;
@@ -564,7 +567,7 @@ async fn simultaneous_fills_do_not_share_one_reservation_of_the_budget() {
             found.push(fill.begin(Some(LEN as u64)).await.is_err().into());
             fills.push((fill, tail));
         }
-        // A cancelled fill releases its budget.
+        // A cancelled fill releases the part of the budget that it reserved.
         let (fill, tail) = fills.remove(0);
         drop(fill);
         found.push(tail.committed().await.is_err().into());

@@ -61,7 +61,7 @@ fn a_region_conforms_alone_and_in_front_of_a_disk() {
     let count = Cell::new(0);
     let next = || {
         count.set(count.get() + 1);
-        // Deletes the previous region: the suite uses each region only once.
+        // The previous region is deleted here, because the suite uses each region only once.
         let _ = std::fs::remove_file(folder.path().join(format!("{}", count.get() - 1)));
         tier_in(folder.path(), &count.get().to_string())
     };
@@ -71,7 +71,7 @@ fn a_region_conforms_alone_and_in_front_of_a_disk() {
     });
 }
 
-/// Sends a blob by `sendfile` until the socket is full; returns the number of bytes.
+/// Sends a blob by `sendfile` until the socket is full. Returns the number of bytes that were sent.
 fn send(blob: &dyn Blob, to: &TcpStream) -> usize {
     let mut sent = 0_u64;
     while sent < blob.trailer().size() {
@@ -112,12 +112,12 @@ fn bytes_in_a_socket_are_not_overwritten() {
             let sent = send(&*tier.open(&digest).unwrap().unwrap(), &server);
             assert!(sent > 4096, "{sent}");
             if restarts {
-                // Bytes in the sockets must stay unchanged after the end of the process.
+                // The bytes in the sockets must stay unchanged even after the tier is closed.
                 drop(tier);
                 tier = open();
             }
             tier.remove(&digest).unwrap();
-            // Writes each segment twice.
+            // This loop writes each segment of the region twice.
             for seed in 1..2 * SIZE / 700_000 {
                 let (digest, _) = commit(&tier, seed);
                 tier.remove(&digest).unwrap();
@@ -175,7 +175,7 @@ async fn a_restart_continues_the_write_back() {
                 content
             );
         }
-        // The shutdown interrupts the write-back.
+        // The shutdown of the tier interrupts the write-back.
         let queue = tier.stat().dirty_blobs;
         assert!(queue == 4 || (round == 1 && queue == 3), "{queue}");
         for (digest, _) in &blobs[1..] {

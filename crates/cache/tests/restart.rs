@@ -1,5 +1,6 @@
 //! Tests of restarts: a cache finds all blobs from the files alone, survives the loss of its
-//! catalog, and locks its folder for one owner.
+//! catalog, refuses foreign folders, and locks its folder for one owner. Also tests the limits of
+//! tags.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -25,7 +26,7 @@ fn record(validated: u64) -> TagRecord {
     }
 }
 
-/// Stores blobs, documents, tags and pins.
+/// Stores blobs, documents, tags and pins in the cache of a folder.
 async fn populate(folder: &Path) {
     let cache = open(folder);
     let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();
@@ -198,7 +199,8 @@ async fn the_access_order_survives_a_restart() {
     }
     cache.close().await;
     drop(cache);
-    // The catalog has all blobs; from here on, only the order of their accesses changes.
+    // The catalog contains all blobs at this point. After that, only the order of their accesses
+    // changes.
     let cache = open_with(config.clone());
     cache.get(&blobs[0].0).await.unwrap();
     let accessed = cache.list(None, 10);
@@ -373,7 +375,7 @@ async fn tags_count_and_stay_within_their_share_of_the_capacity() {
         check(&cache);
     }
     assert!(cache.tags().get(&tag(59)).is_some() && cache.tags().get(&tag(3)).is_none());
-    // Replaces one tag and removes another.
+    // One tag is replaced, and another tag is removed.
     let changed = TagRecord {
         digest: blob(5, 5).0,
         ..record(100)
@@ -387,7 +389,7 @@ async fn tags_count_and_stay_within_their_share_of_the_capacity() {
     drop(cache);
     assert_eq!(check(&open_with(config)), before - 4096);
 
-    // If no blob is evictable, a new tag does not fit either.
+    // If no blob is evictable, there is also no room for a new tag.
     let folder = tempfile::tempdir().unwrap();
     let cache = open_with(Config::new(folder.path(), 130_000));
     let (digest, content) = blob(1, 120_000);
@@ -453,7 +455,7 @@ async fn tags_are_durable_and_bounded_and_a_validation_writes_no_file() {
     fs::remove_dir_all(folder.path().join("names")).unwrap();
     cache.tags().put(&tag(58), record(100_000)).await.unwrap();
     assert_eq!(cache.tags().get(&tag(58)).unwrap().validated, 100_000);
-    // The cache writes a changed tag to a file. A failed write is an error of the caller.
+    // The cache writes a changed tag to a file. If the write fails, the caller gets the error.
     let changed = TagRecord {
         digest: blob(5, 5).0,
         ..record(1)
@@ -507,7 +509,7 @@ async fn a_registry_with_many_tags_loses_its_own_tags_first() {
             .unwrap();
     }
     assert_eq!(good(&cache), 20);
-    // A registry above its share loses its own oldest records.
+    // If a registry has more records than its share, its own oldest records are removed.
     for number in 20..60 {
         let name = of("good.example", number);
         cache
@@ -533,7 +535,7 @@ async fn unconfigured_registries_have_one_share_of_the_tags_together() {
     for number in 0..20 {
         cache.tags().put(&good(number), record(1)).await.unwrap();
     }
-    // Each tag has another registry.
+    // Each of these tags belongs to another registry.
     for number in 0..150 {
         let name = TagKey::Manifest(format!("r{number}.example/image:1").parse().unwrap());
         let put = cache.tags().put(&name, record(1000 + number)).await;

@@ -41,7 +41,7 @@ async fn the_oldest_blobs_are_evicted_and_pinned_ones_stay() {
     assert_eq!(there, [true, true, false, true, true, false]);
     assert_eq!(cache.stat().pinned, ONE);
 
-    // This blob was pinned before it was stored, and is protected, too.
+    // This blob was pinned before it was stored. The pin protects it, too.
     store(&cache, &names[5], &blobs[5].1).await;
     assert!(cache.unpin("zero").await.unwrap());
     assert!(!cache.unpin("zero").await.unwrap());
@@ -96,7 +96,7 @@ async fn fills_count_before_their_bytes_arrive() {
     ));
     fill.write(first_content).await.unwrap();
     fill.finish().await.unwrap();
-    // Once committed, it is evictable like any blob.
+    // Once this blob is committed, it can be evicted like any other blob.
     store(&cache, &second, &second_content).await;
     assert!(!cache.contains(&first) && cache.contains(&second));
 }
@@ -114,7 +114,7 @@ async fn a_cancelled_leader_releases_its_reservation() {
         drop(fill);
         assert!(tail.committed().await.is_err());
     }
-    // Waits for the work on other threads, which ends on its own.
+    // Work on other threads still runs, so the test waits for the end of that work.
     let given_back = async {
         while cache.stat().reserved > 0 {
             tokio::task::yield_now().await;
@@ -286,7 +286,7 @@ async fn the_minimum_free_space_is_kept() {
     let faults = tier.clone();
     let cache = common::open_on(config, tier);
     let (digest, content) = blob(1, 1_000_000);
-    // A running fill counts as written.
+    // The bytes of a running fill count as if all of them were written.
     let (mut fill, _) = lead(&cache, &digest).await;
     fill.begin(Some(1_000_000)).await.unwrap();
     let (second, second_content) = blob(2, 1_200_000);
@@ -384,7 +384,7 @@ async fn a_full_disk_during_a_fill_loses_no_other_blob() {
     store(&cache, &digest, &content).await;
 }
 
-/// Makes a full cache with ten blobs of 1 MB and one blob of 6 MB.
+/// Creates a full cache with ten blobs of 1 MB and one blob of 6 MB.
 async fn full(folder: &Path) -> (Cache, Digest) {
     const ONE: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
     let mut config = Config::new(folder, 16 * ONE + 50_000);
@@ -420,7 +420,7 @@ async fn nothing_is_evicted_for_a_blob_that_open_blobs_leave_no_room_for() {
             .is_err_and(|error| error.is_storage())
     );
     assert_eq!(cache.stat().blobs, 11, "nothing has left for nothing");
-    // After the reader of the blob is dropped, there is room.
+    // Once the reader of the blob is dropped, there is room.
     drop(reader);
     store(&cache, &digest, &content).await;
 }

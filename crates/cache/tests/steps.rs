@@ -1,5 +1,5 @@
 //! Tests that fills reserve disk space in steps as bytes arrive: an announced size alone evicts no
-//! blob.
+//! blob. Also tests the maximum size of a stored blob.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -31,7 +31,7 @@ async fn with_ten(folder: &tempfile::TempDir, tier: &MemoryTier) -> Cache {
     cache
 }
 
-/// Waits until all written bytes are on the tier.
+/// Waits until this number of written bytes is on the tier.
 async fn landed(tier: &MemoryTier, bytes: u64) {
     let staged = || {
         let mut staged = 0;

@@ -1,5 +1,6 @@
-//! Tests that every tier passes the conformance suite, and that trailers survive a round trip and
-//! detect damage.
+//! Tests that the disk tier and the simulated tiers pass the conformance suite of tiers, that
+//! trailers (checksums after the content) can be decoded again and detect damage, and that an
+//! interrupted commit is resumed.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -91,7 +92,7 @@ proptest! {
     fn arbitrary_bytes_are_refused(mut file in vec(any::<u8>(), 0..200), size in any::<u64>(), count in any::<u32>()) {
         let digest = Digest::of(Algorithm::Sha256, b"");
         prop_assert!(decode(&digest, &file).is_err());
-        // Makes files that are nearly valid but have wrong lengths.
+        // These changes make files that are nearly valid but state wrong lengths.
         file.extend_from_slice(&size.to_le_bytes());
         file.extend_from_slice(&65_536u32.to_le_bytes());
         file.extend_from_slice(&count.to_le_bytes());

@@ -1,5 +1,6 @@
-//! Tests of files that are unreadable at start: the cache keeps them, and serves them again once
-//! they are readable.
+//! Tests of files that are unreadable when the cache starts: the cache keeps these files, and uses
+//! them again once they are readable. Also tests a panic of the maintenance thread, and folders
+//! without permissions.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
@@ -22,14 +23,14 @@ use pierhead_oci::{Digest, MediaType};
 use pierhead_testkit::tier::{Faulty, Op};
 use pierhead_testkit::wait;
 
-/// How a file is unreadable: `open` fails (ELOOP), or `read` does (EIO).
+/// The way in which a file is unreadable: `open` fails (ELOOP), or `read` fails (EIO).
 #[derive(Clone, Copy)]
 enum Broken {
     Open,
     Read,
 }
 
-/// Replaces each file by an unreadable one. [`repair`] restores the files.
+/// Replaces each of these files by an unreadable file. [`repair`] restores the files.
 fn break_files(files: &[PathBuf], how: Broken) {
     for file in files {
         fs::rename(file, saved(file)).unwrap();
@@ -47,8 +48,8 @@ fn repair(files: &[PathBuf]) {
     }
 }
 
-/// A path beside the data folder for the original of a broken file; the cache does not scan this
-/// folder.
+/// Returns a path for the original of a broken file. The path is beside the data folder, where the
+/// cache does not look.
 fn saved(file: &Path) -> PathBuf {
     let data = file.parent().unwrap().parent().unwrap();
     let name = file.file_name().unwrap().to_str().unwrap();
@@ -60,7 +61,7 @@ fn files(folder: &Path, name: &str) -> Vec<PathBuf> {
     found.into_iter().map(|(path, _)| path).collect()
 }
 
-/// A data folder inside its own temporary folder.
+/// Creates a path for a data folder, inside a temporary folder of its own.
 fn data() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
@@ -138,7 +139,7 @@ async fn unreadable_tags_are_kept_and_become_readable_again() {
     }
 }
 
-/// Three blobs without catalog entries.
+/// Stores three blobs, and removes them from the catalog.
 async fn three(data: &Path) -> Vec<(Digest, bytes::Bytes)> {
     let cache = open(data);
     let blobs: Vec<_> = (0..3).map(|seed| blob(seed, 100_000)).collect();
@@ -157,7 +158,7 @@ async fn is_served(cache: &Cache, (digest, content): &(Digest, bytes::Bytes)) {
 
 #[tokio::test]
 async fn an_unreadable_blob_does_not_prevent_the_start_and_becomes_readable_again() {
-    // The errors EACCES, EMFILE and EIO.
+    // The numbers are the errors EACCES, EMFILE and EIO.
     for errno in [13, 24, 5] {
         let (_folder, data) = data();
         let blobs = three(&data).await;
@@ -257,7 +258,7 @@ async fn a_panic_of_the_maintenance_thread_is_counted_and_the_thread_restarts() 
 }
 
 /// Runs `work` on a thread with the credentials of an ordinary user, because root may enter any
-/// folder. Linux has credentials per thread.
+/// folder. Linux has separate credentials for each thread, so the other threads keep theirs.
 fn as_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let work = || {
         if rustix::process::geteuid().is_root() {
@@ -296,7 +297,8 @@ fn a_folder_without_permissions_prevents_the_start_and_is_named() {
         "pins",
     ] {
         let path = data.join(name);
-        // Modes of the folder: enter without list, list without enter, and unchanged.
+        // The modes of the folder are: may be entered but not listed, may be listed but not
+        // entered, and unchanged.
         for mode in [0o300, 0o400, 0o500] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             let error = as_user(opened).expect_err("it cannot be used");

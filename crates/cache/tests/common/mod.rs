@@ -1,5 +1,5 @@
-//! Helpers of the cache's integration tests: opening caches, making blobs and tags, and reading
-//! files.
+//! Helpers of the cache's integration tests: functions that open caches, create blobs and tags, and
+//! read files.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::path::Path;
@@ -33,18 +33,18 @@ pub(crate) fn refused(config: Config) -> Error {
     refused.err().expect("the start is refused")
 }
 
-/// A tag of one repository.
+/// Returns a tag of the test repository, with this number.
 pub(crate) fn tag(number: u64) -> TagKey {
     let text = format!("registry.example/some/image:v{number}");
     TagKey::Manifest(text.parse().expect("a reference"))
 }
 
-/// The registry that sends all bytes.
+/// Returns the registry that sends all bytes in these tests.
 pub(crate) fn origin() -> Origin {
     Origin::of(&"registry.example".parse().expect("a registry"))
 }
 
-/// Random bytes that are the same for the same seed.
+/// Returns random bytes and their digest. The bytes are the same for the same seed.
 pub(crate) fn blob(seed: u64, len: usize) -> (Digest, Bytes) {
     let mut content = vec![0; len];
     fastrand::Rng::with_seed(seed).fill(&mut content);
@@ -82,7 +82,7 @@ pub(crate) async fn try_store(
     fill.finish().await.map(|_| ())
 }
 
-/// Reads to the end, in pieces.
+/// Reads the content to its end, in pieces.
 pub(crate) async fn read_all(content: &(impl Read + ?Sized)) -> Result<Bytes, Error> {
     let mut all = Vec::new();
     loop {
@@ -111,12 +111,12 @@ impl Read for BlobReader {
     }
 }
 
-/// Regular files below `folder/name`, at any depth.
+/// Returns the number of regular files below `folder/name`, at any depth.
 pub(crate) fn files_below(folder: &Path, name: &str) -> usize {
     walk(&folder.join(name)).len()
 }
 
-/// Every regular file below `folder`, with its length in whole blocks.
+/// Returns every regular file below `folder`, with its length in whole blocks.
 pub(crate) fn walk(folder: &Path) -> Vec<(std::path::PathBuf, u64)> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten() {

@@ -1,5 +1,5 @@
-//! Property test of the write-back tier: after any sequence of calls, contents are correct, limits
-//! hold, and all reserved space is released.
+//! Property test of the write-back tier (a fast tier in front of the disk): after any sequence of
+//! calls, contents are correct, limits hold, and all reserved space is released.
 
 use pierhead_cache::tier::placement::Destination;
 use pierhead_cache::tier::{Hint, MultiTier as _, Options, Tier, Trailer};

@@ -1,5 +1,5 @@
-//! Tests of damage on the fast tier: readers get the copy on the disk; without such a copy, the
-//! blob is fetched again.
+//! Tests of damage on the fast tier: readers get the blob's copy on the disk. Without such a copy,
+//! the blob is fetched again.
 
 use std::sync::Arc;
 

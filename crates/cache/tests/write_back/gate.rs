@@ -1,5 +1,5 @@
-//! Test helpers: a simulated disk on which the test can block the write-back thread, and functions
-//! that set up both tiers.
+//! Test helpers: a disk on which a test can block the write-back thread, and functions that set up
+//! both tiers.
 
 use parking_lot::{Condvar, Mutex};
 use std::io;
@@ -15,7 +15,7 @@ use pierhead_testkit::tier::MemoryTier;
 
 pub(crate) const ROOMY: u64 = 64 << 20;
 
-/// A disk that blocks the write-back thread while the gate is shut.
+/// A disk that blocks the write-back thread while the gate is closed.
 #[derive(Clone, Default)]
 pub(crate) struct Gate {
     disk: MemoryTier,
@@ -45,7 +45,7 @@ impl Gate {
         self.shut.1.notify_all();
     }
 
-    /// Makes all later stores of one blob fail.
+    /// Makes all later attempts to store one blob fail.
     pub(crate) fn refuse(&self, digest: Digest) {
         *self.refused.lock() = Some(digest);
     }
@@ -62,7 +62,7 @@ impl Gate {
         self.pieces.1.wait_while(&mut pieces, |it| !it.waits);
     }
 
-    /// Number of syncs by the write-back thread before the end of a blob.
+    /// Returns the number of syncs by the write-back thread before the end of a blob.
     pub(crate) fn early_syncs(&self) -> u64 {
         self.early_syncs.load(Ordering::Relaxed)
     }
@@ -120,7 +120,7 @@ impl Tier for Gate {
 
 impl FastMedium for Gate {}
 
-/// Staged bytes of the write-back thread.
+/// The staged bytes that the write-back thread writes to this disk.
 struct Gated {
     staged: Box<dyn Staged>,
     pieces: Arc<(Mutex<Pieces>, Condvar)>,

@@ -1,5 +1,5 @@
 //! Tests of a fast tier in front of a disk: placement, limits, write-back, promotion, restarts and
-//! damage.
+//! damage. This file runs the conformance suite of tiers; its modules have the other tests.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -36,7 +36,7 @@ fn both_tiers_together_pass_the_conformance_suite() {
     let both = |fast, options| WriteBack::open(fast, disk(), options).unwrap();
     conforms(|| both(plain(), Options::new(ROOMY)));
     conforms(|| both(plain(), all_fast(ROOMY)));
-    // The fast tier has no room from the start, or after some writes.
+    // The fast tier has no room, either from the start or after some writes.
     conforms(|| both(plain(), all_fast(0)));
     conforms(|| both(plain(), all_fast(90_000)));
     conforms(|| both(faulty(Op::Write, 3), all_fast(ROOMY)));

@@ -28,8 +28,8 @@ fn a_blob_that_ranks_above_all_its_victims_is_promoted() {
     };
     assert_eq!(promote(0, 1.0), [true, false, false, false]);
     assert_eq!(promote(1, 2.0), [true, true, false, false]);
-    // The priority of this blob exceeds that of the first victim, but two blobs would have to be
-    // evicted.
+    // The priority of this blob exceeds the priority of the first victim, but two blobs would have
+    // to be evicted for it.
     assert_eq!(promote(3, 1.5), [true, true, false, false]);
     assert!(tier.floor(200_000) == 2.0 && tier.floor(1_000_000).is_infinite());
     assert_eq!(promote(2, 1.5), [false, true, true, false]);

@@ -1,4 +1,4 @@
-//! Tests of the recovery of fast tier and disk at start.
+//! Tests of the recovery of the fast tier and the disk when the cache starts.
 
 use pierhead_cache::tier::{CHUNK, Options, Tier};
 use pierhead_testkit::tier::MemoryTier;
@@ -30,7 +30,7 @@ fn a_restart_finds_durable_blobs_and_continues_the_write_back() {
         let tier = over(&fast, &disk, options);
         commit(&tier, &both, &bytes);
         flush(&tier);
-        // The state is the same as after a long failure of the disk.
+        // The state of both tiers is the same as after a long failure of the disk.
         drop(tier);
         commit(&fast, &only, &others);
         drop(disk.stage(&only).unwrap());

@@ -42,7 +42,7 @@ fn clean_blobs_with_the_lowest_priority_are_evicted_first() {
     let reader = tier.open(&all[0].0).unwrap().unwrap();
     put(4, 0.1);
     assert_eq!(held(&all), [true, false, false, true, true]);
-    // Nothing is evictable: the next fill goes to the disk, and evicts nothing in vain.
+    // Nothing can be evicted, so the next fill is written to the disk and evicts nothing.
     let (digest, bytes) = blob(9, 60_000);
     commit(&tier, &digest, &bytes);
     assert!(disk.has(&digest) && !tier.has_copy(&digest));

@@ -81,7 +81,7 @@ fn a_write_back_pauses_until_half_of_the_tier_is_dirty() {
         (tier.stat().written_back, tier.stat().dirty_blobs),
         (900_000, 2)
     );
-    // A waiting flush ends the pause.
+    // If a caller waits for a flush, the pause of the write-back ends.
     flush(&tier);
     assert_eq!(tier.stat().dirty_blobs, 0);
     put(3);
@@ -130,7 +130,7 @@ fn a_promotion_releases_its_room_when_it_must_pause() {
     fast.hold_pieces(false);
     wait::until("its room", || tier.stat().used == 0);
     assert_eq!(tier.stat().promoted, 0);
-    // The hot ranges stay queued.
+    // The hot ranges stay queued until background work continues.
     rest.set_paused(false);
     fast.hold_pieces(true);
     tier.set_hot_ranges(hot, std::slice::from_ref(&(0..1_500_000)), 1.0);
@@ -152,7 +152,7 @@ fn a_panic_during_an_eviction_does_not_end_the_write_back() {
     let [(first, one), (second, two)] = [blob(1, 100_000), blob(2, 100_000)];
     commit(&tier, &first, &one);
     flush(&tier);
-    // The copy is open: the write-back thread evicts it once its last reader is dropped.
+    // The copy is open, so the write-back thread evicts it only after its last reader is dropped.
     let read = tier.open(&first).unwrap().unwrap();
     tier.set_limit(0);
     faulty.panic(Op::Remove, 0);
