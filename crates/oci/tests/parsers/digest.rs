@@ -1,4 +1,5 @@
-//! Tests of digests: known values, pieces of input, order, and texts that are refused.
+//! Tests of digests: known values, input in pieces, texts that are refused, raw bytes, and the text
+//! form.
 
 use pierhead_oci::{Algorithm, Digest, Hasher, ParseError};
 
