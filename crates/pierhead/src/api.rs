@@ -109,8 +109,8 @@ pub(crate) struct Tier {
     pub(crate) most: u64,
     /// Number of complete blobs on the tier.
     pub(crate) blobs: u64,
-    /// Number of blobs of which only the hot ranges (the parts that container starts read) are on
-    /// the tier.
+    /// Number of blobs of which only the hot ranges (the parts that a starting container reads) are
+    /// on the tier.
     #[serde(default)]
     pub(crate) hot: u64,
     /// Bytes of the hot ranges of the blobs that `hot` counts.

@@ -11,7 +11,7 @@ use crate::policy::{Key, key};
 /// cache of [`crate::policy::CAPACITY`] bytes, each time with the same seed.
 ///
 /// # Panics
-/// If the admission policy violates the contract of [`Admission`].
+/// Panics if the admission policy violates the contract of [`Admission`].
 pub fn conforms<A: Admission<Key>>(new: impl Fn() -> A) {
     admits_a_key_after_many_misses(new());
     decides_deterministically(new(), new());

@@ -13,7 +13,7 @@ const MAX_PREFIX_TESTED: usize = 2 << 10;
 /// because truncated inputs find most errors of parsers.
 ///
 /// # Panics
-/// If `property` panics, or if there are fewer than `MIN_INPUTS` inputs.
+/// Panics if `property` panics, or if there are fewer than `MIN_INPUTS` inputs.
 pub fn each(target: &str, property: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/corpus")

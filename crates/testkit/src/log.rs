@@ -28,7 +28,7 @@ pub fn capture() -> Lines {
 /// Captures the log of all threads of this process (levels info and above) until the process ends.
 ///
 /// # Panics
-/// If a process calls this function twice.
+/// Panics if a process calls this function twice.
 pub fn capture_process() -> Lines {
     let text = Text::default();
     let set = tracing::subscriber::set_global_default(subscriber(&text));

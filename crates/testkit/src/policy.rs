@@ -34,7 +34,7 @@ pub(crate) fn key(n: u32) -> Key {
 /// [`CAPACITY`] bytes, each time with the same seed.
 ///
 /// # Panics
-/// If the policy violates the contract of [`Policy`].
+/// Panics if the policy violates the contract of [`Policy`].
 pub fn conforms<P: Policy<Key>>(new: impl Fn() -> P) {
     evicts_each_key_once(new());
     counts_a_key_that_enters_twice_once(new());
@@ -352,8 +352,8 @@ pub type Large = pierhead_oci::Digest;
 /// return as ghosts (evicted keys that the policy remembers).
 ///
 /// # Panics
-/// If a key or a ghost uses more than its size plus 64 bytes, or if there are more ghosts than
-/// keys.
+/// Panics if a key or a ghost takes more than its size plus 64 bytes, or if there are more ghosts
+/// than keys.
 pub fn stays_small(mut policy: impl Policy<Large>) {
     let (empty, held) = (policy.memory(), 20_000_u64);
     let size = CAPACITY / held;

@@ -8,7 +8,7 @@ use std::io::Write as _;
 /// `needs`. The message appears even if the test runner captures the output of tests.
 ///
 /// # Panics
-/// In CI (`CI=true`), where a skipped test is a failure.
+/// Panics in CI (`CI=true`) if `has` is false, since a skipped test is a failure there.
 #[must_use]
 #[track_caller]
 pub fn unless(needs: &str, has: bool) -> bool {

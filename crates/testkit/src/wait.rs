@@ -3,13 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-/// Time limit of a wait. This is far longer than any event takes, even on a busy machine.
+/// Time limit of a wait. The limit is far longer than any event takes, even on a busy machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Yields this thread until `is` returns true.
 ///
 /// # Panics
-/// After [`TIME_LIMIT`], with `what` in the message.
+/// Panics after [`TIME_LIMIT`], with `what` in the message.
 #[track_caller]
 pub fn until(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -22,7 +22,7 @@ pub fn until(what: &str, mut is: impl FnMut() -> bool) {
 /// Yields this task until `is` returns true, without regard to tokio's clock.
 ///
 /// # Panics
-/// After [`TIME_LIMIT`], with `what` in the message.
+/// Panics after [`TIME_LIMIT`], with `what` in the message.
 pub async fn until_async(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {

@@ -60,7 +60,7 @@ impl Encoder {
     }
 }
 
-/// Decodes a frame that is no patch into `out`. `len` is the required length of the result.
+/// Decodes into `out` a frame that is not a patch. `len` is the required length of the result.
 ///
 /// # Errors
 /// [`Error::Malformed`] when the payload is damaged, has another length, or would need more memory

@@ -153,7 +153,7 @@ fn build_toc(
     context.meter.wrote(toc.bytes().len() as u64);
     // Drops the TOC and reads it again from its file. The merge of the layers left its TOC in the
     // heap, above the memory that the merge used. While that TOC exists, the allocator cannot
-    // return the memory below it.
+    // return the memory below that TOC.
     drop(toc);
     Ok(ImageToc::open(&path)?)
 }

@@ -236,7 +236,7 @@ fn each(folder: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata)) -> Result<()
     let failed = |error| Error::io(format!("read {}", folder.display()), error);
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        // It is no error if another thread has deleted the file.
+        // A file that another thread has deleted meanwhile is not an error.
         if let Ok(meta) = entry.metadata() {
             visit(&entry.path(), &meta);
         }

@@ -34,7 +34,7 @@ pub enum Piece {
 pub enum SentFile {
     /// A plan file, for records that no pack has.
     Plan(Arc<File>),
-    /// A pack. As long as this value exists, the server does not evict the pack.
+    /// A pack of the server. As long as this value exists, the server does not evict the pack.
     Pack(Arc<PackFile>),
 }
 

@@ -78,7 +78,7 @@ pub(crate) fn drop_in(
     // error.
     let is_named = registries.iter().any(|it| it == address.authority());
     if !address.is_tls() && !is_named {
-        // This entry is for images whose name contains the address of pierhead.
+        // Writes an entry for images whose name contains the address of pierhead.
         let name = address.authority();
         let mut others = others.get(name).cloned().unwrap_or_default();
         others.insert("insecure".to_owned(), true.into());

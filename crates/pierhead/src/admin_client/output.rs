@@ -286,8 +286,8 @@ fn stat_lines(stat: &Stat) -> Vec<String> {
     lines
 }
 
-/// Why the data folder is larger than the target of a prune, by kind of file. `None` when it is not
-/// larger.
+/// Why the data folder is larger than the target of a prune, by kind of file. Returns `None` when
+/// the data folder is not larger.
 fn excess(pruned: &Pruned, target: u64) -> Option<String> {
     let disk = &pruned.disk;
     let above = disk.total.saturating_sub(disk.other).checked_sub(target)?;

@@ -97,7 +97,7 @@ pub(crate) enum Command {
     /// these files first
     Trace(Box<worker::TraceArgs>),
     /// Show the layers of an image, the file contents that it shares with other images, and the
-    /// files that container starts open first
+    /// files that a starting container opens first
     Inspect(Box<worker::InspectArgs>),
     /// Compare the bytes that an update from one image to another transfers: as layers, as files
     /// and as a delta bundle

@@ -45,8 +45,8 @@ pub(super) fn log_start(
     }
 }
 
-/// Returns commands for clients of this listener. `name` is `None` without TLS. With TLS, it is the
-/// host name in the certificate, since clients accept no other name.
+/// Returns commands for clients of this listener. `name` is `None` without TLS. With TLS, `name` is
+/// the host name in the certificate, since clients accept no other name.
 fn usage(listener: SocketAddr, name: Option<Option<String>>) -> Option<String> {
     let address = match name {
         None => Address::of_listener(listener, false),

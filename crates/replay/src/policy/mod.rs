@@ -155,7 +155,7 @@ impl SimulatedPolicy {
     /// Builds the policy with the parameters of pierhead.
     ///
     /// # Panics
-    /// For a policy that knows the future.
+    /// Panics for a policy that knows the future.
     pub fn build_online<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Policy<K>> {
         assert!(!self.is_clairvoyant(), "{self} needs a trace");
         let no_future = || Future::of(std::iter::empty::<u64>());

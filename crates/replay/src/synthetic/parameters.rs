@@ -22,7 +22,8 @@
 pub struct WorkloadParameters {
     /// Number of requests of the workload.
     pub requests: u64,
-    /// Number of repositories. Assumed: the number is for one site, not for a public registry.
+    /// Number of repositories. The number is an assumption, for one site and not for a public
+    /// registry.
     pub repositories: usize,
     /// Exponent of the Zipf law of the demand for repositories. In the studies, a few repositories
     /// dominate. Fitted to the 42 % in the table above.
@@ -35,10 +36,10 @@ pub struct WorkloadParameters {
     /// Mean number of days between two releases of a base image. Distributions publish monthly.
     pub base_days: f64,
     /// Range of the mean number of days between two releases of a repository. The distribution is
-    /// log-uniform. Assumed.
+    /// log-uniform. The value is assumed.
     pub release_days: (f64, f64),
     /// Mean number of upper layers that a release changes in addition to the first upper layer.
-    /// Assumed.
+    /// The value is assumed.
     pub changed_layers: f64,
     /// Number of available versions of a repository. A release deletes the oldest version.
     pub versions: usize,
@@ -60,14 +61,14 @@ pub struct WorkloadParameters {
     pub manifest_bytes: (f64, f64),
     /// Range of the size of a config in bytes.
     pub config_bytes: (f64, f64),
-    /// Number of nodes behind the cache, each with its own store. Assumed.
+    /// Number of nodes behind the cache, each with its own store. The value is assumed.
     pub nodes: usize,
-    /// Geometric mean of the size of a node's store in bytes. Assumed.
+    /// Geometric mean of the size of a node's store in bytes. The value is assumed.
     pub node_bytes: f64,
     /// Share of pulls by nodes with an empty store, such as new nodes and build runners.
     pub fresh: f64,
     /// The exponent as in [`WorkloadParameters::skew`], but for pulls by nodes with an empty store.
-    /// Such nodes pull few different images. Fitted.
+    /// Such nodes pull few different images. The value is fitted.
     pub fresh_skew: f64,
     /// Number of pulls per working day, without the pulls of rollouts. FAST '18 covers 75 days.
     pub pulls_a_day: f64,
@@ -76,7 +77,7 @@ pub struct WorkloadParameters {
     /// these are the bursts of the workload.
     pub homes: f64,
     /// Exponent by which the number of nodes of every other repository follows from its share of
-    /// the demand. Each repository has at least one node. Fitted.
+    /// the demand. Each repository has at least one node. The value is fitted.
     pub homes_follow: f64,
     /// Mean number of seconds between the pulls of two nodes during a rollout.
     pub rollout_seconds: f64,

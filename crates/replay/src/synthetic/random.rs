@@ -55,8 +55,9 @@ impl Random {
         low * (high / low).powf(self.unit())
     }
 
-    /// Returns a random number from a distribution. The distribution is given as rising points
-    /// (share at or below, value), which are interpolated linearly in the logarithm of the value.
+    /// Returns a random number from a distribution. The parameter `points` describes the
+    /// distribution as rising points (share at or below, value), which are interpolated linearly in
+    /// the logarithm of the value.
     pub(super) fn quantile(&mut self, points: &[(f64, f64)]) -> f64 {
         let at = self.unit();
         let rank = points.partition_point(|(share, _)| *share <= at);

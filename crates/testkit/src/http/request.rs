@@ -84,7 +84,7 @@ impl Request {
 /// Sends a GET request over a new plain connection.
 ///
 /// # Panics
-/// If there is no response.
+/// Panics if there is no response.
 pub async fn get(addr: SocketAddr, path: &str) -> Response {
     let answer = Request::get(path).send(addr).await;
     answer.unwrap_or_else(|error| panic!("GET {path}: {error}"))
@@ -93,7 +93,7 @@ pub async fn get(addr: SocketAddr, path: &str) -> Response {
 /// Sends a HEAD request over a new plain connection.
 ///
 /// # Panics
-/// If there is no response.
+/// Panics if there is no response.
 pub async fn head(addr: SocketAddr, path: &str) -> Response {
     let answer = Request::head(path).send(addr).await;
     answer.unwrap_or_else(|error| panic!("HEAD {path}: {error}"))

@@ -39,7 +39,7 @@ impl Response {
     /// Parses the body as JSON.
     ///
     /// # Panics
-    /// If the body is not JSON, or is incomplete.
+    /// Panics if the body is not JSON, or is incomplete.
     pub fn json(&self) -> serde_json::Value {
         assert_eq!(self.end, End::Clean, "the body is incomplete");
         serde_json::from_slice(&self.body)

@@ -140,7 +140,7 @@ impl Image {
     /// Returns the document to which a tag points.
     ///
     /// # Panics
-    /// If the root is missing, which is possible only in handmade images.
+    /// Panics if the root is missing, which is possible only in handmade images.
     pub fn root_document(&self) -> &Document {
         self.documents
             .iter()

@@ -522,7 +522,7 @@ impl Image {
     /// factor of about a thousand.
     ///
     /// # Panics
-    /// If there is not enough memory.
+    /// Panics if there is not enough memory.
     pub fn of_zeros(len: u64) -> Self {
         let mut tar = tar::Builder::new(Vec::new());
         let mut header = tar::Header::new_gnu();

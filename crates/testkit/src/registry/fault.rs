@@ -283,7 +283,7 @@ impl Gate {
     /// Waits until `count` responses have reached the gate.
     ///
     /// # Panics
-    /// If fewer responses reach the gate within 30 seconds.
+    /// Panics if fewer responses reach the gate within 30 seconds.
     pub async fn reached(&self, count: usize) {
         let mut waiting = self.waiting.subscribe();
         let arrived =

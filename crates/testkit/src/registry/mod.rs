@@ -91,7 +91,7 @@ impl FakeRegistry {
     /// as PEM.
     ///
     /// # Panics
-    /// If the registry uses plain HTTP.
+    /// Panics if the registry uses plain HTTP.
     pub fn ca_pem(&self) -> &str {
         self.shared
             .tls
@@ -279,7 +279,7 @@ impl FakeRegistry {
     /// Waits until `enough` is true for the requests so far.
     ///
     /// # Panics
-    /// If `enough` is still false after 30 seconds.
+    /// Panics if `enough` is still false after 30 seconds.
     pub async fn wait_for(&self, enough: impl FnMut(&[RecordedRequest]) -> bool) {
         self.shared.log.wait_for(enough).await;
     }

@@ -44,7 +44,7 @@ impl BlobFolder {
     /// Adds a blob to the folder. Returns the digest of the blob.
     ///
     /// # Panics
-    /// If the file cannot be written.
+    /// Panics if the file cannot be written.
     pub fn put(&self, bytes: &[u8]) -> Digest {
         let digest = Digest::of(Algorithm::Sha256, bytes);
         fs::write(self.0.join(digest.hex()), bytes).expect("written");

@@ -14,7 +14,7 @@ const READS: usize = 300;
 /// are not.
 ///
 /// # Panics
-/// If the source violates the contract of [`Source`].
+/// Panics if the source violates the contract of [`Source`].
 pub fn conforms<S: Source>(new: impl Fn(&[Vec<u8>]) -> S) {
     let contents = contents();
     let source = new(&contents);

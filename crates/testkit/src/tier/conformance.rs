@@ -9,7 +9,7 @@ use pierhead_oci::{Algorithm, Digest, MediaType};
 /// Runs the conformance suite of storage tiers. `new` returns a new, empty tier.
 ///
 /// # Panics
-/// If the tier violates the contract of [`Tier`].
+/// Panics if the tier violates the contract of [`Tier`].
 pub fn conforms<T: Tier>(new: impl Fn() -> T) {
     reads_committed_blobs(&new());
     shows_nothing_before_the_commit(&new());

@@ -33,8 +33,8 @@ pub struct Faulty {
 
 #[derive(Default)]
 struct Plan {
-    /// The faults. Each has the number of calls that succeed first, the number of calls that fail,
-    /// and the `errno` of the failures.
+    /// The injected faults. Each has the number of calls that succeed first, the number of calls
+    /// that fail, and the `errno` of the failures.
     faults: Vec<Fault>,
     /// The number of the call from which on all calls fail.
     crash: Option<u64>,

@@ -49,7 +49,8 @@ fn advice(whose: CertificateFault) -> &'static str {
     }
 }
 
-/// Whether the handshake failed because the first bytes of the server are no TLS record.
+/// Whether the handshake failed because the server does not speak TLS: its first bytes are not a
+/// TLS record.
 fn is_no_tls(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|it| it.downcast_ref());
     matches!(cause, Some(rustls::Error::InvalidMessage(_)))

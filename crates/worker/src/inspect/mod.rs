@@ -18,8 +18,8 @@ pub(crate) use source::ImageDetails;
 pub use source::ImageSource;
 use source::tree_contents;
 
-/// Maximum number of files of the start order (the files that container starts open, in order) that
-/// the report lists.
+/// Maximum number of files of the start order (the files that a container opens while it starts, in
+/// order) that the report lists.
 const MAX_HOT_FILES: usize = 20;
 
 /// The layers and file contents of an image. The serialized form is the output of

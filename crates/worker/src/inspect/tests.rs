@@ -204,7 +204,7 @@ fn a_diff_counts_files_and_the_bytes_of_the_bundle() {
     assert_eq!((report.files.count, report.files.bytes), (1, 500));
     assert_eq!((report.layers.count, report.layers.bytes), (0, 0));
     let size = report.bundle.expect("a bundle");
-    // Each record has a head of 40 bytes, which is no payload.
+    // Each record has a head of 40 bytes, which is not payload.
     let payload: usize = sizes.1.iter().map(|record| record.len() - 40).sum();
     assert_eq!(size.header, sizes.0 as u64);
     assert_eq!(size.bytes, (sizes.0 + payload) as u64);

@@ -17,7 +17,7 @@ const TERMINATION_GRACE: Duration = Duration::from_secs(10);
 
 /// The recorded process, with its pidfd.
 pub(super) struct TracedProcess {
-    /// The child process. `None` if the process ran before the recording.
+    /// The traced command as a child process; `None` if the process ran before the recording.
     child: Option<Child>,
     pidfd: OwnedFd,
 }

@@ -19,7 +19,7 @@ pub(crate) fn elf_needs(size: u64, read: elf::ReadAt<'_>) -> Result<Vec<Vec<u8>>
     Ok(elf::read(size, read)?.unwrap_or_default().needed)
 }
 
-/// The expected order in which a container start uses contents: a rank by content number. The
+/// The expected order in which a container start uses contents: a rank for each content number. The
 /// content with the lowest rank is used first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected(HashMap<u32, u32>);

@@ -113,7 +113,7 @@ fn image_text(report: &InspectReport) -> String {
 }
 
 /// Returns the lines that `pierhead inspect` prints above the list of files in start order (the
-/// order in which container starts open them).
+/// order in which a starting container opens the files).
 fn start_order_lines(order: &StartOrder) -> String {
     let source = match &order.source {
         OrderSource::Trace { image, clients } => {

@@ -280,7 +280,8 @@ fn a_second_pull_of_an_image_waits_for_the_first_and_reuses_its_contents() {
     let gate = Mutex::new(receiver);
     let responses = AtomicUsize::new(0);
     let shared = Arc::clone(&encoded);
-    // The server sends the rest of the first bundle as soon as the second pull waits for the first.
+    // The server sends the rest of the first bundle as soon as the second pull waits for the first
+    // pull.
     let server = TestServer::start(move |request| match query_of(request).part {
         Some(part) => {
             let _ = gate.lock().recv();
