@@ -60,8 +60,8 @@ impl CurrentContext {
     }
 }
 
-/// The state for one request: shared state, access rules and upstream client. It does not change
-/// during the request. Invariants:
+/// The state for one request: shared state, access rules and upstream client. This context does not
+/// change during the request. Invariants:
 /// 1. From its admission to its end, a request uses one `RequestContext` or a context that was
 ///    derived from it.
 /// 2. A reload replaces access rules and upstream client together. Thus a request that was admitted
@@ -71,11 +71,11 @@ pub(crate) struct RequestContext {
     shared: Arc<SharedState>,
     pub(crate) generation: Arc<ConfigGeneration>,
     pub(crate) client: Client,
-    /// Whether the request uses the credentials of a client (pass-through). Such a client may not
-    /// read the whole cache.
+    /// Whether the request uses the credentials of a client (pass-through). The client of such a
+    /// request may not read the whole cache.
     acts_for_client: bool,
-    /// Whether the request is a command of the operator. Its reads count neither as hits nor as
-    /// accesses.
+    /// Whether the request is a command of the operator. The reads of an operator's command count
+    /// neither as hits nor as accesses.
     pub(crate) is_operator: bool,
 }
 

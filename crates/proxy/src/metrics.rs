@@ -90,7 +90,7 @@ pub(crate) enum CacheOutcome {
     Hit,
     /// The content came from the upstream.
     Miss,
-    /// The content came from the cache. It is stale, because the upstream failed.
+    /// The content came from the cache and is stale, because the upstream failed.
     Stale,
     /// The content came from neither the cache nor the upstream: the proxy itself made the
     /// response.

@@ -511,7 +511,7 @@ async fn a_reload_gives_no_credentials_to_an_open_listener() {
         .upstream
         .configure(|settings| settings.auth = private_app());
     let image = fixture.push(1, &[1000]);
-    // This request arrives between the two steps of a reload.
+    // The proxy receives this request between the two steps of a reload.
     fixture.client.reload(with_credentials(&fixture)).unwrap();
     let path = blob_path(&image.blobs[0].digest);
     let between = get(&fixture, &path, ANONYMOUS).await;

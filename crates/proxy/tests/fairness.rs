@@ -150,7 +150,8 @@ async fn a_connection_with_a_response_in_progress_is_not_closed_for_another() {
     }
 }
 
-/// Neither hyper nor `h2` disconnects an idle HTTP/2 client that responds to PINGs.
+/// pierhead must disconnect such a client itself: neither hyper nor `h2` disconnects an idle HTTP/2
+/// client that responds to PINGs.
 #[tokio::test]
 async fn an_incomplete_head_has_a_deadline() {
     let fixture = FixtureOptions::default()

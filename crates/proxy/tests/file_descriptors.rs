@@ -20,7 +20,8 @@ use tokio::sync::Mutex;
 
 const BUNDLE: &str = "/v2/app/_pierhead/bundle";
 const TRACE: &str = "/v2/app/_pierhead/trace";
-/// Limit of the number of file descriptors. It is higher than the number that the test has open.
+/// Limit of the number of file descriptors. The limit is higher than the number of files that the
+/// test has open.
 const LIMIT: u64 = 512;
 
 /// A lock, so that one test runs at a time.

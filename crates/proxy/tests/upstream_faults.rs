@@ -446,7 +446,7 @@ async fn a_refusal_is_403_without_a_challenge() {
 async fn an_internal_address_is_403_without_a_connection_to_it() {
     let fixture = Fixture::start().await;
     let other = pierhead_testkit::registry::FakeRegistry::start().await;
-    // These paths name a loopback address that no configured registry has.
+    // The request paths name a loopback address that no configured registry has.
     for path in [
         format!("/v2/app/manifests/1?ns={}", other.addr()),
         format!("/v2/{}/app/manifests/1", other.addr()),
@@ -500,7 +500,8 @@ async fn an_internal_name_and_an_absent_name_get_the_same_response() {
             }
             responses
         };
-        // Both names have the same length, because the headers of the responses contain lengths.
+        // The two host names have the same length, because the headers of the responses contain
+        // lengths.
         let (inside, nowhere) = (
             responses_of("one.example").await,
             responses_of("two.example").await,

@@ -108,8 +108,8 @@ impl ClientCertVerifier for NameVerifier {
 }
 
 /// Whether these certificates are valid at this time. TLS does not verify the certificate of a
-/// resumed session again, and a session ticket is valid for hours. So pierhead itself refuses a
-/// resumed session whose certificate has expired.
+/// resumed session again, and a session ticket is valid for hours. For this reason, pierhead itself
+/// refuses a resumed session whose certificate has expired.
 pub(crate) fn is_current(certificates: &[CertificateDer<'_>]) -> bool {
     certificates.iter().all(|certificate| {
         X509Certificate::from_der(certificate)

@@ -7,7 +7,7 @@
 //! 1. Before a client reads a repository, the upstream confirms by a HEAD request with the client's
 //!    credentials that these credentials may read the repository.
 //! 2. Cached content counts as content of a registry only if all its bytes came from that registry.
-//!    It is not enough that a registry *claims* to have a digest: an attacker could otherwise run a
+//!    A registry's *claim* that it has a digest is not enough: an attacker could otherwise run a
 //!    registry that claims to have a private blob of another registry, and read this blob from the
 //!    cache.
 
@@ -164,8 +164,8 @@ impl PassThrough {
     }
 
     /// Deletes the staged bytes of an earlier fill of the digest, because they may come from
-    /// another registry. A client of this registry may have no right to read those bytes. Then
-    /// begins a fill whose bytes all come from this registry.
+    /// another registry. A client of this registry may have no right to read those bytes. After
+    /// that, begins a fill of the digest whose bytes all come from this registry.
     pub(crate) async fn begin_single_origin(
         &self,
         fill: &mut Fill,

@@ -190,8 +190,8 @@ impl AccessCheck<'_> {
         }
     }
 
-    /// Identifies requests with the same credentials for the same part of a repository. Such
-    /// requests share one upstream request.
+    /// Returns the key that identifies requests with the same credentials for the same part of a
+    /// repository. Requests with the same key share one upstream request.
     fn key(&self, right: &KeyedHash) -> KeyedHash {
         let part = match &self.part {
             RequestedPart::Tag(target) => format!("tag {target}"),

@@ -11,9 +11,9 @@
 //!    slot to another pull. The client with the most pulls yields first.
 //! 5. If no request for the image came within [`UNREQUESTED_TIMEOUT`], the pull loses its slot even
 //!    if no other pull needs the slot.
-//! 6. A pull without a slot begins no download. Its running downloads yield to other downloads,
-//!    like the downloads of a client that has disconnected. The bytes that they fetched stay staged
-//!    for a later pull.
+//! 6. A pull without a slot begins no download. The running downloads of such a pull yield to other
+//!    downloads, like the downloads of a client that has disconnected. The bytes that these
+//!    downloads fetched stay staged for a later pull.
 
 use std::collections::HashMap;
 use std::sync::Arc;

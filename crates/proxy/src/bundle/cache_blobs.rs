@@ -1,5 +1,5 @@
-//! Gives the bundle server read access to the blobs of the cache. These reads do not count as
-//! accesses for eviction.
+//! Gives the bundle server read access to the blobs of the cache. The bundle server's reads do not
+//! count as accesses for eviction.
 
 use std::io;
 use std::sync::Arc;

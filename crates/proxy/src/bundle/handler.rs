@@ -224,8 +224,8 @@ impl BundleHandler<'_> {
         let planned = self.plan(bundle_server, image.digest, base_images, query);
         let (bundle, is_new) = match planned.await? {
             Err(pierhead_bundle_server::Error::Missing(_)) => {
-                // A blob of the image was evicted after the check above. So `ready` starts a new
-                // pull, and returns its progress as an error.
+                // A blob of the image was evicted after the check above. In this case, `ready`
+                // starts a new pull of the image, and returns the progress of the pull as an error.
                 self.ready(bundle_server, &image).await?;
                 return Err(Error::NotReady(QUEUED));
             }

@@ -67,7 +67,8 @@ pub(crate) async fn handle(
             handler.with_first_piece(response).await
         }
         Ok(Err(error)) => Err(error),
-        // Either disk I/O hangs, or a part of the handler missed its own deadline.
+        // The request exceeded its deadline: either disk I/O hangs, or a part of the handler missed
+        // its own deadline.
         Err(_) => Err(Error::Timeout),
     };
     let response = result.unwrap_or_else(|error| handler.error_response(&error));

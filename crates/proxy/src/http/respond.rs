@@ -59,16 +59,16 @@ pub(crate) fn respond(status: StatusCode, outcome: CacheOutcome) -> http::respon
     builder
 }
 
-/// Adds the body to the response. This cannot fail, because all parts are constants or validated
-/// values.
+/// Adds the body to the response. The call cannot fail, because all parts are constants or
+/// validated values.
 pub(crate) fn finish(builder: http::response::Builder, body: Body) -> Response<Body> {
     builder
         .body(body)
         .unwrap_or_else(|error| internal_error(&error))
 }
 
-/// The response if building another response fails. Such a failure is impossible, because all parts
-/// are valid.
+/// The response if building another response fails. Building a response cannot fail in practice,
+/// because all its parts are valid.
 pub(crate) fn internal_error(error: &http::Error) -> Response<Body> {
     tracing::error!(%error, "cannot build a response");
     let mut response = Response::new(Body::empty());

@@ -161,7 +161,8 @@ impl OpenConnections {
                 self.remove(client, id);
                 return true;
             }
-            // `close` failed, because the connection has just received a request. It stays open.
+            // `close` failed, because the connection has just received a request. So the connection
+            // stays open.
         }
         false
     }
@@ -401,8 +402,8 @@ mod tests {
             most[3].activity.begin().is_err(),
             "a closed connection takes no request"
         );
-        // The connection that was closed released its slot already. Its end must not release the
-        // slot a second time.
+        // The slot of the closed connection is already free. When that connection ends, the slot
+        // must not be released a second time.
         let open = most
             .into_iter()
             .filter(|it| !is_closed(it))

@@ -25,7 +25,7 @@ pub(crate) struct ResourceLimits {
     connections: Arc<Connections>,
     pub(crate) downloads: Arc<DownloadSlots>,
     pub(crate) memory: Arc<Memory>,
-    /// The usage of operator commands (`cache warm`). They act for no client.
+    /// The usage of operator commands (`cache warm`). Such commands act for no client.
     operator: Arc<ClientUsage>,
 }
 

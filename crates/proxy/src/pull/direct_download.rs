@@ -29,11 +29,11 @@ pub(crate) struct ReadPosition {
 /// A running download for one client.
 pub(crate) struct DirectDownload {
     stream: BlobStream,
-    /// Number of bytes before the client's offset that are still to arrive. They are hashed and
-    /// discarded.
+    /// Number of bytes before the client's offset that are still to arrive. These bytes are hashed
+    /// and discarded.
     skip: u64,
-    /// The bytes that arrived last. They are sent only when more bytes arrive, or when the digest
-    /// matches.
+    /// The bytes that arrived last. These bytes are sent only when more bytes arrive, or when the
+    /// digest matches.
     withheld: Bytes,
     /// Computes the digest of the content. `None`: the range starts after [`MAX_HASHED_PREFIX`], so
     /// nothing is hashed, or the digest was computed at the end.
@@ -121,9 +121,9 @@ impl DirectDownload {
     }
 
     /// Moves the download to the range that starts at `first`. Must be called before the first
-    /// read. If the digest needs the bytes before the range, the download from byte 0 continues.
-    /// Otherwise the range is requested again in the same download slot: if this task waited for a
-    /// second slot while it holds one, it could deadlock.
+    /// read. If the digest needs the bytes before the range, the download from byte 0 continues. If
+    /// the digest does not need them, the range is requested again in the same download slot: if
+    /// this task waited for a second slot while it holds one, it could deadlock.
     pub(crate) async fn part(
         mut self: Box<Self>,
         context: &RequestContext,

@@ -2,7 +2,7 @@
 //! completely in memory.
 //!
 //! The registry client writes a tag list as `{"name":"…","tags":["…","…"]}`, sorted and without
-//! spaces. So a page of tags is a contiguous range of bytes.
+//! spaces. Thus a page of tags is a contiguous range of bytes.
 
 use bytes::Bytes;
 

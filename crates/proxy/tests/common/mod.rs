@@ -26,7 +26,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Capacity in bytes of the cache in most tests. It is more than these tests need.
+/// Capacity in bytes of the cache in most tests. This capacity is more than the tests need.
 pub(crate) const CAPACITY: u64 = 1 << 30;
 
 /// A running proxy with its cache, its registry client and a fake registry.

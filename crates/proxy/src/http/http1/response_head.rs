@@ -20,7 +20,7 @@ pub(crate) enum Framing {
     Chunked,
 }
 
-/// The `Date` header of responses. Its text is formatted once per second.
+/// The `Date` header of responses. The text of the header is formatted once per second.
 #[derive(Default)]
 pub(crate) struct DateHeader {
     second: u64,
