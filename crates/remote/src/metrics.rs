@@ -35,8 +35,8 @@ impl RequestKind {
     }
 }
 
-/// The kind and the method of a request. They are counted separately, because some upstreams limit
-/// the rate of some operations only.
+/// The kind and the method of a request. Different operations are counted separately, because some
+/// upstreams limit the rate of some operations only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     kind: RequestKind,
@@ -44,7 +44,7 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    /// Number of different operations.
+    /// Number of different operations: the combinations of kind and method.
     pub(crate) const COUNT: usize = 12;
 
     pub(crate) const fn get(kind: RequestKind) -> Self {

@@ -291,8 +291,8 @@ async fn ask(
             session.budget.succeeded();
             Ok(Arc::new(token))
         }
-        // If the token server has no such URL, the registry's challenge is wrong. So this is no
-        // "not found" for the image, which may exist.
+        // If the token server has no such URL, the registry's challenge is wrong. The error must
+        // not be "not found", because the image may exist.
         StatusCode::NOT_FOUND => Err(session.protocol("its token server has no such URL (404)")),
         _ => Err(refusal(session, &response)),
     }

@@ -14,8 +14,8 @@ use zeroize::Zeroizing;
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Credentials {
-    /// User and password. They are sent to the registry by basic authentication, or to the token
-    /// server.
+    /// User and password. User and password are sent to the registry by basic authentication, or to
+    /// the token server.
     Basic {
         /// The name of the user.
         user: String,

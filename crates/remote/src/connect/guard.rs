@@ -73,8 +73,8 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     }
 }
 
-/// A host that the configuration names. Such a host may be internal, because the operator trusts
-/// the hosts in the configuration.
+/// A host that the configuration names. A host in the configuration may be internal, because the
+/// operator trusts the hosts in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TrustedHost {
     /// The name or address of the host in lower case, without brackets.

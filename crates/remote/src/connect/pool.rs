@@ -16,7 +16,7 @@ pub(crate) type HttpPool = Client<Connector, Full<Bytes>>;
 /// Larger buffers would cost memory for each fetch and would not make the fetch faster.
 const READ_BUFFER: usize = 128 << 10;
 
-/// Time after which an idle connection to an upstream is closed. This time is shorter than the
+/// Time after which an idle connection to an upstream is closed. This idle time is shorter than the
 /// keep-alive time of common servers.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 

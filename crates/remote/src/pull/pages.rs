@@ -19,8 +19,8 @@ use crate::pull::document::{Validators, etag, warnings};
 use crate::upstream::retry::{RetryPolicy, retrying};
 use crate::upstream::session::Session;
 
-/// Maximum number of pages of one tag or referrers list. This limit matters for lists with one
-/// entry per page, because the limit of bytes does not end them soon.
+/// Maximum number of pages of one tag or referrers list. The limit of pages matters for lists with
+/// one entry per page: the limit of bytes alone would end such lists late.
 const MAX_PAGES: usize = 10_000;
 
 /// The result of reading all pages of a list.

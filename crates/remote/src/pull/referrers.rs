@@ -131,7 +131,8 @@ async fn referrers_at(
     Ok(fetched.unless(known))
 }
 
-/// Whether clients can read the document as a list of referrers. Its media type is not checked.
+/// Whether clients can read the document as a list of referrers. The media type of the document is
+/// not checked.
 fn is_index(bytes: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Index {

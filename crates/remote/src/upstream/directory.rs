@@ -49,11 +49,11 @@ pub fn default_url(name: &Registry) -> String {
 pub(crate) struct Upstreams {
     configured: HashMap<Registry, RegistryHosts>,
     unconfigured: Cache<Registry, RegistryHosts>,
-    /// The connection pool of all unconfigured registries. They share a pool, because the same
-    /// target policy applies to them.
+    /// The connection pool of all unconfigured registries. These registries share a pool, because
+    /// the same target policy applies to all of them.
     public: HttpPool,
-    /// The connection pool of Docker Hub. It has a resolver of its own, so that names that clients
-    /// invent never delay lookups of Docker Hub.
+    /// The connection pool of Docker Hub. Docker Hub's pool has a resolver of its own, so that
+    /// names that clients invent never delay lookups of Docker Hub.
     hub: HttpPool,
     credentials: HashMap<Registry, Credentials>,
     metrics: Metrics,

@@ -62,7 +62,7 @@ struct State {
     /// The state of the open circuit breaker. `None`: the circuit breaker is closed.
     open: Option<OpenCircuit>,
     /// The rate limit of the host for each operation. Docker Hub limits GET requests for manifests.
-    /// It limits neither HEAD requests for manifests nor requests for blobs.
+    /// Docker Hub limits neither HEAD requests for manifests nor requests for blobs.
     rate_limits: [Option<RateLimit>; Operation::COUNT],
     /// Number of consecutive bodies that failed before their first byte, and the time of the last
     /// of them. The circuit breaker of such a host stays closed, because the host responds to every

@@ -35,8 +35,8 @@ pub(crate) struct TimeLimits {
 pub(crate) struct SharedState {
     pub(crate) limits: TimeLimits,
     pub(crate) tokens: Tokens,
-    /// The tokens of clients. These tokens are in a separate cache, so that a large number of
-    /// clients cannot evict the tokens of the configured credentials.
+    /// The tokens of clients. The tokens of clients are in a separate cache, so that a large number
+    /// of clients cannot evict the tokens of the configured credentials.
     pub(crate) pass_through_tokens: Tokens,
     pub(crate) helper_folders: Vec<PathBuf>,
     pub(crate) documents: DocumentMemory,
@@ -58,8 +58,8 @@ pub(crate) struct RegistryHost {
     pub(crate) auth_state: Mutex<AuthState>,
     pub(crate) health: Arc<Health>,
     pub(crate) mismatches: DigestMismatches,
-    /// Whether another party runs this host. Such a host receives no credentials of a client, and a
-    /// 404 from it is not final.
+    /// Whether another party runs this host. A host of another party receives no credentials of a
+    /// client, and a 404 from it is not final.
     pub(crate) is_mirror: bool,
     /// Error text that replaces the reason why the SSRF guard refuses a request. Thus clients get
     /// the same text for a missing name and an internal name.

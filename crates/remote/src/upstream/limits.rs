@@ -1,4 +1,4 @@
-//! Limits of the registry client (document memory, bandwidth, lookups) that survive a reload. These
+//! Limits of the registry client (document memory, bandwidth, lookups) that survive a reload. The
 //! limits apply to the streams of the old and the new configuration together.
 
 use std::sync::Arc;

@@ -40,8 +40,8 @@ impl TwoAddresses {
         change(&mut upstream, &mirror, &registry);
         let config = Config {
             upstreams: [(name(), upstream)].into(),
-            // The timeout is longer than the timeout of the test. So if one address does not
-            // respond, the test passes only if the next address is asked.
+            // The timeout is longer than the timeout of the test. Therefore, if one address does
+            // not respond, the test passes only if the next address is asked.
             header_timeout: Duration::from_secs(60),
             upstream_timeout: Duration::from_millis(700),
             ..Config::default()
@@ -328,8 +328,8 @@ async fn an_interrupted_blob_resumes_at_the_only_address_that_has_it() {
     assert_eq!(setup.mirror.gets_of(&setup.layer()), 3);
 }
 
-/// Both addresses are asked if the first address does not respond in time. A late response of the
-/// first address is accepted, too.
+/// If the first address does not respond in time, the client also asks the second address. A late
+/// response of the first address is accepted, too.
 #[tokio::test]
 async fn a_late_response_of_the_first_address_is_accepted() {
     let setup = TwoAddresses::start().await;

@@ -45,8 +45,8 @@ async fn an_interrupted_blob_resumes_at_its_position() {
         );
     }
     let pair = Pair::start().await;
-    // A connection reset discards bytes that the kernel has received. So the offset from which the
-    // download resumes varies.
+    // A connection reset discards bytes that the kernel has received. Therefore the offset from
+    // which the download resumes varies.
     pair.upstream
         .inject(Fault::ResetBody(70_000).on_blobs().times(1));
     pair.assert_pull_in(2).await;

@@ -92,7 +92,8 @@ async fn tls_needs_a_trusted_authority() {
         })
         .expect("a configuration")
     };
-    // The token server is another TLS host. Its certificate is from the same authority.
+    // The token server is another TLS host. The certificate of the token server is from the same
+    // authority as the registry's certificate.
     within_timeout(client(true).manifest(&reference(":latest"), &Validators::default()))
         .await
         .expect("a manifest");
