@@ -16,7 +16,7 @@ use pierhead_oci::{Algorithm, Digest, Hasher};
 
 const SIZE: u64 = 1 << 30;
 
-/// Runs of each kind.
+/// Number of measured runs of each kind.
 const RUNS: usize = 4;
 
 /// Bytes that an upstream delivers per read: 64 KiB, or 16 KiB (one TLS record).

@@ -23,7 +23,7 @@ pub enum Error {
         /// The error of the operating system.
         source: Arc<io::Error>,
     },
-    /// The received bytes do not match the requested digest. So the upstream sent wrong content.
+    /// The received bytes do not match the requested digest. The upstream has sent wrong content.
     #[error("the received content has the digest {actual}, not {expected}")]
     WrongDigest {
         /// The digest that was requested.

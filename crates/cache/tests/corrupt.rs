@@ -262,7 +262,7 @@ async fn verify_reads_against_the_digest() {
     );
     assert!(cache.verify(&verified_len).await.unwrap());
     assert!(!cache.contains(&digest) && cache.contains(&verified_len));
-    // This flips a bit of the trailer, and leaves the content intact.
+    // The flipped bit is in the trailer, so the content is intact.
     flip(200_001)(&file_of(folder.path(), &verified_len));
     assert!(!cache.verify(&verified_len).await.unwrap());
 }

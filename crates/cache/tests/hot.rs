@@ -332,7 +332,7 @@ async fn a_damaged_hot_copy_is_removed_and_the_disk_is_read() {
         content
     );
     drop(object);
-    // This damages a byte of the second hot chunk.
+    // The damaged byte is in the second hot chunk.
     fast.corrupt(key(&digest), 4096 + C + 7);
     let object = cache.get(&digest).await.unwrap().unwrap();
     let read = read_all(&BlobReader::Stored(object.clone())).await;

@@ -92,7 +92,7 @@ proptest! {
     fn arbitrary_bytes_are_refused(mut file in vec(any::<u8>(), 0..200), size in any::<u64>(), count in any::<u32>()) {
         let digest = Digest::of(Algorithm::Sha256, b"");
         prop_assert!(decode(&digest, &file).is_err());
-        // These changes make files that are nearly valid but state wrong lengths.
+        // The appended lengths make a file that is nearly valid, but that states wrong lengths.
         file.extend_from_slice(&size.to_le_bytes());
         file.extend_from_slice(&65_536u32.to_le_bytes());
         file.extend_from_slice(&count.to_le_bytes());

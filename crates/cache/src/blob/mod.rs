@@ -26,8 +26,8 @@ use crate::tier::{CHUNK, Extent};
 /// During such a call, other clients on the same thread wait.
 const MAX_VERIFIED: u64 = 2 << 20;
 
-/// A committed blob, open or in memory. It stays readable after its eviction from the cache. A
-/// clone costs little.
+/// A committed blob, open or in memory. An open blob stays readable after its eviction from the
+/// cache. A clone costs little.
 pub struct StoredBlob {
     source: Source,
     /// 1 + the number of the chunk that was verified last. Small sequential reads thus verify each

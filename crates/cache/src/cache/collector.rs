@@ -25,7 +25,8 @@ impl Collector for StateCollector {
         let Some(store) = self.0.upgrade() else {
             return Ok(());
         };
-        // This system call does not wait for the disk. It is made without the lock of the state.
+        // `Store::free` makes a system call, which does not wait for the disk. The call is made
+        // without the lock of the state.
         let free = store.free();
         let (figures, labels, shown) = {
             let mut state = store.state.lock();

@@ -52,7 +52,7 @@ pub struct Cache {
     maintenance: Arc<Maintenance>,
 }
 
-/// The result of [`Cache::claim`].
+/// What the caller of [`Cache::claim`] gets: the blob, or a part in its fill.
 pub enum Claim {
     /// The blob is complete and verified.
     Hit(StoredBlob),
@@ -226,10 +226,10 @@ impl Cache {
         self.store.state.lock().index.contains_key(digest)
     }
 
-    /// Returns the blob if it is committed. Otherwise makes the caller the leader of a new fill, or
-    /// a follower of the running fill. A digest has at most one leader at a time. `origin` is the
-    /// registry from which the leader fetches. A fill resumes only staged bytes of the same
-    /// registry. Cancel safe.
+    /// Returns the blob if it is committed. If the blob is not committed, makes the caller the
+    /// leader of a new fill, or a follower of the running fill. A digest has at most one leader at
+    /// a time. `origin` is the registry from which the leader fetches. A fill resumes only staged
+    /// bytes of the same registry. Cancel safe.
     ///
     /// # Errors
     /// [`Error::Io`] if the staging file cannot be opened. This error satisfies
@@ -307,7 +307,7 @@ impl Cache {
     /// durable.
     ///
     /// # Errors
-    /// [`Error::WrongDigest`], [`Error::NoRoom`] or [`Error::Io`].
+    /// The blob is not stored: [`Error::WrongDigest`], [`Error::NoRoom`] or [`Error::Io`].
     pub async fn put(
         &self,
         digest: &Digest,
@@ -453,8 +453,8 @@ impl Cache {
     }
 
     /// Whether the daily write budget has bytes left for another component. `is_awaited` means that
-    /// a client waits for the work. Such work may exceed the budget by 1/16. The same exception
-    /// applies to small blobs. Does not block.
+    /// a client waits for the work. Work for which a client waits may exceed the budget by 1/16.
+    /// The same exception applies to small blobs. Does not block.
     pub fn may_write(&self, is_awaited: bool) -> bool {
         self.store.may_write(is_awaited)
     }

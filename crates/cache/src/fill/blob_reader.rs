@@ -15,7 +15,7 @@ use crate::fill::shared_fill::{Progress, SharedFill};
 /// Reads a blob, which is committed or being filled.
 #[derive(Clone)]
 pub enum BlobReader {
-    /// The blob is committed.
+    /// The blob is already committed.
     Stored(StoredBlob),
     /// The blob is being filled.
     Tail(TailReader),

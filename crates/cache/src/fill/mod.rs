@@ -1,5 +1,5 @@
-//! Fills: a fill downloads one blob into the cache. Its leader writes the blob to staging and
-//! commits it, while its followers read the bytes.
+//! Fills: a fill downloads one blob into the cache. The leader of a fill writes the blob to staging
+//! and commits it, while the followers of the fill read the bytes.
 
 pub(crate) mod blob_reader;
 mod ingest;
@@ -26,9 +26,9 @@ use crate::store::small_blobs::MAX_SMALL_BLOB;
 /// for its followers with [`Error::Abandoned`]. The staged bytes are kept, and the next leader
 /// resumes after them.
 ///
-/// The leader does these steps. It fetches the content from [`Fill::offset`] on. If the upstream
-/// starts at byte 0 instead, the leader calls [`Fill::restart`]. It calls [`Fill::begin`], then
-/// [`Fill::write`] for each piece, then [`Fill::finish`].
+/// The leader does these steps: fetch the content from [`Fill::offset`] on; call [`Fill::restart`]
+/// if the upstream starts at byte 0 instead; call [`Fill::begin`], then [`Fill::write`] for each
+/// piece, then [`Fill::finish`].
 ///
 /// When the cache cannot store the blob (`begin`, `write` or `finish` returns an error with
 /// [`Error::is_storage`]), all readers get that error. Each reader then streams the rest of the
@@ -165,8 +165,8 @@ impl Fill {
         let reserved =
             blocking(move || reservation::announce(&store, &shared_fill, size, need, terms)).await;
         if let Err(error) = reserved {
-            // The blob may be admitted tomorrow, when the daily write budget starts anew. So the
-            // staged bytes are kept, and a later fill can resume them.
+            // The blob may be admitted tomorrow, when the daily write budget starts anew. Therefore
+            // the staged bytes are kept, and a later fill can resume them.
             let keep = matches!(error, Error::NotAdmitted { .. }) && self.position > 0;
             return Err(self.end(error, keep).await);
         }

@@ -41,7 +41,7 @@ pub(crate) struct SharedFill {
     pub(crate) progress: Arc<watch::Sender<Progress>>,
     /// The committed blob, once it exists. All readers share this handle.
     pub(crate) committed: OnceLock<Arc<OpenBlob>>,
-    /// Reads the staged bytes. It is set before the first byte is staged.
+    /// Reads the staged bytes. This reader is set before the first byte is staged.
     pub(crate) reader: OnceLock<Arc<dyn ReadAt>>,
     /// Disk space reserved for this fill, in bytes.
     pub(crate) reserved: AtomicU64,

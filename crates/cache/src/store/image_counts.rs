@@ -14,8 +14,8 @@ const MAX_ENTRIES: usize = 1 << 15;
 #[derive(Debug, Default)]
 pub(crate) struct ImageCounts {
     counts: HashMap<u64, u16>,
-    /// The manifests that were counted. They are remembered, because a manifest that is evicted and
-    /// stored again must not count twice.
+    /// The manifests that were counted. The manifests are remembered, because a manifest that is
+    /// evicted and stored again must not count twice.
     images: HashSet<u64>,
 }
 

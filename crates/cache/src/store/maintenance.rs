@@ -62,7 +62,8 @@ struct StopSignal {
     changed: Condvar,
 }
 
-/// The loop of the maintenance thread. It runs until the thread is stopped or the cache is dropped.
+/// The loop of the maintenance thread. The loop runs until the thread is stopped or the cache is
+/// dropped.
 fn run(
     maintenance: &Weak<Maintenance>,
     stop: &StopSignal,

@@ -69,7 +69,7 @@ pub(crate) struct Store {
     pub(crate) syncing: AtomicBool,
     /// Applies the placement rules. `None` without a fast tier.
     pub(crate) placer: Option<Placer>,
-    /// The lock of the data folder. It is held until [`Store::unlock`].
+    /// The lock of the data folder. The lock is held until [`Store::unlock`].
     folder: Mutex<Option<DataFolder>>,
 }
 

@@ -46,13 +46,13 @@ impl Origin {
     }
 }
 
-/// The folder `origins/`. It has one empty file per fill, whose name contains digest and registry.
-/// Invariants:
+/// The folder `origins/`. The folder has one empty file per fill, whose name contains digest and
+/// registry. Invariants:
 ///
 /// 1. The file of a fill is created before the second chunk is staged. A single staged chunk is
 ///    never resumed.
 /// 2. The file of a fill is deleted after the last staged byte is deleted or committed.
-/// 3. So after a crash, the staged bytes of a digest have a record of one registry, of two
+/// 3. Thus, after a crash, the staged bytes of a digest have a record of one registry, of two
 ///    registries, or of none. Recovery deletes the staged bytes unless there is exactly one
 ///    registry.
 pub(crate) struct Origins {

@@ -87,8 +87,8 @@ impl Placer {
         let Some(bytes) = advisor.expected(digest) else {
             return;
         };
-        // `floor` may visit all blobs of the fast tier. It is computed before the state is locked,
-        // because requests wait for the lock of the state.
+        // `floor` may visit all blobs of the fast tier. `floor` is computed before the state is
+        // locked, because requests wait for the lock of the state.
         let floor = self.write_back.floor(bytes);
         let state = state.lock();
         let progress = |layer: &Digest, size: u64| {

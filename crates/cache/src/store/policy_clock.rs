@@ -26,8 +26,8 @@ impl PolicyClock {
         self.tick
     }
 
-    /// Returns the tick of a past event at the wall clock time `then`. This tick is at most the
-    /// current tick.
+    /// Returns the tick of a past event at the wall clock time `then`. The returned tick is at most
+    /// the current tick.
     pub(crate) fn past(&self, then: u64) -> u64 {
         self.tick.saturating_sub(self.wall.saturating_sub(then))
     }

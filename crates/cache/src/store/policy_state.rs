@@ -68,8 +68,8 @@ impl PolicyState {
         ranking.clock.resume(self.clock);
         ranking.admission.restore(self.written, self.clock);
         if self.policy.is_empty() && self.admission.is_empty() {
-            // The file has no states, because they exceeded the limit. This was logged when the
-            // file was saved.
+            // The file has no states, because they exceeded the limit. The omission was logged when
+            // the file was saved.
             return;
         }
         match ranking.policy.restore(&self.policy) {

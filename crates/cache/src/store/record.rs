@@ -125,8 +125,8 @@ pub(crate) fn each<T: DeserializeOwned>(
 /// Reads a record, with the length of its file.
 ///
 /// # Errors
-/// If the file is no valid record, an error that satisfies [`is_proven_damage`]. Otherwise the
-/// error of the system.
+/// If the file is no valid record, an error that satisfies [`is_proven_damage`]. In all other
+/// cases, the error of the system.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     let mut text = Vec::new();
     // One byte more than the limit is read, to detect a file that is too long.

@@ -17,9 +17,9 @@ use crate::store::state::{Slot, State};
 use crate::tier::{Tier, TierEntry, Trailer, is_proven_damage};
 
 /// Restores all blobs of the tier, in the order of their last accesses. A file whose length matches
-/// its catalog entry is not opened. Any other file is opened to read its trailer. Such a blob is
-/// ranked by the modification time of its file, below all blobs that are in the catalog. If a blob
-/// of the catalog has no file, the tier is asked to open the blob.
+/// its catalog entry is not opened. Any other file is opened to read its trailer. A blob that is
+/// not in the catalog is ranked by the modification time of its file, below all blobs that are in
+/// the catalog. If a blob of the catalog has no file, the tier is asked to open the blob.
 pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io::Result<()> {
     let mut found = HashMap::new();
     tier.scan(&mut |blob| {
@@ -44,8 +44,9 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
                 .map(|media_type| intern(&mut types, media_type));
             known.push((digest, slot));
         } else {
-            // Either the file is missing, or its folder cannot be listed. Opening the blob shows
-            // which of the two is true. An unreadable file counts with the length in the catalog.
+            // The scan did not find the file: either the file is missing, or its folder cannot be
+            // listed. Opening the blob shows which of the two is true. An unreadable file counts
+            // with the length in the catalog.
             file.bytes = file.bytes.max(len);
         }
     });

@@ -21,7 +21,7 @@ pub struct BlobStat {
 /// Byte counts of the whole cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// Number of committed blobs.
+    /// Number of blobs that are committed.
     pub blobs: u64,
     /// Bytes on disk of the committed blobs.
     pub used: u64,

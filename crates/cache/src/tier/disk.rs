@@ -33,7 +33,7 @@ pub enum Step<'a> {
     Rename(&'a Path, &'a Path),
     /// The names of files in this folder are made durable.
     SyncFolder(&'a Path),
-    /// This file is deleted.
+    /// This file will be deleted.
     Remove(&'a Path),
 }
 
@@ -132,8 +132,8 @@ impl DiskTier {
         self.step(Step::Remove(path))?;
         match fs::remove_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            // A folder with the name of a blob was not made by pierhead. Such a folder is removed
-            // only if it is empty.
+            // A folder with the name of a blob was not made by pierhead. A folder with the name of
+            // a blob is removed only if it is empty.
             Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir(path),
             other => other,
         }

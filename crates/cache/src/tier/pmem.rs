@@ -336,7 +336,8 @@ impl<M: Medium> ReadAt for PartialReader<M> {
 
 struct PmemBlob<M: Medium + 'static> {
     inner: Arc<Inner<M>>,
-    /// The committed value in the log. Its space stays allocated while this handle exists.
+    /// The committed value in the log. The space of the value stays allocated while this handle
+    /// exists.
     entry: Entry,
     trailer: Trailer,
     number: u64,

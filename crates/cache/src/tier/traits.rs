@@ -55,7 +55,7 @@ pub trait MultiTier: Send + Sync {
     fn close(&self);
 }
 
-/// A tier that can be in front of the disk ([`WriteBack`](super::WriteBack)). Such a tier can tell
+/// A tier that can be in front of the disk ([`WriteBack`](super::WriteBack)). A fast tier can tell
 /// how much space a blob needs.
 pub trait FastMedium: Tier {
     /// Returns the maximum number of bytes on the medium that a value of `bytes` bytes (content and

@@ -340,7 +340,8 @@ impl Inner {
         }
     }
 
-    /// Tests replace this function to inject faults. It is called before each change on the disk.
+    /// Tests replace this function to inject faults. The writer calls this function before each
+    /// change on the disk.
     #[cfg(not(test))]
     #[expect(
         clippy::unused_self,

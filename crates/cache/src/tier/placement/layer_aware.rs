@@ -8,8 +8,8 @@ use super::{Destination, Speed};
 /// A client downloads several layers at a time, but unpacks and stores them one after another,
 /// starting with the lowest layer. When the last layer arrives (N-Docker: "Last Downloading
 /// Layer"), the client still has to store this layer and all layers above it. The client has stored
-/// the lower layers during the download. So N-Docker puts the last layer and the layers above it on
-/// the fast tier.
+/// the lower layers during the download. Therefore N-Docker puts the last layer and the layers
+/// above it on the fast tier.
 ///
 /// This cache stores layers in the order of their arrival, so the position of a layer in the image
 /// is only an approximation of the order of storing. If the speeds of link and disk are known

@@ -118,7 +118,7 @@ fn the_disk_gets_as_many_bytes_as_it_can_store_in_time() {
         }),
         ..LayerAware::default()
     };
-    // The layer sizes are in units of 100 kB. They are typical for public images: base layer,
+    // The layer sizes are in units of 100 kB. The sizes are typical for public images: base layer,
     // packages, application.
     let on_disk = |sizes: &[u64]| {
         let layers: Vec<_> = sizes.iter().map(|size| waiting(size * 100_000)).collect();

@@ -36,8 +36,8 @@ impl Default for YieldBudget {
 }
 
 impl YieldBudget {
-    /// Returns the time until which the copy yields to a reader. This is at most `quiet`, the time
-    /// at which the disk is free again. `None` when the budget is used up.
+    /// Returns the time until which the copy yields to a reader. The result is at most `quiet`, the
+    /// time at which the disk is free again. `None` when the budget is used up.
     fn until(&self, now: Instant, quiet: Instant) -> Option<Instant> {
         let most = now.checked_add(self.0)?;
         (!self.0.is_zero()).then_some(most.min(quiet))

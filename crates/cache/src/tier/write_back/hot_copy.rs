@@ -2,7 +2,8 @@
 //! fast tier, and removes such copies.
 //!
 //! A copy of hot ranges is an ordinary value of the fast tier, with the same durability, accounting
-//! and eviction. Its [`CopyKey`] distinguishes it from the copy of a whole blob.
+//! and eviction. The [`CopyKey`] of such a copy distinguishes the copy from the copy of a whole
+//! blob.
 
 use std::io;
 use std::ops::Range;
@@ -88,7 +89,8 @@ impl HotCopies {
                 .map(|it| (it.is_clean, it.number));
             (state.hot_ranges.get(digest).cloned(), whole)
         };
-        // A dirty blob is skipped here. It is queued again once it is written back to the disk.
+        // A dirty blob is skipped here. Once the blob is written back to the disk, its hot ranges
+        // are queued again.
         let (Some(hot_range), None | Some((true, _))) = (hot_range, whole) else {
             return Ok(());
         };

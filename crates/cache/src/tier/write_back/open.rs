@@ -14,8 +14,8 @@ use crate::tier::{Blob, Extent, ReadAt, Trailer};
 /// An open copy on the fast tier. The space of the copy stays reserved until this value is dropped.
 pub(super) struct FastBlob {
     blob: Arc<dyn Blob>,
-    /// The reservation of the copy's space. It is dropped after the blob, because it must not be
-    /// released before the medium has freed the space.
+    /// The reservation of the copy's space. The reservation is dropped after the blob, because the
+    /// space must not be released before the medium has freed the space.
     room: ReaderRoom,
 }
 

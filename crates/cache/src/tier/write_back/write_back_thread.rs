@@ -143,7 +143,7 @@ impl WriteBackThread {
             self.fast.state.lock().mark_clean(digest, number);
             return Ok(());
         }
-        // Deletes the incomplete copy.
+        // Deletes the incomplete copy on the disk.
         let discarded = self.disk.tier.discard(digest);
         let ended = ended.and(discarded);
         if ended.is_err() {
