@@ -21,8 +21,9 @@ const VOLATILE_FILE_SYSTEMS: &[(i64, &str)] = &[
     ),
 ];
 
-/// Network file systems and shared folders of a virtual machine. They count as durable as a disk,
-/// because the server flushes its data on request. The numbers are from the kernel's `magic.h`.
+/// Network file systems and shared folders of a virtual machine. Such file systems count as durable
+/// as a disk, because the server flushes its data on request. The numbers are from the kernel's
+/// `magic.h`.
 const NETWORK_FILE_SYSTEMS: &[i64] = &[
     0x6969,      // NFS
     0xff53_4d42, // CIFS

@@ -47,7 +47,7 @@ pub(super) struct Head {
 /// The state of one copy of the log's head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HeadCopy {
-    /// The copy is intact.
+    /// The copy of the head is intact.
     Intact(Head),
     /// The copy has another layout version.
     Version(u32),
@@ -243,9 +243,9 @@ impl Record {
         bounded.then_some(record)
     }
 
-    /// Returns the commit word of this record, which is never 0. Its 64 bits depend on the head and
-    /// on the random number of the log. So the content of a value cannot contain the commit word,
-    /// neither by chance nor on purpose.
+    /// Returns the commit word of this record, which is never 0. The 64 bits of the word depend on
+    /// the head and on the random number of the log. Thus the content of a value cannot contain the
+    /// commit word, neither by chance nor on purpose.
     pub(super) fn commit_word(line: &Line, id: u64, offset: u64) -> u64 {
         let low = crc32c::crc32c_append(
             crc32c::crc32c(&id.rotate_left(17).to_le_bytes()),

@@ -198,8 +198,8 @@ fn sequences<M: Medium>(
 }
 
 /// Returns the highest sequence of the records between `begin` and `end`, or 0 if there are no
-/// records. A power cut may leave a record in a segment whose head is not durable. Such a record is
-/// harmless, because it is not committed.
+/// records. A power cut may leave a record in a segment whose head is not durable. A record in such
+/// a segment is harmless, because it is not committed.
 fn newest_sequence<M: Medium>(
     lines: &mut Lines<'_, M>,
     head: &Head,
@@ -238,8 +238,9 @@ impl<M: Medium> Scan<'_, M> {
                 Some((line, record)).filter(|_| record.footprint() <= end - at)
             });
             let Some((head, record)) = record else {
-                // Either the records of this segment end here, or a record is damaged. The lines
-                // that follow, or the rest of this record, show which of the two is true.
+                // No valid record follows: either the records of this segment end here, or a record
+                // is damaged. The lines that follow, or the rest of this record, show which of the
+                // two is true.
                 if line.is_some_and(|line| is_damaged_head(&line, self.head.id, sequence, at)) {
                     self.damaged += 1;
                     gap = false;

@@ -130,7 +130,7 @@ impl ShadowMedium {
         left
     }
 
-    /// Returns an independent copy with all words, whether they are durable or not. This is the
+    /// Returns an independent copy with all words, whether they are durable or not. The copy is the
     /// state after the process was killed.
     pub fn fork(&self) -> Self {
         let mut state = self.lock().clone();

@@ -68,7 +68,7 @@ impl Slot {
     }
 
     /// Returns the bounds and the page size of the region. `None` while these values are changing.
-    /// They never change while a thread accesses the region.
+    /// The bounds never change while a thread accesses the region.
     fn bounds(&self) -> Option<(usize, usize, usize)> {
         let before = self.version.load(Ordering::Acquire);
         let bounds = (
@@ -254,8 +254,8 @@ fn call_previous(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context
         }
     }
     // After a fault, the instruction runs again and now ends the process. A sent signal would be
-    // lost, because the handler of std always sets the default action and returns. So a sent signal
-    // is raised again.
+    // lost, because the handler of std always sets the default action and returns. Therefore a sent
+    // signal is raised again.
     if code <= 0 && is_default(signal) {
         // SAFETY: raise is allowed in a handler; the signal stays pending until this handler
         // returns.

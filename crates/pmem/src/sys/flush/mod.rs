@@ -39,7 +39,8 @@ pub(crate) mod executed {
     }
 }
 
-/// The instruction that writes a cache line back. It is detected when the program runs.
+/// The instruction that writes a cache line back. The best instruction is detected when the program
+/// runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheLines {
     instruction: arch::Instruction,
