@@ -10,17 +10,17 @@ use crate::{Cherry, Gdsf, Key, Learned, Lru, Policy, S3Fifo, SizeSplit};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PolicyName {
-    /// The policy [`Lru`].
+    /// The policy [`Lru`]: evicts the least recently used key.
     Lru,
-    /// The policy [`S3Fifo`].
+    /// The policy [`S3Fifo`]: a small and a main queue.
     S3Fifo,
-    /// The policy [`Gdsf`].
+    /// The policy [`Gdsf`]: ranks by frequency, cost and size.
     Gdsf,
-    /// The policy [`Cherry`].
+    /// The policy [`Cherry`]: ranks by images and requests.
     Cherry,
-    /// The policy [`SizeSplit`].
+    /// The policy [`SizeSplit`]: ranks small and large keys separately.
     SizeSplit,
-    /// The policy [`Learned`].
+    /// The policy [`Learned`]: ranks by a network that learns while the cache runs.
     Learned,
 }
 

@@ -39,7 +39,7 @@ pub enum RecordedOutcome {
 }
 
 impl RecordedOutcome {
-    /// All results, in order.
+    /// All results that a request can have.
     pub const ALL: [Self; 3] = [Self::Hit, Self::Miss, Self::Passed];
 
     /// Returns the word for this result in a line of the log.

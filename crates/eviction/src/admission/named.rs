@@ -12,14 +12,14 @@ use crate::admission::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AdmissionName {
-    /// The filter [`Always`].
+    /// The admission filter [`Always`], which admits all keys.
     #[default]
     Always,
-    /// The filter [`SecondHit`].
+    /// The admission filter [`SecondHit`], which admits keys at their second request.
     SecondHit,
-    /// The filter [`SizeAware`].
+    /// The admission filter [`SizeAware`], which prefers small keys.
     SizeAware,
-    /// The filter [`TinyLfu`].
+    /// The admission filter [`TinyLfu`], which admits keys with enough recent requests.
     TinyLfu,
 }
 

@@ -34,8 +34,8 @@ impl Hasher for Mixer {
     }
 }
 
-/// Mixes the bits of a number. This is the finalizer of SplitMix64: a bijection in which each input
-/// bit affects all output bits.
+/// Mixes the bits of a number. The function is the finalizer of SplitMix64: a bijection in which
+/// each input bit affects all output bits.
 pub fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

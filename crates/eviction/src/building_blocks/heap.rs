@@ -13,9 +13,9 @@ const ARITY: usize = 4;
 /// A min-heap. Among entries with equal priorities, the entry whose priority was set first comes
 /// first. Operations take O(log n) time, and an entry takes 16 bytes.
 ///
-/// The table stores the heap position of each entry ([`Table::set_place`]). It uses a field in
-/// which a [`crate::building_blocks::table::List`] stores its links. So an entry of the heap must
-/// not be on a list.
+/// The table stores the heap position of each entry ([`Table::set_place`]). The position is in a
+/// field in which a [`crate::building_blocks::table::List`] stores its links. Therefore an entry of
+/// the heap must not be on a list.
 #[derive(Debug, Default)]
 pub struct Heap {
     items: Vec<Item>,

@@ -37,7 +37,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Counts one more size.
+    /// Counts one more size in the histogram.
     pub fn add(&mut self, size: u64) {
         let class = class(size);
         if self.counts.len() <= class {

@@ -20,7 +20,7 @@ pub type Cherry<K> = RankPolicy<K, Cherished>;
 /// requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Combination {
-    /// The product images × requests, as in CHERRY. This is the default.
+    /// The product images × requests, as in CHERRY. The product is the default.
     #[default]
     Product,
     /// The sum images + requests, which is pierhead's own variant: a layer of a single image can
@@ -43,7 +43,7 @@ pub struct Cherished {
 }
 
 impl<K: Key> Cherry<K> {
-    /// Creates an empty policy.
+    /// Creates an empty policy with these parameters.
     pub fn new(parameters: CherryParameters) -> Self {
         Self::by(Cherished { parameters })
     }

@@ -24,8 +24,8 @@ pub type Gdsf<K> = RankPolicy<K, Greedy>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cost {
     /// The cost is the same for each key: GDSF(1) of section 3. This cost minimises the number of
-    /// requests to the upstream. It is the default, because the paper and other implementations use
-    /// it.
+    /// requests to the upstream. The cost [`Cost::One`] is the default, because the paper and other
+    /// implementations use it.
     #[default]
     One,
     /// The cost is [`Access::cost`], the seconds for which a client waits. With this cost, large
@@ -74,7 +74,7 @@ pub struct Greedy {
 }
 
 impl<K: Key> Gdsf<K> {
-    /// Creates an empty policy.
+    /// Creates an empty policy with these parameters.
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter is out of its range.
@@ -173,7 +173,7 @@ mod tests {
                 "",
                 vec![('b', 0.25), ('a', 0.5), ('c', 0.5)],
             ),
-            // d enters at L = 0.25. So key a, which has the same frequency and size as d, is
+            // d enters at L = 0.25. Therefore key a, which has the same frequency and size as d, is
             // evicted before d.
             ("a2 b4 * d2", "b", vec![('a', 0.5), ('d', 0.75)]),
             ("a2 b4 * a2", "b", vec![('a', 1.25)]),

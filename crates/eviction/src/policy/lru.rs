@@ -18,7 +18,7 @@ pub type Lru<K> = QueuePolicy<K, Recency>;
 pub struct Recency;
 
 impl<K: Key> Lru<K> {
-    /// Creates an empty policy.
+    /// Creates an empty LRU policy.
     pub fn new() -> Self {
         Self::of(Recency)
     }

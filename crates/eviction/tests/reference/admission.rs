@@ -55,7 +55,7 @@ proptest! {
     }
 
     // 16 keys do not collide in the 65536 counters of the sketch, and 200 requests do not fill the
-    // sketch's sample. So the counts of the sketch are exact.
+    // sketch's sample. Thus the counts of the sketch are exact.
     #[test]
     fn tinylfu_admits_a_key_at_its_threshold(threshold in 1..=15_u8, steps in steps()) {
         let parameters = TinyLfuParameters { threshold };
@@ -97,8 +97,8 @@ proptest! {
             let larger = of_larger.admit(&Access::new(0, one.max(other), 0));
             prop_assert!(smaller || !larger, "{} and {}", one, other);
         }
-        // Each request draws one random number, whatever its size is. So both filters make the same
-        // next decisions.
+        // Each request draws one random number, whatever its size is. Thus both filters make the
+        // same next decisions.
         prop_assert_eq!(of_smaller.save(), of_larger.save());
     }
 }

@@ -2,12 +2,13 @@
 //! eviction) by the neural network.
 //!
 //! Keys are in queues by size class and number of requests. Only the keys at the front of each
-//! queue, the nominees, are compared. This is the pyramidal selection scheme (Aggarwal, Wolf, Yu,
-//! "Caching on the World Wide Web", IEEE TKDE 11(1), 1999, section 3.1), extended by classes of use
-//! and by the cost of a miss. The heuristic evicts the nominee whose bytes save the least waiting.
-//! The estimated value of a nominee is its request rate × cost / size. The heuristic estimates the
-//! request rate as the square root of the decayed number of requests, divided by the time since the
-//! last request. The network replaces this estimate by a learned request rate.
+//! queue, the nominees, are compared. The choice of nominees is the pyramidal selection scheme
+//! (Aggarwal, Wolf, Yu, "Caching on the World Wide Web", IEEE TKDE 11(1), 1999, section 3.1),
+//! extended by classes of use and by the cost of a miss. The heuristic evicts the nominee whose
+//! bytes save the least waiting. The estimated value of a nominee is its request rate × cost /
+//! size. The heuristic estimates the request rate as the square root of the decayed number of
+//! requests, divided by the time since the last request. The network replaces this estimate by a
+//! learned request rate.
 
 use std::sync::Arc;
 

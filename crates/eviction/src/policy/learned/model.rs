@@ -18,8 +18,8 @@ const HIDDEN: usize = 16;
 const BIAS: usize = INPUTS * HIDDEN;
 const OUT: usize = BIAS + HIDDEN;
 const DIRECT: usize = OUT + HIDDEN;
-/// Maximum absolute value of a weight. The maximum is far above the results of training. It is low
-/// enough that products over two layers stay far below the limit of an `f32`.
+/// Maximum absolute value of a weight. The maximum is far above the results of training. The
+/// maximum is low enough that products over two layers stay far below the limit of an `f32`.
 pub(super) const LARGEST: f32 = 1e9;
 /// Number of weights of the network.
 pub(super) const WEIGHTS: usize = DIRECT + INPUTS;

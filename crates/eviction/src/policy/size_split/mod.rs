@@ -242,8 +242,8 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
         }
     }
 
-    /// Handles a request for a ghost. Such a request shows that the side of the ghost has too few
-    /// bytes, so the capacity share of this side grows.
+    /// Handles a request for a ghost. A request for a ghost shows that the side of the ghost has
+    /// too few bytes, so the capacity share of this side grows.
     fn learn(&mut self, access: &Access<K>) {
         let cost = access.seconds();
         self.cost += (cost - self.cost) / f64::from(self.misses.clamp(1, 1024));
