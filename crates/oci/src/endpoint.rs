@@ -14,21 +14,21 @@ use crate::{Digest, MediaType, Name, ParseError, Registry, Target};
 pub enum Endpoint {
     /// The base path `/v2/`, by which clients check the API.
     Base,
-    /// A manifest: `/v2/<name>/manifests/<reference>`
+    /// The manifest of an image: `/v2/<name>/manifests/<reference>`
     Manifest {
         /// The repository, with or without a registry in front.
         name: Name,
         /// The tag or digest of the manifest.
         target: Target,
     },
-    /// A blob: `/v2/<name>/blobs/<digest>`
+    /// A blob of a repository: `/v2/<name>/blobs/<digest>`
     Blob {
         /// The repository, with or without a registry in front.
         name: Name,
         /// The digest of the blob.
         digest: Digest,
     },
-    /// A tag list: `/v2/<name>/tags/list?n=&last=`
+    /// The tag list of a repository: `/v2/<name>/tags/list?n=&last=`
     Tags {
         /// The repository, with or without a registry in front.
         name: Name,
@@ -39,7 +39,7 @@ pub enum Endpoint {
         /// bytes, and need not be a valid or existing tag.
         last: Option<String>,
     },
-    /// A referrers list: `/v2/<name>/referrers/<digest>?artifactType=`
+    /// The referrers list of a manifest: `/v2/<name>/referrers/<digest>?artifactType=`
     Referrers {
         /// The repository, with or without a registry in front.
         name: Name,

@@ -131,7 +131,7 @@ impl ErrorBody {
         Some(body)
     }
 
-    /// Serializes the body as JSON. This cannot fail, because JSON can represent all codes and
+    /// Serializes the body as JSON. The call cannot fail, because JSON can represent all codes and
     /// texts.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()

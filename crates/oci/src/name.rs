@@ -159,8 +159,8 @@ impl FromStr for Name {
             .filter(|(first, _)| Registry::looks_like(first))
             .ok_or(refused)?;
         let (registry, repository) = (first.parse::<Registry>()?, rest.parse::<Repository>()?);
-        // The text in lower case may also be a repository name. It is parsed in lower case, because
-        // equal names must have equal values.
+        // The text in lower case may also be a repository name. The text is parsed in lower case,
+        // because equal names must have equal values.
         Ok(
             match format!("{registry}/{repository}").parse::<Repository>() {
                 Ok(whole) => whole.into(),

@@ -66,8 +66,8 @@ impl Manifest {
     /// - The `mediaType` in the document contradicts `content_type`.
     ///
     /// # Cost
-    /// The parser makes one pass over the bytes. It needs memory in proportion to the number of
-    /// entries, but not to the length of annotations.
+    /// The parser makes one pass over the bytes. The parser needs memory in proportion to the
+    /// number of entries, but not to the length of annotations.
     pub fn parse(bytes: Bytes, content_type: Option<&str>) -> Result<Self, ParseError> {
         let document = Document::read(&bytes).map_err(ParseError::Manifest)?;
         let sent =
