@@ -16,11 +16,11 @@ pub enum Version {
 /// A resource that a cgroup limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Controller {
-    /// The controller of memory.
+    /// The controller that limits memory.
     Memory,
-    /// The controller of CPU time.
+    /// The controller that limits CPU time.
     Cpu,
-    /// The controller of disk I/O. Its name in version 1 is `blkio`.
+    /// The controller that limits disk I/O, whose name in version 1 is `blkio`.
     Io,
 }
 

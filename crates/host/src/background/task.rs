@@ -17,8 +17,8 @@ macro_rules! tasks {
             /// All tasks, in the order of their names.
             pub const ALL: &[Self] = &[$(Self::$task),*];
 
-            /// Returns the name of the task. It is the value of the metric label `task`, and the
-            /// name of the task's thread if the task has its own thread.
+            /// Returns the name of the task. The name is the value of the metric label `task`, and
+            /// the name of the task's thread if the task has its own thread.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$task => $name,)*

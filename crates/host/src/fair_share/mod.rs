@@ -58,8 +58,8 @@ pub struct FairShare<K, W> {
     /// The accounts of clients that hold slots or wait, and of clients whose next start is later
     /// than `virtual_time`.
     clients: HashMap<K, Account<W>>,
-    /// The virtual start of a new client. It is one more than the highest virtual start of any
-    /// waiter that was granted a slot.
+    /// The virtual start of a new client. This virtual start is one more than the highest virtual
+    /// start of any waiter that was granted a slot.
     virtual_time: u64,
     next_id: u64,
     /// Number of accounts above which expired accounts are removed.

@@ -15,7 +15,7 @@ use crate::kernel_file::{below, kibibytes, read_kernel_file};
 /// The memory limit of a cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryLimit {
-    /// The limit in bytes.
+    /// The memory limit in bytes.
     pub amount: u64,
     /// The version of the cgroup that sets the limit.
     pub version: Version,
@@ -24,7 +24,7 @@ pub struct MemoryLimit {
 /// The CPU limit of a cgroup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CpuLimit {
-    /// The limit in thousandths of a core.
+    /// The CPU limit in thousandths of a core.
     pub amount: u64,
     /// The period of the quota.
     pub period: Duration,

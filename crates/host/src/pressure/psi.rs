@@ -15,11 +15,11 @@ use crate::kernel_file::{below, read_kernel_file};
 /// A resource that tasks wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resource {
-    /// The resource memory.
+    /// Memory, as a resource that tasks wait for.
     Memory,
-    /// The resource CPU time.
+    /// CPU time, as a resource that tasks wait for.
     Cpu,
-    /// The resource disk I/O.
+    /// Disk I/O, as a resource that tasks wait for.
     Io,
 }
 
@@ -91,7 +91,7 @@ impl PressureReader {
                 let waited = later.saturating_sub(earlier).as_secs_f64();
                 let share = waited / passed.as_secs_f64();
                 // The clocks of the kernel and of the process differ a little, and the interval can
-                // be empty. So a share can be above 1, infinite or not a number.
+                // be empty. Therefore a share can be above 1, infinite or not a number.
                 if share.is_finite() {
                     share.min(1.0)
                 } else {

@@ -26,11 +26,11 @@ const MACHINE_FACTOR: u64 = 4;
 pub struct MemoryRequest {
     /// The profile that the operator chose.
     pub profile: Option<&'static Profile>,
-    /// The memory budget in bytes that the operator sets (`limits.memory`). This budget replaces
-    /// the budget of the profile.
+    /// The memory budget in bytes that the operator sets (`limits.memory`). The operator's budget
+    /// replaces the budget of the profile.
     pub memory: Option<u64>,
-    /// Bytes of a fast tier in memory. These bytes are subtracted from the budget first, because
-    /// the tier allocates them at the start of pierhead.
+    /// Bytes of a fast tier in memory. The bytes of the tier are subtracted from the budget first,
+    /// because the tier allocates them at the start of pierhead.
     pub tier: u64,
 }
 

@@ -10,10 +10,10 @@
 pub struct Profile {
     /// The value of the key `profile`.
     pub name: &'static str,
-    /// Minimum memory in MiB: with less memory, pierhead does not start. It is also the memory
-    /// request of a pod.
+    /// Minimum memory in MiB: with less memory, pierhead does not start. The minimum memory is also
+    /// the memory request of a pod.
     pub min_memory: u64,
-    /// Maximum of `limits.memory` in MiB. It is also the memory limit of a pod.
+    /// Maximum of `limits.memory` in MiB. This maximum is also the memory limit of a pod.
     pub memory: u64,
     /// Default of `limits.memory` as a percentage of the machine's memory, which is used if no
     /// cgroup has a limit. The resulting amount is at most `memory`.
