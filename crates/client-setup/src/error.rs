@@ -137,7 +137,7 @@ pub enum Error {
     Edited {
         /// Each file, with the diff from the text that pierhead wrote to the present text.
         files: Vec<(PathBuf, String)>,
-        /// The state of the files after the error.
+        /// Which files were changed or restored before the error.
         outcome: Outcome,
         /// The path of the record with the original texts.
         record: PathBuf,

@@ -308,7 +308,7 @@ pub(crate) struct Pin {
     pub(crate) digests: Vec<Digest>,
 }
 
-/// The target of a prune, in a request.
+/// The request body of a prune: the target size.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Prune {

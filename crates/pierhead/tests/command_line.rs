@@ -609,7 +609,7 @@ fn a_usage_error_names_all_missing_arguments() {
             assert!(required.contains(name), "{arguments:?}: {name}: {message}");
         }
     }
-    // Both sources together are valid usage.
+    // `--via` and `--from` together are valid usage.
     let message = fails(
         &[
             "inspect",

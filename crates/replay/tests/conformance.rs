@@ -1,4 +1,5 @@
-//! Runs the conformance suite of testkit on the policies that only the simulator has.
+//! Runs the conformance suite of the crate `pierhead-testkit` on the policies that only the
+//! simulator has.
 
 use pierhead_replay::SimulatedPolicy;
 use pierhead_testkit::policy::{CAPACITY, Key, Large, conforms, stays_small};

@@ -1,4 +1,4 @@
-//! Reads images from an OCI image layout on disk, for the example programs that measure real
+//! Reads and writes OCI image layouts on disk, for tests and for example programs that measure real
 //! images.
 
 use std::fmt::Display;

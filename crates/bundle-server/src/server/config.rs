@@ -1,4 +1,4 @@
-//! The configuration of a bundle server.
+//! The configuration of the bundle server: its data folder, budgets, limits and their defaults.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -116,7 +116,7 @@ impl PierheadAddress {
     }
 }
 
-/// Compares URLs without a final slash, which dockerd adds.
+/// Compares two URLs, and ignores a final slash, which dockerd adds.
 fn is_same_url(one: &str, other: &str) -> bool {
     let bare = |url: &str| url.trim_end_matches('/').to_ascii_lowercase();
     bare(one) == bare(other)

@@ -19,7 +19,7 @@ pub(super) type HashSecret = Zeroizing<[u8; LEN]>;
 /// truncated, creates a new one. Blocks the thread.
 ///
 /// # Errors
-/// The file cannot be read or written, or is no regular file.
+/// The file cannot be read or written, or is not a regular file.
 pub(super) fn load(data: &Path) -> io::Result<HashSecret> {
     let path = data.join("trace-secret");
     let failed = |error| {

@@ -24,8 +24,8 @@ use super::schedule::FrameSchedule;
 use crate::http::{Request, RetryBackoff, Session};
 use crate::{Error, Unit, request_path};
 
-/// Maximum number of bundles that one pull requests, because the server replaced the bundle, or
-/// because the bundle could not be applied.
+/// Maximum number of bundles that one pull requests. A pull requests another bundle when the server
+/// has replaced the bundle, or when the bundle cannot be applied.
 const MAX_CHANGES: usize = 3;
 /// Maximum number of rounds in which a pull requests single contents that are missing after the
 /// last frame of the bundle.

@@ -1,4 +1,5 @@
-//! Unit tests of maintenance whose files or folders cannot be read.
+//! Unit tests of maintenance when a file or a folder cannot be read: all other steps of maintenance
+//! still run.
 
 use std::collections::HashMap;
 use std::io;
@@ -37,7 +38,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// A server with two images that are ready. Its background work is paused.
+/// A server with two images that are ready. The background work of the server is paused.
 struct Fixture {
     server: BundleServer,
     blobs: Arc<MemoryBlobs>,

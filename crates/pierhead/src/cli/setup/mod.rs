@@ -35,7 +35,7 @@ pub(crate) struct SetupArgs {
     /// Container client to configure
     pub(crate) client: ClientArg,
 
-    /// Undo the setup: restore the client's configuration files from before the setup
+    /// Undo the setup: restore the configuration files that the client had before the setup
     #[arg(long)]
     pub(crate) undo: bool,
 

@@ -24,8 +24,8 @@ const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Opens the target folder of an export, and creates a missing one. If `over` is false, the target
-/// must be empty.
+/// Opens the target folder of an export, and creates a folder that does not exist. If `over` is
+/// false, the target must be empty.
 pub(super) fn target(into: &Path, over: bool) -> io::Result<OwnedFd> {
     fs::create_dir_all(into)?;
     // The target itself may be a symbolic link, because the caller chose the target.

@@ -132,9 +132,9 @@ pub struct ContentSource<'a> {
     pub files: Option<&'a dyn StoreFiles>,
 }
 
-/// Writes the tree of `toc` into the folder `into`, and creates a missing folder. Does not sync the
-/// written files. `progress` gets the bytes of content that were written since its last call; any
-/// thread may call it.
+/// Writes the tree of `toc` into the folder `into`, which is created if it does not exist. Does not
+/// sync the written files. `progress` gets the bytes of content that were written since its last
+/// call; any thread may call it.
 ///
 /// # Errors
 /// `Io`, also for a folder with files if `over` is not set. `Missing` if the source lacks a
