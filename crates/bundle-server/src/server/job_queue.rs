@@ -542,8 +542,8 @@ mod tests {
         let [wanted, ..] = digests();
         assert!(image_of(queue.next(Lane::Index, now)).is_some());
         assert!(!queue.is_wanted_by_other(&client(1), now));
-        // The first client also asks for the other client's image. That image does not move behind
-        // the first client's hundred images.
+        // The first client also asks for the other client's image. The image of the other client
+        // does not move behind the first client's hundred images.
         queue.index(wanted, client(1));
         queue.prioritize(&wanted, client(1));
         queue.prioritize(&wanted, client(2));

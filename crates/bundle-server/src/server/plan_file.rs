@@ -174,7 +174,7 @@ impl PlanFile {
         Ok(head)
     }
 
-    /// Decodes the header of the bundle. The whole header takes memory.
+    /// Decodes the header of the bundle. The result has the whole header in memory.
     pub(crate) fn header(&self) -> Result<Header, Error> {
         let mut body = vec![0; self.prelude.body_len()];
         let read = self.file.read_exact_at(&mut body, self.header_at);

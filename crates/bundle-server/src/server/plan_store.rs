@@ -48,8 +48,8 @@ pub(super) struct PlanStore {
     /// Plans that a request or a response may be using.
     in_use: Mutex<Vec<Weak<PlanFile>>>,
     shares: Mutex<ClientShares>,
-    /// Upper bound of the bytes of plans on disk. This bound does not decrease when a single plan
-    /// is deleted.
+    /// Upper bound of the bytes of plans on disk. The bound does not decrease when a single plan is
+    /// deleted.
     bytes: AtomicU64,
 }
 

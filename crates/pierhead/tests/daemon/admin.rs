@@ -59,7 +59,8 @@ async fn a_hanging_disk_makes_readyz_fail_until_it_recovers() {
         assert!(why.contains("did not end"), "{why}");
     }
     assert_eq!(daemon.get("/livez").await.status, 200);
-    // Opens both ends of the pipe. This does not block, and releases the reader that waits.
+    // Opens both ends of the pipe. Opening both ends does not block, and releases the reader that
+    // waits.
     let pipe = std::fs::File::options().read(true).write(true).open(&file);
     std::fs::rename(&away, &file).expect("renamed");
     drop(pipe.expect("the pipe"));

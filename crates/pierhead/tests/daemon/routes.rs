@@ -61,6 +61,7 @@ impl Routes {
                 .replace("<reference>", "7");
             let concrete = concrete.replace("<digest>", &digest);
             for method in METHODS {
+                // The route of single files needs the query `image`.
                 let query = match path.contains("_pierhead/file") {
                     true => format!("{concrete}?image={digest}"),
                     false => concrete.clone(),

@@ -13,13 +13,13 @@ use pierhead_eviction::{Access, Key, StateError, Victim};
 
 pub(crate) const NAME: &str = "arc";
 
-/// The queue of keys that were requested once. The paper calls this queue T1.
+/// The queue of keys that were requested once (T1 in the paper).
 const ONCE: usize = 0;
-/// The queue of keys that were requested again. The paper calls this queue T2.
+/// The queue of keys that were requested again (T2 in the paper).
 const AGAIN: usize = 1;
-/// The queue of ghosts of [`ONCE`]. The paper calls this queue B1.
+/// The queue of ghosts of [`ONCE`] (B1 in the paper).
 const ONCE_GHOST: usize = 2;
-/// The queue of ghosts of [`AGAIN`]. The paper calls this queue B2.
+/// The queue of ghosts of [`AGAIN`] (B2 in the paper).
 const AGAIN_GHOST: usize = 3;
 /// The queue of ghosts that were requested and may enter the cache soon.
 const RETURNING: usize = 4;

@@ -3,7 +3,7 @@
 //! trace, so it serves only for comparisons, and the daemon does not offer it.
 //!
 //! libcachesim computes the product for a sample of keys. This policy divides keys into size
-//! classes of 1/8 of a power of two. In each class, it knows the key with the farthest next
+//! classes of 1/8 of a power of two. In each class, the policy knows the key with the farthest next
 //! request. The product of the victim is therefore at least 8/9 of the largest product. Optimal
 //! eviction with sizes is NP-hard, so other policies may have better results than this policy.
 

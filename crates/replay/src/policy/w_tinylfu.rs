@@ -235,8 +235,8 @@ mod tests {
             ("a b c d a", "", "b|a|cd"),
             // The protected segment is full: its oldest key moves to probation.
             ("a b c d e f g a b c d e", "", "a|bcde|fg"),
-            // The two keys have equal request counts. This is not enough to replace the victim, so
-            // the key that leaves the window is evicted.
+            // The two keys have equal request counts. An equal count is not enough to replace the
+            // victim, so the key that leaves the window is evicted.
             ("a b c d !x *", "c", "ab||d"),
             ("a b c d c !x *", "d", "ab||c"),
             ("a b c d c d !x *", "a", "bc||d"),
