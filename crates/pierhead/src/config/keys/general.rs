@@ -73,7 +73,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         kind: Kind::Text,
         example: "\"docker.io\"",
         reload: Reload::Live,
-        set: |config, value| registry_name(&value.text()?).map(|it| config.default_upstream = it),
+        set: |config, value| registry_name(value.text()?).map(|it| config.default_upstream = it),
         show: |config| Some(quote(config.default_upstream.as_str())),
     },
     Key {
