@@ -404,9 +404,7 @@ password_file = "FOLDER/password"
         assert_eq!(remote.header_timeout, fast.limits.upstream_timeout);
         // A file that vanishes after the check is an error with its name.
         std::fs::remove_file(folder.path().join("password")).expect("removed");
-        let error = super::remote(&fast, &Environment::read())
-            .err()
-            .expect("an error");
+        let error = super::remote(&fast, &Environment::read()).expect_err("an error");
         assert!(
             error.starts_with("upstream ") && error.contains("password"),
             "{error}"

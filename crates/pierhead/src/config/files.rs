@@ -309,7 +309,7 @@ mod tests {
             (b"\nhunter2\n", "is empty"),
             (b"\xff\xfe\n", "is not UTF-8 text"),
         ] {
-            let error = read(content).err().expect(part);
+            let error = read(content).expect_err(part);
             assert_eq!(error.exit, ExitReason::InvalidFile, "{}", error.message);
             assert!(error.message.contains(part), "{}", error.message);
             assert!(!error.message.contains("hunter2"), "{}", error.message);
@@ -378,7 +378,7 @@ mod tests {
             (&*cut, "file.pem"),
         ] {
             write(text);
-            let error = certificates(&path).err().expect(part);
+            let error = certificates(&path).expect_err(part);
             assert_eq!(error.exit, ExitReason::InvalidFile, "{}", error.message);
             assert!(error.message.contains(part), "{}", error.message);
         }
@@ -400,7 +400,7 @@ mod tests {
         let quay: Registry = "quay.io".parse().expect("a name");
         assert!(matches!(&found[&quay], Credentials::Basic { user, .. } if user == "hub"));
         fs::write(&path, "{").expect("written");
-        let error = docker_config(&path).err().expect("invalid JSON");
+        let error = docker_config(&path).expect_err("invalid JSON");
         assert_eq!(error.exit, ExitReason::InvalidFile);
         assert!(error.message.contains("config.json: "), "{}", error.message);
         let error = error.into_exit_error("--docker-config").to_string();
