@@ -152,7 +152,7 @@ impl Default for Limits {
     }
 }
 
-/// Files of a certificate and its key. The proxy reads them again when they change.
+/// Files of a certificate and its key. The proxy reads the files again when they change.
 #[derive(Clone, Debug)]
 pub struct Tls {
     /// PEM file of the certificate chain, leaf first.

@@ -94,7 +94,8 @@ pub(crate) struct ConfigGeneration {
     access: Option<Arc<Authenticator>>,
     pub(crate) negative_cache: NegativeCache,
     pub(crate) document_requests: SharedRequests<TagKey, Result<(Document, CacheOutcome), Error>>,
-    /// Upstream requests for the sizes of blobs. Concurrent requests for the same blob share one.
+    /// Upstream requests for the sizes of blobs. Concurrent requests for the size of the same blob
+    /// share one upstream request.
     pub(crate) size_requests: SharedRequests<Subject, Result<Option<u64>, Error>>,
 }
 

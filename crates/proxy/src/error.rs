@@ -1,4 +1,4 @@
-//! The error type of the proxy. `http::respond` maps it to HTTP responses.
+//! The error type of the proxy. The module `http::respond` maps errors to HTTP responses.
 
 use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;

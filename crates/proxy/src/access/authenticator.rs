@@ -29,8 +29,8 @@ pub(crate) enum Authenticator {
 
 impl Authenticator {
     /// Creates the authenticator of the configuration. `None` means that clients need no
-    /// credentials. Blocks, because it reads files. If a file of the configuration is unreadable,
-    /// the authenticator denies all requests.
+    /// credentials. The call blocks, because it reads files. If a file of the configuration is
+    /// unreadable, the authenticator denies all requests.
     pub(crate) fn new(auth: &Auth, metrics: &AccessMetrics, panics: &Panics) -> Option<Arc<Self>> {
         Self::with(auth, metrics, panics, KeyedHasher::new).map(Arc::new)
     }

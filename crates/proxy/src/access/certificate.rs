@@ -30,8 +30,8 @@ impl NameVerifier {
             return false;
         };
         let is_allowed = |name: &str| self.names.iter().any(|allowed| allowed == name);
-        // Malformed alternative names make the certificate invalid. If they counted as absent, the
-        // common name would be used instead.
+        // Malformed alternative names make the certificate invalid. If malformed alternative names
+        // counted as absent, the common name would be used instead.
         let Ok(alternatives) = certificate.subject_alternative_name() else {
             return false;
         };

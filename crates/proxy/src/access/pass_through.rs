@@ -8,8 +8,8 @@
 //!    credentials that these credentials may read the repository.
 //! 2. Cached content counts as content of a registry only if all its bytes came from that registry.
 //!    A registry's *claim* that it has a digest is not enough: an attacker could otherwise run a
-//!    registry that claims to have a private blob of another registry, and read this blob from the
-//!    cache.
+//!    registry that claims to have a private blob of another registry, and could then read this
+//!    blob from the cache.
 
 use std::collections::HashMap;
 use std::sync::Arc;

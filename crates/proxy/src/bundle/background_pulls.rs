@@ -1,8 +1,8 @@
 //! Decides which background pulls may run. A background pull downloads an image that a bundle
 //! request needs and the cache lacks. The running pulls have slots, by these rules:
 //!
-//! 1. At most [`MAX_PULLS`] pulls have a slot. At most [`MAX_PER_CLIENT`] of them belong to one
-//!    client.
+//! 1. At most [`MAX_PULLS`] pulls have a slot. At most [`MAX_PER_CLIENT`] of these pulls belong to
+//!    one client.
 //! 2. A quarter of the slots is reserved for images of configured registries.
 //! 3. One slot is reserved for clients that have no running pull. One of the slots that images of
 //!    unconfigured registries may use is reserved in the same way.
@@ -99,7 +99,7 @@ impl PullTable {
     }
 
     /// Returns the limit that prevents `holder` from pulling another image, or `None` if `holder`
-    /// may pull one. If `without` is given, its pull counts as ended.
+    /// may pull another image. If `without` is given, the pull of `without` counts as ended.
     fn obstacle(&self, holder: SlotHolder, without: Option<SlotHolder>) -> Option<Limit> {
         let reached = self.held.obstacle(holder, BOUNDS, without);
         reached.map(|bound| match bound {

@@ -446,8 +446,8 @@ impl BundleHandler<'_> {
             && self.check_blobs(&blobs).await.is_ok()
     }
 
-    /// Succeeds if the image is indexed. If it is not, starts the pull or the indexing of the
-    /// image, and returns the progress as an error.
+    /// Succeeds if the image is indexed. If the image is not indexed, starts the pull or the
+    /// indexing of the image, and returns the progress as an error.
     async fn ready(
         &self,
         bundle_server: &BundleServer,

@@ -8,14 +8,14 @@ use parking_lot::{Mutex, MutexGuard};
 use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
 
-/// Maximum number of pending images. If it is exceeded, the client with the most images loses its
+/// Maximum number of pending images. If there are more, the client with the most images loses its
 /// oldest image.
 const MAX_IMAGES: usize = 256;
-/// Time after which a pending image is dropped. A later pull adds it again.
+/// Time after which a pending image is dropped. A later pull adds the image again.
 const PENDING_TTL: Duration = Duration::from_secs(3600);
 
 /// The pending images: images with blobs that are not cached yet. A general-purpose cache cannot
-/// hold them, because a client with many images must not displace images of other clients.
+/// hold this table, because a client with many images must not displace images of other clients.
 #[derive(Default)]
 pub(crate) struct PendingImages(Mutex<PendingTable>);
 

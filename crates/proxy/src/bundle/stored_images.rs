@@ -23,8 +23,8 @@ const MAX_PLATFORMS: usize = 64;
 const STATE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Passes each tagged image to the bundle server if the image is completely cached and not indexed.
-/// Returns when all of these images are indexed. Waits for the indexing of each image, so that an
-/// image that a client pulls meanwhile waits for at most one of them.
+/// Returns when all of these images are indexed. Waits for the indexing of each image. Thus an
+/// image that a client pulls at the same time waits for the indexing of at most one cached image.
 pub(crate) async fn offer(bundle_server: &BundleServer, cache: &Cache) -> Result<(), Error> {
     let mut tags = Vec::new();
     for reference in cache.tags().images(MAX_TAGS).await? {

@@ -194,7 +194,7 @@ impl Body {
         }
     }
 
-    /// Creates a body of the bytes of `source`. `length` is their number, if known.
+    /// Creates a body of the bytes of `source`. `length` is the number of bytes, if known.
     pub(crate) fn stream(source: Box<BlobSource>, length: Option<u64>) -> Self {
         Self::reader(BodyReader::Blob(*source), length)
     }
@@ -322,8 +322,8 @@ impl Body {
         self
     }
 
-    /// The queue for CPU time. The caller delays pieces that it sends by `sendfile` with it;
-    /// [`Body::piece`] itself delays all other pieces.
+    /// The queue for CPU time. The caller passes pieces that it sends by `sendfile` through this
+    /// queue. [`Body::piece`] itself delays all other pieces.
     pub(crate) fn pacer(&self) -> Option<&CpuPacer> {
         match &self.content {
             BodyContent::Stream(stream) => stream.pacer.as_deref(),

@@ -92,7 +92,7 @@ impl<S> ClientStream<S> {
 }
 
 impl<S: AsyncRead + Unpin> ClientStream<S> {
-    /// Reads bytes and passes them through the [`LineEndChecker`].
+    /// Reads bytes and passes these bytes through the [`LineEndChecker`].
     fn poll_checked(
         &mut self,
         context: &mut Context<'_>,

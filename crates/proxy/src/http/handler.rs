@@ -93,7 +93,7 @@ struct RequestHandler<'a> {
     peer: &'a Peer,
     parts: &'a Parts,
     body: &'a Result<Bytes, Error>,
-    /// The limit that serving this request would exceed, if there is one.
+    /// The limit that serving this request would exceed. `None` if no limit would be exceeded.
     exceeded: Option<Limit>,
     deadline: Deadline,
     /// The kind of endpoint: `Other` until the path is parsed.

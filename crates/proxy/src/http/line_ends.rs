@@ -8,9 +8,9 @@
 //! most as many bytes of a head as the limit allows. hyper then responds 431 and closes the
 //! connection.
 //!
-//! Bodies pass unchanged. One `Content-Length`, or several equal ones, tell where a body ends. If
-//! the end of a body is not known from `Content-Length`, the connection closes after this body: see
-//! [`ends_unknown`].
+//! Bodies pass unchanged. `Content-Length` (one header, or several equal headers) tells where a
+//! body ends. If the end of a body is not known from `Content-Length`, the connection closes after
+//! this body: see [`ends_unknown`].
 
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};

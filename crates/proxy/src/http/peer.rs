@@ -21,8 +21,8 @@ pub(crate) struct Peer {
     pub(crate) activity: Arc<ConnectionActivity>,
     pub(crate) channel: Channel,
     pub(crate) progress: Arc<ClientProgress>,
-    /// The limit that this connection exceeds, if any. If a limit is exceeded, each request gets
-    /// 503.
+    /// The limit that this connection exceeds. `None` if the connection exceeds no limit. If a
+    /// limit is exceeded, each request gets 503.
     pub(crate) exceeded: Option<Limit>,
     /// Whether the connection sends cached blobs by `sendfile`, which needs no memory of the
     /// pierhead process.

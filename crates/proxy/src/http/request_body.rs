@@ -113,8 +113,8 @@ impl<'a> BodyLimits<'a> {
 
     /// Makes room for `more` bytes in `buffer`. The new buffer has the reserved size, or the size
     /// of its contents plus `more`. The old buffer exists until its contents are copied.
-    /// `BytesMut::reserve` is not used, because it would double the buffer without reserving
-    /// memory.
+    /// `BytesMut::reserve` is not used, because `BytesMut::reserve` would double the buffer without
+    /// a reservation of memory.
     pub(crate) fn make_room(&self, buffer: &mut BytesMut, more: usize) {
         let len = buffer.len() + more;
         if buffer.capacity() < len {

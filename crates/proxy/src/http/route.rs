@@ -1,5 +1,5 @@
-//! Determines the registry of a request: from the query parameter `ns`, else from the first path
-//! segment, else the default upstream.
+//! Determines the registry of a request: from the query parameter `ns`, or from the first path
+//! segment. Without both, the registry is the default upstream.
 
 use pierhead_oci::{Endpoint, Name, ParseError, Registry, Repository};
 
@@ -11,7 +11,7 @@ use crate::error::Error;
 ///
 /// 1. `?ns=REGISTRY`, which containerd, BuildKit and dockerd 29 send to a mirror.
 /// 2. The first path segment, if it is a configured registry or has the form of a registry. podman
-///    and crane use this.
+///    and crane put the registry into the path.
 /// 3. The default upstream, for dockerd up to version 28.
 ///
 /// Official images of Docker Hub are in `library/`, so a repository name with one part gets this

@@ -1,13 +1,13 @@
-//! Client connections: counts them per client, and closes an idle connection when a new connection
-//! needs a slot.
+//! Counts the connections of each client, and closes an idle connection when a new connection needs
+//! a slot.
 //!
 //! 1. A connection with a response in progress is never closed to make room for another connection.
 //! 2. The configuration limits the connections of one client, by default to an eighth of all
 //!    connections. For a connection above this limit, pierhead closes the connection of the same
 //!    client that has been idle longest.
-//! 3. When all slots are in use, pierhead closes a connection of the client with the most
-//!    connections: the one that has been idle longest. A client with as many connections as the
-//!    client of the new connection loses none.
+//! 3. When all slots are in use, pierhead takes the client with the most connections, and closes
+//!    the connection of this client that has been idle longest. A client with as many connections
+//!    as the client of the new connection loses none.
 //! 4. An eighth of all slots is reserved for clients that use less than an eighth of all slots for
 //!    responses. When no other slot is left, a new request of any other client gets 503.
 
@@ -60,7 +60,7 @@ pub(crate) struct ConnectionSlot {
     client: ClientKey,
     id: u64,
     pub(crate) activity: Arc<ConnectionActivity>,
-    /// Whether pierhead closed another connection to make room for this one.
+    /// Whether pierhead closed another connection to make room for this connection.
     pub(crate) has_displaced: bool,
 }
 

@@ -122,8 +122,8 @@ impl DirectDownload {
 
     /// Moves the download to the range that starts at `first`. Must be called before the first
     /// read. If the digest needs the bytes before the range, the download from byte 0 continues. If
-    /// the digest does not need them, the range is requested again in the same download slot: if
-    /// this task waited for a second slot while it holds one, it could deadlock.
+    /// the digest does not need those bytes, the range is requested again in the same download
+    /// slot: if this task waited for a second slot while it holds one, it could deadlock.
     pub(crate) async fn part(
         mut self: Box<Self>,
         context: &RequestContext,

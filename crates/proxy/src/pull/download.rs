@@ -127,7 +127,8 @@ pub(crate) async fn offer_slot(
 /// Whether the cache may refuse to store the blob.
 #[derive(Clone, Copy)]
 pub(crate) enum AdmissionMode {
-    /// The admission policy of the cache decides. For a pull of a client.
+    /// The admission policy of the cache decides whether the blob is stored. Used for a pull of a
+    /// client.
     IfAdmitted,
     /// The blob is stored in any case. For `cache warm` and for bundles, which need the blob in the
     /// cache.

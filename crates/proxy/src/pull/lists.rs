@@ -29,7 +29,7 @@ pub(crate) struct TagPageRequest<'a> {
     /// The name of the repository as the client wrote it. The field `name` and the header `Link` of
     /// the response contain this name.
     pub(crate) name: &'a oci::Name,
-    /// The query of the request. The `Link` header repeats its parameter `ns`.
+    /// The query of the request. The `Link` header repeats the parameter `ns` of the query.
     pub(crate) query: Option<&'a str>,
     pub(crate) n: Option<u32>,
     pub(crate) last: Option<&'a str>,

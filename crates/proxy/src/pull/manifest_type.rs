@@ -1,5 +1,5 @@
-//! Determines the media type of a manifest from the fields of the manifest, or else from the
-//! `Content-Type` of the response.
+//! Determines the media type of a manifest from the fields of the manifest. If the fields do not
+//! state the type, the `Content-Type` of the response decides.
 
 use bytes::Bytes;
 use pierhead_oci::{Manifest, MediaType};

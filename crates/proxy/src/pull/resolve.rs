@@ -32,8 +32,8 @@ const FAILING_UPSTREAM_WAIT: Duration = Duration::from_millis(500);
 struct CachedDocument {
     document: Document,
     etag: Option<String>,
-    /// Time of the last confirmation by the upstream, in seconds since 1970. `None`: always fresh,
-    /// because a digest names the same content for ever.
+    /// Time of the last confirmation by the upstream, in seconds since 1970. `None`: the document
+    /// is always fresh, because its name is a digest.
     validated: Option<u64>,
 }
 

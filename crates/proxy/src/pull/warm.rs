@@ -137,7 +137,8 @@ async fn has_left(left: &mut watch::Receiver<bool>) {
 /// counted.
 const ABANDONED: (u64, u64) = (0, 0);
 
-/// Pulls one blob. Returns its size, and how many of its bytes `arrived` has counted.
+/// Pulls one blob. Returns the size of the blob, and how many bytes of the blob `arrived` has
+/// counted.
 async fn pull_blob(
     context: &Arc<RequestContext>,
     request: BlobRequest,
