@@ -213,9 +213,9 @@ impl Client {
         blob::size(self.candidates(registry)?, repository, digest).await
     }
 
-    /// Opens a blob from `offset` on. If the stream is interrupted, it resumes as long as the retry
-    /// budget allows. The caller reads all bytes in order, or gets an error. The caller limits the
-    /// number of streams.
+    /// Opens a blob from `offset` on. If the stream is interrupted, the stream resumes as long as
+    /// the retry budget allows. The caller reads all bytes in order, or gets an error. The caller
+    /// limits the number of streams.
     ///
     /// # Errors
     /// Any [`Error`]. After a response 429 with a `Retry-After` of at most 2 seconds, pierhead

@@ -82,8 +82,8 @@ impl Candidates {
             .all(|session| session.mismatches.contains(digest))
     }
 
-    /// Returns all sessions, also those of unhealthy hosts. The caller must report the result of
-    /// each request.
+    /// Returns all sessions, including the sessions of unhealthy hosts. The caller must report the
+    /// result of each request.
     pub(crate) fn admit_always(&self) -> impl Iterator<Item = (Session, TrackedRequest)> {
         self.sessions().map(|session| {
             let tracked = session.health.admit_always();

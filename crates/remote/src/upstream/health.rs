@@ -90,7 +90,7 @@ struct OpenCircuit {
 
 /// The decision of [`Health::admit`] about one request.
 pub(crate) enum BreakerDecision {
-    /// The request may be sent. The caller reports its result.
+    /// The request may be sent. The caller must report the result of the request.
     Send(TrackedRequest),
     /// The circuit breaker is open, so no request may be sent.
     Open(Error),

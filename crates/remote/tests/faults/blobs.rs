@@ -104,8 +104,8 @@ async fn a_silent_connection_is_replaced_early_while_a_retry_is_left() {
     pair.assert_pull_in(2).await;
 }
 
-/// If only a few bytes arrive now and then, that counts as a stall. If it did not, the blob could
-/// hold its download slot forever.
+/// If only a few bytes arrive now and then, that counts as a stall. If a trickle of bytes did not
+/// count as a stall, the blob could hold its download slot forever.
 #[tokio::test]
 async fn a_trickle_of_bytes_is_a_stall() {
     let drip = |config: &mut Config, _: &mut Upstream| {
