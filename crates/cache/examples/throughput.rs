@@ -2,9 +2,9 @@
 //! (with and without readers) and of reads from the page cache.
 //!
 //! `cargo run --release -p pierhead-cache --example throughput -- FOLDER` writes 1 GiB to FOLDER
-//! about twenty times. Each figure is the best of several runs: the first writes of a machine are
-//! slow, because the kernel has to allocate page cache for them. On a virtual machine this
-//! allocation costs several times as much as the write.
+//! about twenty times. Each figure is the best of several runs, because the first runs are slow:
+//! the kernel has to allocate page cache for the first writes of a machine. On a virtual machine,
+//! this allocation costs several times as much as the write.
 
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,11 @@ const SIZE: u64 = 1 << 30;
 /// Number of measured runs of each kind.
 const RUNS: usize = 4;
 
-/// Bytes that an upstream delivers per read: 64 KiB, or 16 KiB (one TLS record).
+/// Number of bytes that the simulated upstream delivers per read: 64 KiB, or 16 KiB (one TLS
+/// record).
 const PIECES: [usize; 2] = [64 * 1024, 16 * 1024];
 
-/// Bytes a second of the slow link.
+/// Rate of the simulated slow link in bytes per second.
 const LINK: u64 = 100_000_000;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -100,11 +101,11 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A simulated upstream: repeats one block of bytes.
+/// A simulated upstream, which sends one block of bytes repeatedly.
 struct Source<'a> {
     block: &'a Bytes,
     piece: usize,
-    /// Bytes per second; `None`: as fast as possible.
+    /// Rate in bytes per second. `None` means as fast as possible.
     rate: Option<u64>,
 }
 
@@ -140,7 +141,7 @@ async fn fill(
     reading.await?
 }
 
-/// Each of the `readers` reads the whole content.
+/// Measures reads of a cached content by `readers` readers. Each reader reads the whole content.
 async fn read(content: &BlobReader, size: u64, readers: u16) -> anyhow::Result<()> {
     let readers: Vec<_> = (0..readers)
         .map(|_| {

@@ -158,7 +158,7 @@ async fn work(cache: &Cache, promise: impl Fn(&Digest, bool)) {
         }
     }
     let _ = store(3, 250_000).await;
-    // The first blob must be evicted to make room for this one.
+    // The first blob must be evicted to make room for this second blob.
     promise(&blob(1, 150_000).0, false);
     let _ = store(4, 400_000).await;
 }

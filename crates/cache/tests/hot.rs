@@ -257,7 +257,7 @@ fn a_restart_finds_the_hot_copies_whose_blobs_are_on_the_disk() {
         let mut found = Vec::new();
         tier.scan(&mut |it| found.push(it.digest)).unwrap();
         assert_eq!(found, [*digest]);
-        // Other ranges replace the recovered ones.
+        // The new ranges replace the ranges that the restart recovered.
         tier.set_hot_ranges(*digest, &[0..1, 9 * C..10 * C], 1.0);
         flush(&tier);
         assert!(tier.stat().hot == 1 && tier.stat().used < used / 2);

@@ -72,11 +72,12 @@ pub(crate) struct Progress {
     /// Number of times that the fill restarted from byte 0.
     pub(crate) generation: u64,
     /// `None` before [`Fill::begin`](crate::fill::Fill::begin). After that, the size that the
-    /// upstream announced, if it announced one.
+    /// upstream announced, or no size if the upstream announced none.
     pub(crate) size: Option<Option<u64>>,
     /// Number of bytes that are written to the medium.
     pub(crate) written: u64,
-    /// Whether the digest matched. If it matched, all bytes are valid and no more bytes will come.
+    /// Whether the digest matched. If the digest matched, all bytes are valid and no more bytes
+    /// will come.
     pub(crate) verified: bool,
     /// The result of the fill. `None` while the fill runs.
     pub(crate) outcome: Option<Result<(), Error>>,

@@ -2,8 +2,8 @@
 //! which tags were validated.
 //!
 //! This is the only module that uses the crate `sled`. The whole catalog can be rebuilt. Entries
-//! that are damaged or have another version are ignored. In their place, the caller reads the files
-//! of the blobs.
+//! that are damaged or have another version are ignored. In place of such entries, the caller reads
+//! the files of the blobs.
 
 use std::fs;
 use std::io;

@@ -229,8 +229,8 @@ impl Store {
             .max(wanted.saturating_sub(free))
     }
 
-    /// Reserves `bytes`. If they do not fit, first evicts down to the low watermark. `later` is the
-    /// number of bytes that the caller will reserve afterwards.
+    /// Reserves `bytes`. If the bytes do not fit, first evicts down to the low watermark. `later`
+    /// is the number of bytes that the caller will reserve afterwards.
     ///
     /// # Errors
     /// [`Error::NoRoom`] when evictions cannot make room for `bytes` and `later` together; in that
@@ -305,8 +305,8 @@ impl Store {
         self.evict_while(|state| state.used + state.partials.bytes() > target, false)
     }
 
-    /// Deletes those of the given blobs that are not pinned. Returns the freed bytes. Blobs that
-    /// are being read count as freed, but the space of such a blob becomes free only once the last
+    /// Deletes the given blobs, except for pinned blobs. Returns the freed bytes. Blobs that are
+    /// being read count as freed, but the space of such a blob becomes free only once the last
     /// reader closes the blob.
     pub(crate) fn remove(&self, digests: &[Digest]) -> u64 {
         let _reclaim = self.reclaim.lock();

@@ -1,8 +1,8 @@
 //! The clock of the eviction policy: follows the wall clock, and never goes back.
 
 /// A clock in seconds that follows the wall clock. When the wall clock is set back, this clock
-/// continues from its last value at the pace of the wall clock. If it waited for the wall clock
-/// instead, this clock could stand still for years. When a machine starts before its wall clock is
+/// continues from its last value at the pace of the wall clock. If this clock waited for the wall
+/// clock instead, it could stand still for years. When a machine starts before its wall clock is
 /// set, this clock continues from the last saved value.
 #[derive(Debug)]
 pub(crate) struct PolicyClock {

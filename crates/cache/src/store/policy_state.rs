@@ -86,7 +86,8 @@ impl PolicyState {
                 StateError::Kind { found, expected } => tracing::info!(
                     "eviction.admission changed from {found} to {expected}: the new admission starts empty; nothing to do"
                 ),
-                // No admission filter was in use, so the file has no state of one.
+                // No admission filter was in use, so the file contains no state of an admission
+                // filter.
                 _ if self.admission.is_empty() => {}
                 error => {
                     tracing::warn!(%error, "the saved state of the admission is unusable: the admission starts empty");

@@ -1,5 +1,5 @@
-//! The eviction policy, the admission filter and the policy clock. The cache locks them together,
-//! and can replace policy and filter while it runs.
+//! The eviction policy, the admission filter and the policy clock. The cache locks these three
+//! together, and can replace policy and filter while it runs.
 
 use std::sync::Arc;
 

@@ -36,7 +36,7 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
 
 /// The result of reading one file in a folder of records.
 pub(crate) enum LoadedRecord<T> {
-    /// The record is intact. Contains the length of its file.
+    /// The record is intact. The number is the length of the record's file.
     Whole(u64, T),
     /// The file cannot be read now. The file may be intact, so it is not deleted.
     Unreadable(Unreadable),

@@ -10,7 +10,7 @@ pub struct BlobStat {
     pub digest: Digest,
     /// Size of the content in bytes.
     pub size: u64,
-    /// The media type. Only manifests and other documents have one.
+    /// The media type. Only manifests and other documents have a media type.
     pub media_type: Option<MediaType>,
     /// Time of the last access, in seconds since 1970.
     pub accessed: u64,

@@ -48,8 +48,8 @@ impl<'a> From<atomic_file::Step<'a>> for Step<'a> {
     }
 }
 
-/// The function that is called before each [`Step`]. If it returns an error, the step fails with
-/// this error.
+/// The function that is called before each [`Step`]. If the function returns an error, the step
+/// fails with this error.
 type Watch = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 
 /// The disk tier, with the folders `blobs/` and `staging/` below one root folder.
@@ -275,7 +275,8 @@ fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 }
 
 /// Creates the scan entry of a file from the file's metadata, without opening the file. If the
-/// metadata is unreadable, its values are zero; a later open of the file returns the error.
+/// metadata is unreadable, the values in the entry are zero; a later open of the file returns the
+/// error.
 fn found(digest: Digest, path: &Path) -> TierEntry {
     let about = fs::metadata(path).or_else(|_| fs::symlink_metadata(path));
     let modified = about.as_ref().ok().and_then(|it| it.modified().ok());

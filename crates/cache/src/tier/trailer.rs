@@ -85,7 +85,7 @@ impl Trailer {
         self.size
     }
 
-    /// Returns the media type. Only documents have one.
+    /// Returns the media type. Only documents have a media type.
     pub fn media_type(&self) -> Option<&MediaType> {
         self.media_type.as_ref()
     }

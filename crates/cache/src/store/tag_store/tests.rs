@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::store::record::{self, LoadedRecord};
 use crate::tier::Step;
 
-/// A function that a test installs. The writer calls it before each change on the disk.
+/// A function that a test installs. The writer calls this function before each change on the disk.
 pub(super) type Hook = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 
 /// A timeout that is much longer than a writer takes that works.

@@ -3,7 +3,8 @@
 /// The tier to which the bytes of a fill are written first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Destination {
-    /// The bytes are written to the fast tier. The write-back thread copies them to the disk later.
+    /// The bytes are written to the fast tier. The write-back thread copies these bytes to the disk
+    /// later.
     Fast,
     /// The bytes are written to the disk.
     #[default]

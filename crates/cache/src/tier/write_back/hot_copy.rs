@@ -50,8 +50,8 @@ impl HotCopies {
         self.fast.changed.notify_all();
     }
 
-    /// Returns the number and the total bytes of the hot ranges of a blob. `None` when they are
-    /// unknown.
+    /// Returns the number and the total bytes of the hot ranges of a blob. `None` when the hot
+    /// ranges are unknown.
     pub(super) fn ranges(&self, digest: &Digest) -> Option<(usize, u64)> {
         let state = self.fast.state.lock();
         let hot_range = state.hot_ranges.get(digest)?;
@@ -76,7 +76,7 @@ impl HotCopies {
     }
 
     /// Copies the hot chunks of a blob to the fast tier, and removes the whole copy of the blob, if
-    /// there is one. The caller has registered the digest as the current write-back.
+    /// such a copy exists. The caller has registered the digest as the current write-back.
     pub(super) fn make_copy(&self, digest: &Digest) -> io::Result<()> {
         if self.fast.has_failed() {
             return Ok(());
@@ -190,8 +190,8 @@ impl HotCopies {
         Ok(true)
     }
 
-    /// Removes the copy of the hot chunks of a blob, if there is one. The disk still has the whole
-    /// blob.
+    /// Removes the copy of the hot chunks of a blob, if such a copy exists. The disk still has the
+    /// whole blob.
     pub(super) fn remove(&self, digest: &Digest) -> Option<bool> {
         let key = CopyKey::hot(digest);
         let _guard = self.fast.key_locks.lock(key);

@@ -71,8 +71,8 @@ pub struct Options {
     /// Amount by which the priority of a promoted blob must exceed the priority of the blobs that
     /// are evicted for it.
     pub margin: f64,
-    /// Number of blobs that the medium had lost when it was opened. The statistics count them as
-    /// damaged.
+    /// Number of blobs that the medium had lost when it was opened. The statistics count these
+    /// blobs as damaged.
     pub damaged: u64,
 }
 
@@ -111,8 +111,9 @@ impl Options {
 /// 6. A new fill of a blob that is on the disk is written to the disk. A partial fill continues on
 ///    the medium that has its bytes.
 ///
-/// A fill that moves to the disk leaves no bytes on the fast tier. If it left its first part there,
-/// that part would not have to be copied, but the blob would need both media permanently.
+/// A fill that moves to the disk leaves no bytes on the fast tier. If the first part of the fill
+/// stayed on the fast tier, that part would not have to be copied, but the blob would need both
+/// media permanently.
 pub struct WriteBack {
     options: Options,
     fast: Arc<FastCopies>,
@@ -124,7 +125,8 @@ pub struct WriteBack {
 
 impl WriteBack {
     /// Recovers the contents of both tiers and starts the write-back thread. If the fast tier is
-    /// volatile, keeps only those of its blobs that the disk has, too. Scans both tiers. Blocks.
+    /// volatile, keeps only the blobs of the fast tier that the disk also has. Scans both tiers.
+    /// Blocks.
     ///
     /// # Errors
     /// An error of one of the tiers, or of starting the thread.
@@ -225,8 +227,8 @@ impl WriteBack {
         self.hot.set(digest, ranges, priority);
     }
 
-    /// Returns the number and the total bytes of the hot ranges of a blob. `None` when they are
-    /// unknown.
+    /// Returns the number and the total bytes of the hot ranges of a blob. `None` when the hot
+    /// ranges are unknown.
     pub fn hot(&self, digest: &Digest) -> Option<(usize, u64)> {
         self.hot.ranges(digest)
     }

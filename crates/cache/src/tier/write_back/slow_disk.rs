@@ -55,8 +55,8 @@ impl SlowDisk {
         self.last_read.store(millis.max(1), Ordering::Relaxed);
     }
 
-    /// Returns the time at which copies may use the disk again. `None` means that they may use it
-    /// now.
+    /// Returns the time at which copies may use the disk again. `None` means that copies may use
+    /// the disk now.
     pub(super) fn quiet_at(&self) -> Option<Instant> {
         let read = self.last_read.load(Ordering::Relaxed);
         let quiet = self.opened + Duration::from_millis(read) + QUIET_AFTER_READ;

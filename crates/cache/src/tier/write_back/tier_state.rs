@@ -27,7 +27,8 @@ pub struct Hint {
     pub bytes: u64,
 }
 
-/// The amount of dirty data on the fast tier. Data is dirty until it is written back to the disk.
+/// The amount of dirty data on the fast tier. Data on the fast tier is dirty until the data is
+/// written back to the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Dirty {
     /// Number of committed dirty blobs.

@@ -36,7 +36,7 @@ enum WriteBackOutcome {
 /// The next work of the write-back thread.
 #[derive(Clone, Copy)]
 enum Work {
-    /// Write a dirty blob back. Contains its digest and its number in the tier state.
+    /// Write a dirty blob back. Contains the digest of the blob, and its number in the tier state.
     WriteBack(Digest, u64),
     /// Copy the hot ranges of a blob from the disk to the fast tier.
     CopyHot(Digest),
@@ -128,8 +128,8 @@ impl WriteBackThread {
         RETRY_PAUSE.0
     }
 
-    /// Copies a requested blob to the fast tier. If its hot ranges became known meanwhile, copies
-    /// only the hot ranges.
+    /// Copies a requested blob to the fast tier. If the hot ranges of the blob became known in the
+    /// meantime, copies only the hot ranges.
     fn promote(&self, digest: &Digest, priority: f64) -> io::Result<()> {
         match self.hot.ranges(digest) {
             Some(_) => Ok(()),
@@ -258,8 +258,8 @@ impl WriteBackThread {
         }
     }
 
-    /// Removes a damaged blob whose only copy is on the fast tier. The next request fetches it
-    /// again.
+    /// Removes a damaged blob whose only copy is on the fast tier. The next request fetches the
+    /// blob again.
     fn damaged(&self, digest: &Digest) -> io::Result<WriteBackOutcome> {
         tracing::error!(%digest, "a blob on the fast tier is damaged: removed; the next request fetches it again");
         count(&self.fast.counters.damaged, 1);
