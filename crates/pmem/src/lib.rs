@@ -9,7 +9,7 @@
 //! - `sys`: the mapped file, cache-line flushes and SIGBUS; all `unsafe` code.
 //! - [`Region`]: a mapped file as a medium.
 //! - [`Class`]: the durability of a medium.
-//! - [`Medium`]: the trait of a medium. Tests implement it to simulate power cuts.
+//! - [`Medium`]: the trait of a medium. Tests implement this trait to simulate power cuts.
 //! - [`Log`]: a key-value log, which commits each value atomically.
 
 // A test of the architecture checks which modules may allow unsafe code.

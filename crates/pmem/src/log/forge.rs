@@ -1,5 +1,5 @@
-//! For the fuzz target: builds regions whose fields have arbitrary values and valid checksums. An
-//! attacker could write such regions.
+//! Helper of the fuzz target: builds regions whose fields have arbitrary values and valid
+//! checksums. An attacker could write such regions.
 
 use super::layout::{COMMIT_OFFSET, Head, Kind, LINE, Line, Record, base, encode_segment};
 

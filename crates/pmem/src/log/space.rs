@@ -503,7 +503,8 @@ impl Allocation {
     }
 
     /// Excludes the charged bytes from `used`, because they are a copy of a value that `used`
-    /// already includes. If they counted twice, writers could reach the limit during compaction.
+    /// already includes. If the copied bytes counted twice, writers could reach the limit during
+    /// compaction.
     pub(super) fn set_copy(&self) {
         self.state().is_copy = true;
     }

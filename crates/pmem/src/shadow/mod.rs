@@ -1,5 +1,5 @@
-//! For tests: a simulated medium. A simulated power cut loses the bytes that were not flushed and
-//! fenced.
+//! A simulated medium for tests of power cuts. A simulated power cut loses the bytes that were not
+//! flushed and fenced.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
@@ -199,7 +199,7 @@ impl ShadowMedium {
         Ok(state)
     }
 
-    /// Counts a flush or a fence. Returns whether it has an effect.
+    /// Counts a flush or a fence. Returns whether the flush or fence has an effect.
     fn arrive(&self, fence: bool, location: &'static Location<'static>) -> bool {
         let site = Site {
             fence,

@@ -181,7 +181,7 @@ unsafe fn past_cache(bytes: &[u8], to: *mut u8) {
     let middle = to.wrapping_add(head.len());
     // SAFETY: three consecutive parts of the range that the caller guarantees, each of whole words.
     // The middle part stores whole lines at multiples of 64. The registers are declared, and
-    // `sfence` orders these stores before later ones.
+    // `sfence` orders these stores before later stores.
     unsafe {
         words(bytes.as_ptr(), to, head.len() / WORD);
         if !body.is_empty() {

@@ -182,8 +182,8 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     call_previous(signal, code, info, context);
 }
 
-/// Returns whether `address` is in a region. If it is, marks the region as failed and replaces the
-/// page by zeros.
+/// Returns whether `address` is in a region. If `address` is in a region, marks the region as
+/// failed and replaces the page by zeros.
 fn handle_fault(code: c_int, address: usize) -> bool {
     for slot in &TABLE {
         let Some((start, end, page)) = slot.bounds() else {

@@ -42,8 +42,8 @@ pub(super) unsafe fn flush(_: Instruction, first: *const u8, line: usize, lines:
         super::executed::record(super::executed::Executed::Line(at.addr()));
         // SAFETY: the lines are mapped, as the caller guarantees, and the CPU has the instruction,
         // as detected. The instruction is written as `sys`, because an assembler without FEAT_DPB
-        // rejects its name. The instruction changes no memory. The compiler keeps it after earlier
-        // stores in the program, because it is not declared as `nomem`.
+        // rejects its name. The instruction changes no memory. The compiler keeps the instruction
+        // after earlier stores in the program, because it is not declared as `nomem`.
         unsafe { asm!("sys #3, c7, c12, #1, {}", in(reg) at, options(nostack, preserves_flags)) };
     }
 }

@@ -65,7 +65,8 @@ pub(super) unsafe fn flush(instruction: Instruction, first: *const u8, line: usi
                 super::executed::record(super::executed::Executed::Line(at.addr()));
                 // SAFETY: the lines are mapped, as the caller guarantees, and the CPU has the
                 // instruction, as detected. The instruction changes no memory. The compiler keeps
-                // it after earlier stores in the program, because it is not declared as `nomem`.
+                // the instruction after earlier stores in the program, because it is not declared
+                // as `nomem`.
                 unsafe { asm!(concat!($name, " [{}]"), in(reg) at, options(nostack, preserves_flags)) };
             }
         };
