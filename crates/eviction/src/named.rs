@@ -43,10 +43,10 @@ impl PolicyName {
         Self::Learned,
     ];
 
-    /// The default policy. On every synthetic registry workload, it misses fewer objects and fewer
-    /// bytes than LRU at cache sizes of 1 % and 10 % of the footprint (the bytes of all requested
-    /// objects). At cache sizes above about a fifth of the footprint, clients wait longer than with
-    /// LRU (`docs/explanation/eviction.md`).
+    /// The default policy. On every synthetic registry workload, this policy misses fewer objects
+    /// and fewer bytes than LRU at cache sizes of 1 % and 10 % of the footprint (the bytes of all
+    /// requested objects). At cache sizes above about a fifth of the footprint, clients wait longer
+    /// than with LRU (`docs/explanation/eviction.md`).
     pub const DEFAULT: Self = Self::SizeSplit;
 
     /// Returns the name of the policy in the configuration.
@@ -61,7 +61,8 @@ impl PolicyName {
         }
     }
 
-    /// Builds the policy for a cache of `capacity` bytes. `seed` is the seed of its random numbers.
+    /// Builds the policy for a cache of `capacity` bytes. `seed` is the seed of the policy's random
+    /// numbers.
     pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Policy<K>> {
         match self {
             Self::Lru => Box::new(Lru::new()),

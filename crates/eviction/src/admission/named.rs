@@ -47,7 +47,8 @@ impl AdmissionName {
         }
     }
 
-    /// Builds the filter for a cache of `capacity` bytes. `seed` is the seed of its random numbers.
+    /// Builds the filter for a cache of `capacity` bytes. `seed` is the seed of the filter's random
+    /// numbers.
     pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Admission<K>> {
         match self {
             Self::Always => Box::new(Always),

@@ -3,7 +3,7 @@
 //!
 //! Maggs and Sitaraman, "Algorithmic nuggets in content delivery", Computer Communication Review
 //! 45(3), 2015, section 4 (cache on second hit). In the paper, alternating Bloom filters remember
-//! the requested keys. This filter remembers them in an exact list.
+//! the requested keys. This filter remembers the requested keys in an exact list.
 
 use crate::building_blocks::parameter::{ParameterError, check};
 use crate::building_blocks::queues::{Queues, SavedQueues};
@@ -40,7 +40,7 @@ impl<K: Key> SecondHit<K> {
     /// Creates the filter with an empty history.
     ///
     /// # Errors
-    /// A parameter is out of its range.
+    /// A parameter of the filter is out of its range.
     pub fn new(parameters: SecondHitParameters) -> Result<Self, ParameterError> {
         check(
             NAME,

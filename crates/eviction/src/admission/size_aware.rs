@@ -39,10 +39,10 @@ pub struct SizeAware {
 }
 
 impl SizeAware {
-    /// Creates the filter. `seed` is the seed of its random numbers.
+    /// Creates the filter. `seed` is the seed of the filter's random numbers.
     ///
     /// # Errors
-    /// A parameter is out of its range.
+    /// A parameter of the filter is out of its range.
     pub fn new(parameters: SizeAwareParameters, seed: u64) -> Result<Self, ParameterError> {
         check(NAME, "typical", parameters.typical, &(1..), "from 1")?;
         Ok(Self::with(parameters, seed))

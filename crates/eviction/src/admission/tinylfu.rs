@@ -16,8 +16,8 @@ pub(super) const NAME: &str = "tinylfu";
 /// The parameters of the filter [`TinyLfu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TinyLfuParameters {
-    /// Minimum number of requests for a key, including the current one, from 1 to 15. All counts
-    /// are halved periodically. The default is 2.
+    /// Minimum number of requests for a key, including the current request, from 1 to 15. All
+    /// counts are halved periodically. The default is 2.
     pub threshold: u8,
 }
 
@@ -39,7 +39,7 @@ impl TinyLfu {
     /// Creates the filter for a cache of `capacity` bytes. `seed` is the seed of the sketch's hash.
     ///
     /// # Errors
-    /// A parameter is out of its range.
+    /// A parameter of the filter is out of its range.
     pub fn new(
         capacity: u64,
         parameters: TinyLfuParameters,

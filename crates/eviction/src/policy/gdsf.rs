@@ -178,7 +178,7 @@ mod tests {
             ("a2 b4 * d2", "b", vec![('a', 0.5), ('d', 0.75)]),
             ("a2 b4 * a2", "b", vec![('a', 1.25)]),
             ("a4 b4 c4 a -b !x", "", vec![('c', 0.25), ('a', 0.5)]),
-            // When a key enters again, its frequency starts at one.
+            // When a key enters again, the frequency of this key starts at one.
             ("a4 a a * a4", "a", vec![('a', 1.0)]),
         ] {
             let found = after(GdsfParameters::default(), trace);

@@ -30,8 +30,8 @@ pub struct Victim<K> {
 ///    ghosts if the cache holds fewer keys. A ghost costs at most as much memory as a key of the
 ///    cache.
 pub trait Policy<K>: Contents<K> + PersistentState + Diagnostics + Send {
-    /// Counts one request. Returns `true` if the cache holds the key. If it does not, changes
-    /// nothing. The cache calls `hit` once for each request.
+    /// Counts one request. Returns `true` if the cache holds the key. If the cache does not hold
+    /// the key, changes nothing. The cache calls `hit` once for each request.
     fn hit(&mut self, access: &Access<K>) -> bool;
 
     /// Counts the request for a key that the cache does not hold, whether or not the key enters.

@@ -102,7 +102,7 @@ impl<K: Key> S3Fifo<K> {
     /// Creates an empty policy for a cache of `capacity` bytes.
     ///
     /// # Errors
-    /// A parameter is out of its range.
+    /// A parameter of the policy is out of its range.
     pub fn new(capacity: u64, parameters: S3FifoParameters) -> Result<Self, ParameterError> {
         parameters.check()?;
         Ok(Self::with(capacity, parameters))
@@ -259,8 +259,8 @@ mod tests {
             // has no room.
             ("a b c d e", "", "abc|de||"),
             ("a b c d e * f", "a", "bcf|de|a|"),
-            // After one more request for a key, the key does not move to the main queue. After two
-            // more requests, it moves.
+            // One more request for a key does not move the key to the main queue. Two more requests
+            // move the key.
             ("a b c a b b *", "a", "b2c||a|"),
             ("a b c a b b * *", "ac", "|b|ac|"),
             // A ghost that enters again goes to the main queue. A ghost that is requested and does

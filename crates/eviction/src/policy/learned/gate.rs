@@ -24,11 +24,11 @@ const TRIAL_REQUESTS: u64 = 512;
 /// The gate opens when clients waited less with the network than with the heuristic by this share
 /// of the waiting, and closes when clients waited more with the network by this share.
 const MIN_LEAD: f64 = 0.002;
-/// Maximum debt of the cache. The debt is the waiting time beyond that of the heuristic, as a share
-/// of the heuristic's total waiting time. While the debt is above this maximum, the gate is closed.
-/// The documentation promises at most 1 % more waiting. Half of this 1 % is for the debt, and half
-/// is for the time in which the contents of the cache adapt. If keys are sampled, the simulated
-/// cache in use stands for the real cache.
+/// Maximum debt of the cache. The debt is the waiting time beyond the waiting time with the
+/// heuristic, as a share of the heuristic's total waiting time. While the debt is above this
+/// maximum, the gate is closed. The documentation promises at most 1 % more waiting. Half of this 1
+/// % is for the debt, and half is for the time in which the contents of the cache adapt. If keys
+/// are sampled, the simulated cache in use stands for the real cache.
 const MAX_DEBT: f64 = 0.005;
 
 /// Two simulated caches and their waiting times, in seconds.
