@@ -11,7 +11,7 @@ use crate::ParseError;
 /// The hash function of a [`Digest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
-    /// SHA-256, 32 bytes. Nearly all registries use it.
+    /// SHA-256, 32 bytes. Nearly all registries use SHA-256.
     Sha256,
     /// SHA-512, 64 bytes. The image specification allows SHA-512, but few registries use it.
     Sha512,

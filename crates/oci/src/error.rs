@@ -57,7 +57,8 @@ pub enum ErrorCode {
     Unsupported,
     #[serde(rename = "TOOMANYREQUESTS")]
     TooManyRequests,
-    /// The specification does not have this code. Registries send it when they are unavailable.
+    /// The specification does not have this code. Registries send this code when they are
+    /// unavailable.
     Unavailable,
     /// Registries send this code for an internal error. pierhead also uses it for every received
     /// code that this enum does not list.
@@ -107,8 +108,8 @@ impl ErrorBody {
         self
     }
 
-    /// Parses the body of an error response. `None` if it has another form (such as the HTML of a
-    /// proxy), has no entry, or is larger than 64 KiB.
+    /// Parses the body of an error response. `None` if the body has another form (such as the HTML
+    /// of a proxy), has no entry, or is larger than 64 KiB.
     ///
     /// The messages are shown in terminals and logs. For this reason, the parser removes control
     /// characters, and keeps at most 8 entries of 512 characters each.
