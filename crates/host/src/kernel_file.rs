@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// mounts has a few dozen kilobytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Reads a file of the kernel. `None` if it cannot be read.
+/// Reads a file of the kernel. `None` if the file cannot be read.
 pub fn read_kernel_file(path: &Path) -> Option<String> {
     let mut text = String::new();
     let file = File::open(path).ok()?;

@@ -18,7 +18,7 @@ pub use task::BackgroundTask;
 
 use crate::cpu_budget::CpuBudget;
 
-/// The pause switch of background work. Clones share it. By default, work never pauses.
+/// The pause switch of background work. Clones share one switch. By default, work never pauses.
 #[derive(Clone, Debug, Default)]
 pub struct BackgroundWork(Arc<Inner>);
 
