@@ -1,6 +1,7 @@
 //! Limits the number of arenas of glibc's malloc by `mallopt(3)`.
 
-/// Sets the maximum number of malloc arenas (`M_ARENA_MAX`). Returns whether glibc accepted it.
+/// Sets the maximum number of malloc arenas (`M_ARENA_MAX`). Returns whether glibc accepted this
+/// maximum.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[allow(unsafe_code)]
 pub(crate) fn set_max_arenas(max_arenas: u8) -> bool {
