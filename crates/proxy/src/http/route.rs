@@ -1,5 +1,6 @@
 //! Determines the registry of a request: from the query parameter `ns`, or from the first path
-//! segment. Without both, the registry is the default upstream.
+//! segment. If a request has neither `ns` nor a registry in its path, its registry is the default
+//! upstream.
 
 use pierhead_oci::{Endpoint, Name, ParseError, Registry, Repository};
 

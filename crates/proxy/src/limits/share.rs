@@ -1,8 +1,8 @@
 //! Computes which part of a shared resource (connections, downloads, memory) is reserved for
 //! clients that hold little of this resource.
 
-/// A share is one part in this number of a shared resource. Each resource has one share that is
-/// reserved for clients that hold less than a share.
+/// Divisor of a shared resource: a share is the resource divided by this number. Each resource has
+/// one share that is reserved for clients that hold less than a share.
 pub(crate) const SHARE_DIVISOR: usize = 8;
 
 /// Whether a client with `own` slots gets no further slot, because no slot is free or all free
