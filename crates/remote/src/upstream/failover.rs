@@ -98,9 +98,10 @@ pub(crate) fn no_penalty(_: &RegistryHost) -> u8 {
 }
 
 /// Runs `attempt` at the hosts until it succeeds at one of them, all hosts fail permanently, or the
-/// policy or the retry budget ends. The log lines name `image`. A host with a higher `penalty` is
-/// asked later. Cancel safe if `attempt` is cancel safe. A 404, 401 or 403 from one host is not
-/// final while another host may have the resource: see [`HostFailures::most_informative`].
+/// policy or the retry budget ends. `image` is the name of the image in log lines. A host with a
+/// higher `penalty` is asked later. Cancel safe if `attempt` is cancel safe. A 404, 401 or 403 from
+/// one host is not final while another host may have the resource: see
+/// [`HostFailures::most_informative`].
 pub(crate) async fn try_hosts<T, F>(
     candidates: &Candidates,
     (operation, image): (Operation, &(impl Display + Sync)),

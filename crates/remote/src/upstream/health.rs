@@ -65,8 +65,8 @@ struct State {
     /// Docker Hub limits neither HEAD requests for manifests nor requests for blobs.
     rate_limits: [Option<RateLimit>; Operation::COUNT],
     /// Number of consecutive bodies that failed before their first byte, and the time of the last
-    /// of them. The circuit breaker of such a host stays closed, because the host responds to every
-    /// request.
+    /// of them. The circuit breaker of a host that sends empty bodies stays closed, because the
+    /// host responds to every request.
     empty_bodies: u32,
     empty_body_at: Option<Instant>,
 }
