@@ -1,4 +1,4 @@
-//! The counters and histograms of the cache that Prometheus scrapes.
+//! The Prometheus metrics of the cache: counters and histograms of its events.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

@@ -154,7 +154,7 @@ impl StoredBlob {
     /// starts at a multiple of 64 KiB costs least. Cancel safe.
     ///
     /// # Errors
-    /// [`Error::Corrupt`]: the cache has removed the blob; claim it again.
+    /// [`Error::Corrupt`]: the cache has removed the blob, and the caller can claim the blob again.
     pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
         let size = self.size();
         if offset >= size || max == 0 {

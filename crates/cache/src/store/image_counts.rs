@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use pierhead_oci::Digest;
 
 /// Maximum number of counted blobs, and maximum number of remembered manifests. Each of the two
-/// tables takes about 0.6 MB. At the limit, all counts are halved, and blobs with a count below one
-/// are dropped.
+/// tables takes about 0.6 MB. When one of the limits is reached, all counts are halved, and blobs
+/// with a count below one are dropped.
 const MAX_ENTRIES: usize = 1 << 15;
 
 /// The number of images of each blob. A blob is identified by the first 8 bytes of its digest. If

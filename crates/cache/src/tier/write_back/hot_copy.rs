@@ -76,7 +76,7 @@ impl HotCopies {
     }
 
     /// Copies the hot chunks of a blob to the fast tier, and removes the whole copy of the blob, if
-    /// such a copy exists. The caller has registered the digest as the current write-back.
+    /// such a copy exists. The caller must have registered the digest as the current write-back.
     pub(super) fn make_copy(&self, digest: &Digest) -> io::Result<()> {
         if self.fast.has_failed() {
             return Ok(());

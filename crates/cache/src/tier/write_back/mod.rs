@@ -198,7 +198,8 @@ impl WriteBack {
         self.fast.state.lock().hint(digest, hint);
     }
 
-    /// Changes the priority of a copy on the fast tier. Does nothing if the blob has no such copy.
+    /// Changes the priority of a copy on the fast tier. Does nothing if the fast tier has no copy
+    /// of the blob.
     pub fn rank(&self, digest: &Digest, priority: f64) {
         self.fast
             .state
