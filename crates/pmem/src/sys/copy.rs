@@ -41,7 +41,7 @@ unsafe fn atomic<'a>(at: *const u8) -> &'a AtomicU64 {
 pub(super) unsafe fn load(from: *const u8, mut buf: &mut [u8]) {
     let (mut at, inside) = word_of(from);
     if inside > 0 {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the accessed word is mapped.
         let word = unsafe { atomic(at) }.load(Ordering::Relaxed).to_ne_bytes();
         let (head, rest) = buf.split_at_mut(buf.len().min(WORD - inside));
         head.copy_from_slice(&word[inside..inside + head.len()]);
@@ -58,7 +58,7 @@ pub(super) unsafe fn load(from: *const u8, mut buf: &mut [u8]) {
         buf = rest;
     }
     for part in buf.chunks_mut(WORD) {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the accessed word is mapped.
         let word = unsafe { atomic(at) }.load(Ordering::Relaxed).to_ne_bytes();
         part.copy_from_slice(&word[..part.len()]);
         at = at.wrapping_add(WORD);
@@ -76,7 +76,7 @@ pub(super) unsafe fn save(to: *mut u8, mut bytes: &[u8]) {
     let mut at = at.cast_mut();
     if inside > 0 {
         let (head, rest) = bytes.split_at(bytes.len().min(WORD - inside));
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the accessed word is mapped.
         unsafe { merge(at, inside, head) };
         bytes = rest;
         at = at.wrapping_add(WORD);
@@ -98,12 +98,12 @@ pub(super) unsafe fn save(to: *mut u8, mut bytes: &[u8]) {
     }
     let (body, tail) = bytes.as_chunks::<WORD>();
     for word in body {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the accessed word is mapped.
         unsafe { atomic(at) }.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
         at = at.wrapping_add(WORD);
     }
     if !tail.is_empty() {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that the accessed word is mapped.
         unsafe { merge(at, 0, tail) };
     }
 }
@@ -115,7 +115,7 @@ pub(super) unsafe fn save(to: *mut u8, mut bytes: &[u8]) {
 ///
 /// The same conditions as for [`load`]. `to` must be a multiple of 8.
 pub(super) unsafe fn store(to: *mut u8, word: u64) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees that the accessed word is mapped.
     unsafe { atomic(to) }.store(word.to_le(), Ordering::Release);
 }
 
@@ -126,7 +126,7 @@ pub(super) unsafe fn store(to: *mut u8, word: u64) {
 ///
 /// The same conditions as for [`load`].
 pub(super) unsafe fn touch(from: *const u8) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees that the accessed word is mapped.
     let word = unsafe { atomic(word_of(from).0) }.load(Ordering::Relaxed);
     std::hint::black_box(word);
 }
