@@ -1,10 +1,10 @@
 //! Admission filter `tinylfu`: a key may enter once a sketch has counted enough recent requests for
 //! the key.
 //!
-//! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4),
-//! 2017. In the paper, a new key must have more requests than the victim. An admission filter does
-//!       not know the victim, so here a key must reach a threshold. The policy W-TinyLFU of the
-//!       simulator compares the new key with the victim.
+//! The filter follows Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission
+//! policy", ACM TOS 13(4), 2017. In the paper, a new key must have more requests than the victim.
+//! An admission filter does not know the victim, so here a key must reach a threshold. The policy
+//! W-TinyLFU of the simulator compares the new key with the victim.
 
 use crate::building_blocks::parameter::{ParameterError, check};
 use crate::building_blocks::saved;
