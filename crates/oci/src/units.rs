@@ -75,7 +75,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
 /// # Errors
 /// The number is not 0. The error message suggests the likely unit.
 pub fn bytes_without_unit(number: u64) -> Result<u64, UnitError> {
-    /// Maximum number without a unit for which the error message suggests GiB. No disk has more
+    /// Maximum number without a unit for which the error message suggests GiB. No disk has so many
     /// GiB, so a larger number most likely means bytes.
     const MAX_GIB: u64 = 100_000;
     let suggestion = match number {
