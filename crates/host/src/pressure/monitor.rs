@@ -21,7 +21,7 @@ type ResourceLabel = [(&'static str, &'static str); 1];
 /// Pauses and resumes background work by the pressure of the configured resources.
 ///
 /// 1. Background work pauses before limits shrink: a limit that follows the pressure of memory
-///    shrinks one reading later or later.
+///    shrinks at the earliest one reading later.
 pub struct PressureMonitor {
     background: BackgroundWork,
     levels: Vec<(PressureLevel, PressureReader)>,
