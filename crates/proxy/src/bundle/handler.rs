@@ -400,7 +400,7 @@ impl BundleHandler<'_> {
         admitted.map(drop)
     }
 
-    /// The client to whom the bundle server attributes the work for this request.
+    /// The client that the bundle server charges for the work of this request.
     fn client(&self) -> ClientKey {
         ClientKey::of(self.peer.address)
     }

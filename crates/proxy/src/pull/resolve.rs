@@ -113,7 +113,7 @@ fn stale_or(
     error: Error,
 ) -> Result<(Document, CacheOutcome), Error> {
     match stale {
-        Some(document) if error.allows_stale() || is_kept(context, name, &error) => {
+        Some(document) if error.allows_stale() || is_retained(context, name, &error) => {
             let refusal = Refusal {
                 event: "stale response served",
                 cause: error.cause(),
@@ -131,7 +131,7 @@ fn stale_or(
 }
 
 /// Whether the last manifest of a tag stays available after the upstream deleted the tag.
-fn is_kept(context: &RequestContext, name: &TagKey, error: &Error) -> bool {
+fn is_retained(context: &RequestContext, name: &TagKey, error: &Error) -> bool {
     let TagKey::Manifest(reference) = name else {
         return false;
     };
@@ -270,7 +270,7 @@ async fn refresh(
             );
             let is_not_found = matches!(error, pierhead_remote::Error::NotFound { .. });
             let error = error.into();
-            if is_not_found && !is_kept(context, name, &error) {
+            if is_not_found && !is_retained(context, name, &error) {
                 log_failure(context.cache.tags().remove(name).await);
             }
             return Err(error);
