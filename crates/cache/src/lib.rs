@@ -15,10 +15,10 @@
 //! - `fill`: a blob that is being written, with its readers.
 //! - [`Cache`]: the methods that other crates call.
 //!
-//! [`Cache`] is one type on purpose. [`Cache`] finds and claims blobs, and passes all other calls to
-//! the index (`store`), the pins or the maintenance. Tags have a handle of their own
-//! ([`Cache::tags`]). A reading handle and an administration handle would share the same state, and
-//! the daemon would have to pass both handles to most of its components.
+//! [`Cache`] is one type on purpose. [`Cache`] finds and claims blobs, and passes all other calls
+//! to the index (`store`), the pins or the maintenance. Tags have a handle of their own
+//! ([`Cache::tags`]). A reading handle and an administration handle would share the same state,
+//! and the daemon would have to pass both handles to most of its components.
 
 #![forbid(unsafe_code)]
 

@@ -11,8 +11,8 @@ use crate::tier::CHUNK;
 /// gaps between them are joined.
 const MAX_SPANS: usize = 1024;
 const MAGIC: [u8; 8] = *b"PIERHOT1";
-/// Size of a page in bytes. The header is padded to a multiple of a page (4 KiB), so that the chunks begin
-/// at a page boundary and can be sent as whole pages.
+/// Size of a page in bytes. The header is padded to a multiple of a page (4 KiB), so that the
+/// chunks begin at a page boundary and can be sent as whole pages.
 const PAGE: u64 = 4096;
 /// Length in bytes of the first part of the header: magic, size of the blob and number of spans.
 /// The spans and a checksum follow.
