@@ -1,11 +1,11 @@
 //! Reads the kernel's pressure stall information (PSI): how long tasks waited for memory, a CPU or
 //! the disk.
 //!
-//! The kernel counts the waiting times of the host (`/proc/pressure`) and of each cgroup of version
-//! 2. On some hosts, the kernel also counts the waiting times of cgroups of version 1, in the file
-//!    `memory.pressure` beside the limits of the cgroup. The reader returns the highest of these
-//!    pressures. The reader computes differences of the totals, because the kernel's averages lag
-//!    by ten seconds.
+//! The kernel counts the waiting times of the host (`/proc/pressure`) and of each cgroup (version
+//! 2). On some hosts, the kernel also counts the waiting times of cgroups of version 1, in the file
+//! `memory.pressure` beside the limits of the cgroup. The reader returns the highest of these
+//! pressures. The reader computes differences of the totals, because the kernel's averages lag by
+//! ten seconds.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
