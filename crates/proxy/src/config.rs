@@ -16,7 +16,7 @@ pub struct Config {
     /// The configured registries. If the first segment of a path is the name of a configured
     /// registry, the request means that registry.
     pub upstreams: Vec<Registry>,
-    /// Registries whose deleted tags stay available: if one of them answers 404 for a tag, the
+    /// Registries whose deleted tags stay available: if such a registry answers 404 for a tag, the
     /// proxy serves the last manifest of the tag.
     pub keep_deleted: Vec<Registry>,
     /// Registries and repositories that clients may pull.

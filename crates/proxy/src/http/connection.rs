@@ -1,5 +1,5 @@
 //! Serves one client connection: a TLS connection by hyper, a plain TCP connection by pierhead's
-//! own HTTP/1 server ([`http1`]), which hands requests that it does not support to hyper.
+//! own HTTP/1 server ([`http1`]), which passes unsupported requests to hyper.
 //!
 //! Over plain TCP, [`http1`] serves the common requests, because only the owner of the socket can
 //! use `sendfile`. hyper serves all other requests. hyper also responds to bytes that are not HTTP:
