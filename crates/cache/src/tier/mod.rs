@@ -1,5 +1,5 @@
-//! Tiers: the media that store blobs. The module contains the disk tier, the persistent-memory
-//! tier, and the write-back tier, which combines a fast tier with the disk.
+//! Storage tiers: the media that store blobs. The module contains the disk tier, the
+//! persistent-memory tier, and the write-back tier, which combines a fast tier with the disk.
 
 mod disk;
 pub mod placement;
