@@ -1,8 +1,8 @@
 //! Reads the kernel's pressure stall information (PSI): how long tasks waited for memory, a CPU or
 //! the disk.
 //!
-//! The kernel counts the waiting times of the host (`/proc/pressure`) and of each cgroup (version
-//! 2). On some hosts, the kernel also counts the waiting times of cgroups of version 1, in the file
+//! The kernel counts the waiting times of the host (`/proc/pressure`) and of each version-2 cgroup.
+//! On some hosts, the kernel also counts the waiting times of version-1 cgroups, in the file
 //! `memory.pressure` beside the limits of the cgroup. The reader returns the highest of these
 //! pressures. The reader computes differences of the totals, because the kernel's averages lag by
 //! ten seconds.
