@@ -23,7 +23,7 @@ impl MediaType {
         "application/vnd.docker.distribution.manifest.list.v2+json";
 
     /// Creates a media type from a `Content-Type` value. `None` if the text is empty, is longer
-    /// than 255 bytes, or has characters other than visible ASCII.
+    /// than 255 bytes, or has characters other than printable ASCII.
     pub fn new(text: &str) -> Option<Self> {
         let fits =
             (1..=255).contains(&text.len()) && text.bytes().all(|b| (b' '..=b'~').contains(&b));

@@ -130,7 +130,7 @@ impl HoldingSetup {
 
     fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-        kill_process(pid.expect("an id"), signal).expect("the file exists");
+        kill_process(pid.expect("an id"), signal).expect("the process receives the signal");
     }
 
     /// Waits until the process exits. Returns the exit status, and the lines that the process

@@ -11,10 +11,10 @@ use pierhead_toc::{TocView, Tree};
 use crate::images::{Files, text, toc};
 
 /// Returns an ELF file with an interpreter, one needed library, and one search folder.
-fn program(interpreter: &str, bundle_server: &str, folder: &str) -> Vec<u8> {
+fn program(interpreter: &str, needed: &str, folder: &str) -> Vec<u8> {
     let strings = [
         &b"\0"[..],
-        bundle_server.as_bytes(),
+        needed.as_bytes(),
         b"\0",
         folder.as_bytes(),
         b"\0",

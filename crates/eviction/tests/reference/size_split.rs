@@ -1,4 +1,4 @@
-//! A naive model of the policy `size-split` (two models of GDSF, all sizes in one sorted list,
+//! A naive model of the policy `size-split` (two models of GDSF, all sizes in one list, sorted for each quantile,
 //! ghosts in vectors), and tests that the policy decides like the model.
 
 use pierhead_eviction::policy::size_split::SizeSplitParameters;

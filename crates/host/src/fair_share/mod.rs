@@ -55,8 +55,8 @@ pub struct FairShare<K, W> {
     capacity: usize,
     held: usize,
     waiting: usize,
-    /// The accounts of clients that hold slots or wait, and of clients whose next start is later
-    /// than `virtual_time`.
+    /// The accounts of clients that hold slots or wait, and of clients whose next virtual start
+    /// is later than `virtual_time`.
     clients: HashMap<K, Account<W>>,
     /// The virtual start of a new client. This virtual start is one more than the highest virtual
     /// start of any waiter that was granted a slot.

@@ -1,5 +1,5 @@
-//! The configuration of the daemon: defaults, which one TOML file and then the command line
-//! override.
+//! The configuration of the daemon. One TOML file overrides the defaults, and the command line
+//! overrides the file.
 //!
 //! [`parse`] turns text into a [`Config`] without I/O. [`load()`] reads the configuration file, and
 //! [`files`] reads the files that the configuration names. pierhead reads and checks all of these

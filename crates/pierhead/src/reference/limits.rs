@@ -17,9 +17,9 @@ use super::check_page;
 const SKIPPED_CRATES: &[&str] = &["eviction", "replay", "testkit"];
 /// Files and folders that the page omits, since they have no code of the daemon or of a command.
 const SKIPPED_FILES: &[&str] = &["tests", "fuzzing", "examples", "reference", "forge.rs"];
-/// Prefixes of the names of limits.
+/// A constant whose name begins with one of these prefixes is a limit.
 const PREFIXES: &[&str] = &["MAX_", "MIN_"];
-/// Suffixes of the names of limits.
+/// A constant whose name ends with one of these suffixes is a limit.
 const SUFFIXES: &[&str] = &[
     "_CAPACITY",
     "_INTERVAL",

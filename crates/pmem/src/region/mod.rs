@@ -1,5 +1,6 @@
-//! A region: a file that is used as a medium. The file is mapped into memory. Written bytes are
-//! flushed by the fastest method that makes them durable on this machine.
+//! A region: a file that is mapped into memory and used as a [`Medium`] (bytes at fixed offsets
+//! that may survive a power cut). Written bytes are flushed by the fastest method that makes them
+//! durable on this machine.
 
 use parking_lot::Mutex;
 use std::fmt;

@@ -56,7 +56,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "admin",
-        help: "Address of the admin listener: metrics, health and the cache API. Other hosts get metrics and health only.",
+        help: "Address of the admin listener: metrics, health and the cache API. Clients on other \
+               hosts than pierhead's get metrics and health only.",
         kind: Kind::AddressOrOff,
         example: "\"127.0.0.1:5001\"",
         reload: Reload::Restart(|new, old| new.admin = old.admin),
