@@ -1,4 +1,4 @@
-//! Benchmark of deployments with a fast cache tier (after N-Docker): the time to store an image
+//! Benchmark of deployments with a fast cache tier (as in the paper N-Docker): the time to store an image
 //! after its download, and the number of bytes on the fast medium.
 
 use std::collections::HashSet;

@@ -1,5 +1,5 @@
-//! Benchmarks of a fast cache tier on modelled media, with the real cache: deployments and starts
-//! (after N-Docker), a stream of pulls (after CHERRY), and CPU costs.
+//! Benchmarks of the cache with a fast tier, on simulated media: deployments and container starts (as
+//! in the paper N-Docker), a stream of pulls (as in the paper CHERRY), and CPU costs.
 
 mod deploy;
 mod hot_files;

@@ -1,4 +1,4 @@
-//! Benchmark of a mixed stream of pulls (after CHERRY): images of different popularity, and a fast
+//! Benchmark of a mixed stream of pulls (as in the paper CHERRY): images of different popularity, and a fast
 //! cache tier with space for a part of them.
 
 use std::collections::HashSet;

@@ -40,7 +40,7 @@ const VALUES: &str = "values";
 /// Flags of `cargo xtask k8s`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Install nothing. A missing program is an error.
+    /// Do not install missing programs. A missing program is an error.
     #[arg(long)]
     no_install: bool,
     /// Run only these parts of the suite (repeatable): values, dpf, restricted, everything, disks,

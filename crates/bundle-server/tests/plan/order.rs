@@ -35,11 +35,7 @@ fn program(interpreter: &str, needed: &str, folder: &str) -> Vec<u8> {
         put(at + 16, &(0x1000 + offset).to_le_bytes());
         put(at + 32, &len.to_le_bytes());
     }
-    let tags = [
-        (1_u64, 1_u64),
-        (5, 0x1200),
-        (29, bundle_server.len() as u64 + 2),
-    ];
+    let tags = [(1_u64, 1_u64), (5, 0x1200), (29, needed.len() as u64 + 2)];
     for (nth, (tag, value)) in tags.into_iter().enumerate() {
         put(0x100 + nth * 16, &tag.to_le_bytes());
         put(0x108 + nth * 16, &value.to_le_bytes());

@@ -1,5 +1,6 @@
-//! Tests of damage on the fast tier: readers get the blob's copy on the disk. Without such a copy,
-//! the blob is fetched again.
+//! Tests of damaged copies on the fast tier and on the disk. A reader that finds damage gets an
+//! error. The next reader gets the other copy of the blob. Without another copy, the blob is fetched
+//! again.
 
 use std::sync::Arc;
 
@@ -48,7 +49,7 @@ async fn a_damaged_fast_copy_is_replaced_by_that_of_the_disk() {
 }
 
 #[tokio::test]
-async fn damage_on_the_disk_does_not_remove_hot_copies() {
+async fn damage_on_the_disk_is_not_counted_as_damage_of_the_fast_tier() {
     let folder = tempfile::tempdir().unwrap();
     let (fast, disk) = (
         MemoryTier::default(),

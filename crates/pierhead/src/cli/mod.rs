@@ -69,12 +69,12 @@ Exit codes: 0 done, 1 failed, 2 invalid usage or configuration, or one of:
   68 the interface or the listen address is missing
   69 the port or the data folder is in use
   71 profile, limits or tier do not fit the host
-  72 the data folder has another owner or version
+  72 the data folder belongs to another program or version
   73 the data folder is read-only or missing
   74 the disk of the data folder is full
   75 the clock of the host is years off
   76 TLS to an upstream fails
-  77 the data folder has another user, or binding the port needs root";
+  77 the data folder belongs to another user, or the port needs root";
 
 /// The commands of `pierhead`.
 #[derive(Subcommand)]
@@ -200,7 +200,8 @@ mod tests {
         }
     }
 
-    /// clap wraps longer lines a second time on a terminal of 80 columns.
+    /// The lines of the examples and other footers are wrapped by hand. On a terminal of 80 columns,
+    /// clap would wrap a line of more than 80 characters again.
     #[test]
     fn a_footer_fits_80_columns() {
         for (path, command) in commands() {

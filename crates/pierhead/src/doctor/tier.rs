@@ -39,7 +39,7 @@ pub(crate) fn check(config: &Config, served: Option<&ServedTier>) -> Option<Find
 
 /// The advice for corrupt data on the tier. pierhead serves the affected blobs from the disk, or
 /// fetches them again.
-const MEDIUM_FIX: &str = "if the kernel's log (`dmesg`) has errors of the medium, replace it, or set tier.kind = \"off\"";
+const MEDIUM_FIX: &str = "if the kernel's log (`dmesg`) has errors of the medium, replace the medium, or set tier.kind = \"off\"";
 
 fn check_served(served: &ServedTier, wanted: &Tier) -> Finding {
     let Some(class) = &served.class else {

@@ -1,7 +1,8 @@
 //! The request log of `request_log.file`: one line per request, the input of `pierhead-replay`.
 //!
-//! Requests enter a bounded queue, and a separate thread writes them. pierhead drops the requests
-//! that do not fit into the queue, and counts them.
+//! The cache puts a record of each request into a bounded queue, and a separate thread writes the
+//! records. While the queue is full, pierhead counts new records but does not log them; clients get
+//! their responses as usual.
 
 mod hash_secret;
 mod log_file;

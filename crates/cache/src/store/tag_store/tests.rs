@@ -23,7 +23,7 @@ use crate::tier::Step;
 /// A function that a test installs. The writer calls this function before each change on the disk.
 pub(super) type Hook = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 
-/// A timeout that is much longer than a writer takes that works.
+/// A timeout much longer than any step of a working writer.
 const HANG: Duration = Duration::from_secs(60);
 
 fn open(folder: &Path) -> Cache {

@@ -121,7 +121,7 @@ mod tests {
         let error = named(&server).expect_err("the named file must exist");
         assert!(error.contains("config.json"), "{error}");
         for (text, server, by_default, refusal) in [
-            // Credentials for another server.
+            // The file has credentials only for another server than `server`.
             (
                 r#"{"auths":{"b.example":{"auth":"aHViOnA6dw=="}}}"#,
                 "https://a.example",

@@ -99,8 +99,8 @@ fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), CommandEr
     Ok((usable, warnings))
 }
 
-/// Returns the path to which the image is written (`--as`, `--output`). Checks this path before the
-/// pull, so that a wrong path fails early.
+/// Returns the path to which the image is written (`--as`, `--output`). Checks the path to
+/// the image before the pull, so that a wrong `--output` fails early.
 fn output(args: &PullArgs) -> Result<Option<PathBuf>, CommandError> {
     let Some(form) = args.form else {
         return Ok(None);

@@ -53,7 +53,7 @@ fn check_reports_the_result_of_open_and_changes_nothing() {
     damaged[BASE + 64 + 20] ^= 1;
     let found = look(&damaged).unwrap();
     assert!(found.dropped + found.damaged > 0, "{found:?}");
-    // The function `look` does not format an unformatted region.
+    // `Log::check` reports that `Log::open` would format an empty region, but formats nothing.
     assert!(look(&vec![0; damaged.len()]).unwrap().formatted);
 }
 

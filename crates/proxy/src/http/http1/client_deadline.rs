@@ -1,4 +1,5 @@
-//! The time limits for the client of one connection, with a single timer for all requests.
+//! The time limits for the client of one connection, with a single timer for all requests of
+//! the connection.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
