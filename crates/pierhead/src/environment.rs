@@ -88,9 +88,7 @@ impl Environment {
             docker_config: user_folder("DOCKER_CONFIG", ".docker")
                 .map(|folder| folder.join("config.json")),
             machine: Machine::read(Path::new("/")),
-            sets_malloc: ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"]
-                .into_iter()
-                .any(|name| env::var_os(name).is_some()),
+            sets_malloc: sets_malloc(|name| env::var_os(name).is_some()),
             service_manager: NotifySettings::new(
                 env::var_os("NOTIFY_SOCKET"),
                 env::var("WATCHDOG_USEC").ok().as_deref(),
@@ -120,6 +118,12 @@ fn default_data(is_root: bool, xdg: Option<PathBuf>, home: Option<PathBuf>) -> P
         (None, Some(home)) => home.join(".local/share/pierhead"),
         (None, None) => Path::new("pierhead-data").to_owned(),
     }
+}
+
+fn sets_malloc(is_set: impl Fn(&str) -> bool) -> bool {
+    ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"]
+        .into_iter()
+        .any(is_set)
 }
 
 #[cfg(test)]
@@ -160,5 +164,13 @@ mod tests {
             Path::new("/home/a/.local/share/pierhead")
         );
         assert_eq!(default_data(false, None, None), Path::new("pierhead-data"));
+    }
+
+    #[test]
+    fn settings_of_the_allocator_are_found() {
+        for name in ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"] {
+            assert!(sets_malloc(|it| it == name), "{name}");
+        }
+        assert!(!sets_malloc(|name| name == "MALLOC_CHECK_"));
     }
 }

@@ -37,8 +37,8 @@ impl LogDedup {
     /// Whether to log `line` now. Only one of several concurrent callers with the same line gets
     /// `true`.
     pub(crate) fn is_new(&self, line: impl Hash) -> bool {
-        let entry = self.logged.entry(self.hashes.hash_one(line));
-        entry.or_insert(()).is_fresh()
+        let hash = self.hashes.hash_one(line);
+        self.logged.entry_by_ref(&hash).or_insert(()).is_fresh()
     }
 }
 

@@ -21,6 +21,15 @@ where
         .build()
 }
 
+/// Whether the cache has the key. This counts as a use of the entry; `contains_key` of the cache
+/// does not.
+pub(crate) fn has_key<K>(cache: &Cache<K, ()>, key: &K) -> bool
+where
+    K: Eq + Hash + Send + Sync + 'static,
+{
+    cache.get(key).is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,5 +55,16 @@ mod tests {
         }
         cache.run_pending_tasks();
         assert!(cache.entry_count() <= 100);
+    }
+
+    #[test]
+    fn a_used_key_outlives_unused_keys() {
+        let cache = ttl_cache(100, Duration::from_secs(60));
+        for key in 0..1000 {
+            cache.insert(key, ());
+            assert!(has_key(&cache, &0), "{key}");
+            cache.run_pending_tasks();
+        }
+        assert!(!has_key(&cache, &1));
     }
 }

@@ -95,6 +95,26 @@ async fn a_blob_without_room_is_reported_as_served_and_not_as_failed() {
     let line = line(&lines, "blob not stored");
     assert!(line.contains("clients get it from the upstream"), "{line}");
     assert!(lines.with("blob download failed").is_empty());
+
+    // No client waits for a blob that an operator warms.
+    let warmed = fixture.push(11, &[600_000]);
+    let before = lines.with("blob not stored").len();
+    let failed = fixture
+        .proxy
+        .warm(&fixture.reference(":1"), &[], |_| ())
+        .await;
+    failed.unwrap_err();
+    let layer = warmed.blobs[1].digest.to_string();
+    let not_stored = lines.with("blob not stored").split_off(before);
+    let of_layer: Vec<_> = not_stored.iter().filter(|it| it.contains(&layer)).collect();
+    assert_eq!(of_layer.len(), 1, "{not_stored:?}");
+    assert!(of_layer[0].contains("no client waits for it"));
+    // The log has the cause of the failed pull.
+    let failed = &lines.with("image pull failed")[0];
+    assert!(
+        failed.contains(&layer) && failed.contains("no room"),
+        "{failed}"
+    );
 }
 
 #[tokio::test]

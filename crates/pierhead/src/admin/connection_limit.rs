@@ -2,19 +2,20 @@
 //!
 //! 1. When all slots are in use, the connection that has been idle for longest closes, and the new
 //!    connection gets its slot.
-//! 2. The connections of one client address hold at most half of the slots.
+//! 2. The connections of one client hold at most half of the slots.
 //! 3. If no connection can close, the new connection gets one of a few reserved slots. A connection
 //!    with a reserved slot serves health probes only.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use pierhead_host::ClientKey;
 use tokio::sync::Notify;
 
-/// Number of reserved slots, for connections that serve health probes only.
+/// Maximum number of connections that the admin listener serves beyond its normal maximum. They
+/// serve only health probes.
 const RESERVED_SLOTS: usize = 8;
 
 /// The limit of admin connections. All clones share one limit.
@@ -31,8 +32,8 @@ struct Shared {
 
 #[derive(Default)]
 struct Slots {
-    /// Number of slots in use by client address, without the reserved slots.
-    by_address: HashMap<IpAddr, usize>,
+    /// Number of slots in use by client, without the reserved slots.
+    by_client: HashMap<ClientKey, usize>,
     reserved: usize,
     next_number: u64,
     /// Connections without a request in progress, sorted so that the longest idle connection is
@@ -42,24 +43,24 @@ struct Slots {
 
 struct IdleConnection {
     /// Address of the client; `None` for a reserved slot.
-    address: Option<IpAddr>,
+    client: Option<ClientKey>,
     close: Arc<Notify>,
 }
 
 impl Slots {
-    /// Whether `address` may take one more slot, so that no address holds more than half of `max`.
-    fn has_room(&self, address: IpAddr, max: usize) -> bool {
-        let held = self.by_address.get(&address).copied().unwrap_or(0);
-        held < (max / 2).max(1) && self.by_address.values().sum::<usize>() < max
+    /// Whether `client` may take one more slot, so that no client holds more than half of `max`.
+    fn has_room(&self, client: ClientKey, max: usize) -> bool {
+        let held = self.by_client.get(&client).copied().unwrap_or(0);
+        held < (max / 2).max(1) && self.by_client.values().sum::<usize>() < max
     }
 
     /// Removes and returns the idle connection that has been idle for longest, among those whose
-    /// slot `address` may take.
-    fn pop_idle(&mut self, address: IpAddr, max: usize) -> Option<Arc<Notify>> {
-        let held = self.by_address.get(&address).copied().unwrap_or(0);
+    /// slot `client` may take.
+    fn pop_idle(&mut self, client: ClientKey, max: usize) -> Option<Arc<Notify>> {
+        let held = self.by_client.get(&client).copied().unwrap_or(0);
         let only_own = held >= (max / 2).max(1);
-        let helps = |idle: &IdleConnection| match idle.address {
-            Some(of) => !only_own || of == address,
+        let helps = |idle: &IdleConnection| match idle.client {
+            Some(of) => !only_own || of == client,
             None => false,
         };
         let number = *self.idle.iter().find(|(_, idle)| helps(idle))?.0;
@@ -77,10 +78,10 @@ impl ConnectionLimit {
         }))
     }
 
-    /// Takes a slot for a connection of `address`. If no slot is free, asks the longest idle
+    /// Takes a slot for a connection of `client`. If no slot is free, asks the longest idle
     /// connection to close, and waits for its slot. If no connection is idle, takes a reserved
     /// slot. If all reserved slots are in use, waits.
-    pub(super) async fn acquire(&self, address: IpAddr) -> Arc<ConnectionSlot> {
+    pub(super) async fn acquire(&self, client: ClientKey) -> Arc<ConnectionSlot> {
         let shared = &self.0;
         let mut is_closing = false;
         let mut is_closing_reserved = false;
@@ -90,13 +91,13 @@ impl ConnectionLimit {
             changed.as_mut().enable();
             {
                 let mut slots = shared.slots.lock();
-                if slots.has_room(address, shared.max) {
-                    *slots.by_address.entry(address).or_default() += 1;
+                if slots.has_room(client, shared.max) {
+                    *slots.by_client.entry(client).or_default() += 1;
                     drop(slots);
-                    return self.slot(Some(address));
+                    return self.slot(Some(client));
                 }
                 if !is_closing {
-                    match slots.pop_idle(address, shared.max) {
+                    match slots.pop_idle(client, shared.max) {
                         Some(close) => {
                             is_closing = true;
                             close.notify_one();
@@ -107,9 +108,9 @@ impl ConnectionLimit {
                             return self.slot(None);
                         }
                         None if !is_closing_reserved => {
-                            // If `address` already has its half of the slots, a closed connection
-                            // of another address would give it no slot.
-                            let reserved = slots.idle.iter().find(|(_, it)| it.address.is_none());
+                            // If `client` already has its half of the slots, a closed connection
+                            // of another client would give it no slot.
+                            let reserved = slots.idle.iter().find(|(_, it)| it.client.is_none());
                             let number = reserved.map(|(number, _)| *number);
                             if let Some(idle) = number.and_then(|it| slots.idle.remove(&it)) {
                                 is_closing_reserved = true;
@@ -124,10 +125,10 @@ impl ConnectionLimit {
         }
     }
 
-    fn slot(&self, address: Option<IpAddr>) -> Arc<ConnectionSlot> {
+    fn slot(&self, client: Option<ClientKey>) -> Arc<ConnectionSlot> {
         let slot = Arc::new(ConnectionSlot {
             limit: self.clone(),
-            address,
+            client,
             close: Arc::default(),
             idle_number: Mutex::default(),
         });
@@ -140,7 +141,7 @@ impl ConnectionLimit {
 pub(super) struct ConnectionSlot {
     limit: ConnectionLimit,
     /// Address of the client; `None` for a reserved slot.
-    address: Option<IpAddr>,
+    client: Option<ClientKey>,
     /// Notified when this connection must close.
     close: Arc<Notify>,
     /// Key of this connection in [`Slots::idle`], while it is idle.
@@ -150,7 +151,7 @@ pub(super) struct ConnectionSlot {
 impl ConnectionSlot {
     /// Whether this connection may serve health probes only.
     pub(super) const fn is_reserved(&self) -> bool {
-        self.address.is_none()
+        self.client.is_none()
     }
 
     /// Marks the connection as active until the returned guard is dropped.
@@ -171,7 +172,7 @@ impl ConnectionSlot {
             slots.next_number += 1;
             let number = slots.next_number;
             let idle = IdleConnection {
-                address: self.address,
+                client: self.client,
                 close: Arc::clone(&self.close),
             };
             slots.idle.insert(number, idle);
@@ -192,13 +193,13 @@ impl Drop for ConnectionSlot {
         self.leave_idle();
         {
             let mut slots = self.limit.0.slots.lock();
-            match self.address {
+            match self.client {
                 None => slots.reserved -= 1,
-                Some(address) => {
-                    if let Some(held) = slots.by_address.get_mut(&address) {
+                Some(client) => {
+                    if let Some(held) = slots.by_client.get_mut(&client) {
                         *held -= 1;
                         if *held == 0 {
-                            slots.by_address.remove(&address);
+                            slots.by_client.remove(&client);
                         }
                     }
                 }
@@ -234,57 +235,109 @@ mod tests {
         tokio::spawn(async move { slot.closed().await })
     }
 
-    fn address(nth: u8) -> IpAddr {
-        [10, 0, 0, nth].into()
+    fn client(nth: u8) -> ClientKey {
+        ClientKey::of([10, 0, 0, nth].into())
     }
 
     #[tokio::test]
     async fn the_longest_idle_connection_closes_for_a_new_one() {
         let limit = ConnectionLimit::new(2);
-        let first = limit.acquire(address(1)).await;
+        let first = limit.acquire(client(1)).await;
         let first_request = first.begin_request();
-        let second = idle_connection(limit.acquire(address(2)).await);
-        let third = idle_connection(limit.acquire(address(3)).await);
+        let second = idle_connection(limit.acquire(client(2)).await);
+        let third = idle_connection(limit.acquire(client(3)).await);
         assert!(within_50_ms(second).await.is_some(), "it closed");
         // The third connection becomes idle and closes, so the next connection gets its slot.
-        let last = limit.acquire(address(4)).await;
+        let last = limit.acquire(client(4)).await;
         assert!(within_50_ms(third).await.is_some());
         assert!(!last.is_reserved());
         // No connection is idle, so a new one gets a reserved slot.
         let last_request = last.begin_request();
-        assert!(limit.acquire(address(5)).await.is_reserved());
+        assert!(limit.acquire(client(5)).await.is_reserved());
         let finished = async {
             drop(first_request);
             first.closed().await;
             drop(first);
         };
-        let (_, slot) = tokio::join!(finished, within_50_ms(limit.acquire(address(5))));
+        let (_, slot) = tokio::join!(finished, within_50_ms(limit.acquire(client(5))));
         let slot = slot.expect("the first connection became idle");
         assert!(!slot.is_reserved());
         // A new connection also gets the slot of a connection that ends.
         let _request = slot.begin_request();
-        assert!(limit.acquire(address(6)).await.is_reserved());
+        assert!(limit.acquire(client(6)).await.is_reserved());
         drop((last, last_request));
-        assert!(!limit.acquire(address(6)).await.is_reserved());
+        assert!(!limit.acquire(client(6)).await.is_reserved());
     }
 
     #[tokio::test]
-    async fn one_address_holds_at_most_half_of_the_slots() {
+    async fn one_client_holds_at_most_half_of_the_slots() {
         let limit = ConnectionLimit::new(4);
         let mut held = Vec::new();
         for nth in 0..2 + RESERVED_SLOTS {
-            let slot = limit.acquire(address(1)).await;
+            let slot = limit.acquire(client(1)).await;
             assert_eq!(slot.is_reserved(), nth >= 2, "{nth}");
             held.push((slot.begin_request(), slot));
         }
-        let blocked = within_50_ms(limit.acquire(address(1))).await;
+        let blocked = within_50_ms(limit.acquire(client(1))).await;
         assert!(blocked.is_none(), "all reserved slots are in use");
-        assert!(!limit.acquire(address(2)).await.is_reserved());
+        assert!(!limit.acquire(client(2)).await.is_reserved());
         // An idle connection of the same address closes for a new one.
         let (request, idle) = held.swap_remove(0);
         drop(request);
         let idle = idle_connection(idle);
-        assert!(!limit.acquire(address(1)).await.is_reserved());
+        assert!(!limit.acquire(client(1)).await.is_reserved());
         assert!(within_50_ms(idle).await.is_some());
+    }
+
+    /// One host controls a whole /64.
+    #[tokio::test]
+    async fn the_addresses_of_an_ipv6_network_share_their_slots() {
+        let limit = ConnectionLimit::new(4);
+        let mut active = Vec::new();
+        for (nth, address) in [
+            "2001:db8::1",
+            "2001:db8::2",
+            "2001:db8::3",
+            "2001:db8:0:1::1",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let client = ClientKey::of(address.parse().unwrap());
+            let slot = limit.acquire(client).await;
+            assert_eq!(slot.is_reserved(), nth == 2, "{address}");
+            active.push((slot.begin_request(), slot));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_over_the_limit_closes_one_reserved_connection() {
+        let limit = ConnectionLimit::new(4);
+        let other = idle_connection(limit.acquire(client(2)).await);
+        let mut active = Vec::new();
+        for _ in 0..2 {
+            let slot = limit.acquire(client(1)).await;
+            active.push((slot.begin_request(), slot));
+        }
+        let (closing, mut closed) = tokio::sync::mpsc::unbounded_channel();
+        for _ in 0..RESERVED_SLOTS {
+            let (slot, closing) = (limit.acquire(client(1)).await, closing.clone());
+            assert!(slot.is_reserved());
+            tokio::spawn(async move {
+                slot.closed().await;
+                closing.send(slot)
+            });
+        }
+        let next = tokio::spawn({
+            let limit = limit.clone();
+            async move { limit.acquire(client(1)).await.is_reserved() }
+        });
+        let slot = within_50_ms(closed.recv()).await.unwrap();
+        // The slot is not free yet. A change of another connection closes no second one.
+        drop(limit.acquire(client(3)).await);
+        assert!(within_50_ms(closed.recv()).await.is_none());
+        assert!(!next.is_finished() && !other.is_finished());
+        drop(slot);
+        assert!(within_50_ms(next).await.unwrap().unwrap());
     }
 }

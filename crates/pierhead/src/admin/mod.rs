@@ -24,7 +24,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Cache;
-use pierhead_host::BackgroundTask;
+use pierhead_host::{BackgroundTask, ClientKey};
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
 use prometheus_client::registry::Registry as Metrics;
@@ -174,7 +174,7 @@ impl Admin {
                 }
             };
             // If all slots are in use, `acquire` closes an idle connection.
-            let slot = limit.acquire(peer.ip().to_canonical()).await;
+            let slot = limit.acquire(ClientKey::of(peer.ip())).await;
             let admin = Arc::clone(&self);
             let watch = self.cache.panics().watch(BackgroundTask::AdminConnection);
             connections.spawn(async move {

@@ -25,6 +25,7 @@ const SUFFIXES: &[&str] = &[
     "_INTERVAL",
     "_LIFETIME",
     "_LIMIT",
+    "_SLOTS",
     "_TIMEOUT",
     "_TTL",
 ];

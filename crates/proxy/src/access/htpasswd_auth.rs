@@ -22,7 +22,7 @@ use crate::access::metrics::{AccessMetrics, AuthResult};
 use crate::access::throttle::Throttle;
 use crate::error::Error;
 use crate::shared_requests::SharedRequests;
-use crate::ttl_cache::ttl_cache;
+use crate::ttl_cache::{has_key, ttl_cache};
 
 /// Minimum interval between two checks of whether the htpasswd file changed. Only a request with
 /// credentials starts a check.
@@ -114,12 +114,7 @@ impl HtpasswdAuth {
     /// Whether a recent decision found that these credentials are right. Takes about a microsecond.
     pub(crate) fn is_known_right(&self, header: &HeaderValue) -> bool {
         let state = &self.0;
-        !state.is_due()
-            && state
-                .users
-                .load()
-                .right
-                .contains_key(&state.keyed_hash(header))
+        !state.is_due() && has_key(&state.users.load().right, &state.keyed_hash(header))
     }
 
     pub(crate) fn recheck_file(&self) {
@@ -137,10 +132,10 @@ impl HtpasswdAuth {
         let state = &self.0;
         let keyed_hash = state.keyed_hash(header);
         let users = state.users.load_full();
-        if users.right.contains_key(&keyed_hash) {
+        if has_key(&users.right, &keyed_hash) {
             return Ok(());
         }
-        if users.wrong.contains_key(&keyed_hash) {
+        if has_key(&users.wrong, &keyed_hash) {
             return Err(Error::LoginRequired);
         }
         let Some(basic) = Basic::parse(header) else {

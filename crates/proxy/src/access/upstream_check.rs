@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::http::peer::Peer;
 use crate::http::route::route;
 use crate::refusal_log::Refusal;
+use crate::ttl_cache::has_key;
 
 /// The part of a repository that a request reads: a manifest, a blob or a list.
 enum RequestedPart {
@@ -139,11 +140,11 @@ impl AccessCheck<'_> {
         });
         let is_in_repository = fact.is_none_or(|fact| state.repository_contents.contains(&fact));
         let is_granted =
-            state.granted.contains_key(&repository_right) || state.granted.contains_key(&right);
+            has_key(&state.granted, &repository_right) || has_key(&state.granted, &right);
         if is_in_repository && is_granted {
             return Ok(());
         }
-        if !is_granted && state.denied.contains_key(&right) {
+        if !is_granted && has_key(&state.denied, &right) {
             return Err(self.refused(peer));
         }
         let pending = state.shared_requests.join(&self.key(&right), || {

@@ -29,7 +29,12 @@ enum DownloadOutcome {
     Streamed,
     Failed(Cause, String),
     /// The cache has no room for the blob. Another download gets the blob for the client.
-    NoRoom(Cause, String),
+    NoRoom {
+        cause: Cause,
+        error: String,
+        /// Whether a client waits for the blob.
+        has_clients: bool,
+    },
     /// The stream was handed over: another [`DownloadLog`] logs the rest of the download.
     HandedOver,
 }
@@ -76,7 +81,11 @@ impl<'a> DownloadLog<'a> {
         let has_no_room = matches!(error, Error::Cache(error) if matches!(**error, pierhead_cache::Error::NoRoom { .. }));
         self.end = match error.is_not_admitted() || is_refused {
             true => DownloadOutcome::HandedOver,
-            false if has_no_room => DownloadOutcome::NoRoom(error.cause(), with_sources(error)),
+            false if has_no_room => DownloadOutcome::NoRoom {
+                cause: error.cause(),
+                error: with_sources(error),
+                has_clients: self.slot.is_some_and(DownloadSlot::has_readers),
+            },
             false => DownloadOutcome::Failed(error.cause(), with_sources(error)),
         };
     }
@@ -114,7 +123,11 @@ impl Drop for DownloadLog<'_> {
                 }
                 return;
             }
-            DownloadOutcome::NoRoom(cause, error) => {
+            DownloadOutcome::NoRoom {
+                cause,
+                error,
+                has_clients,
+            } => {
                 let refusal = Refusal {
                     event: "blob not stored",
                     cause: *cause,
@@ -122,7 +135,14 @@ impl Drop for DownloadLog<'_> {
                     registry: Some(upstream),
                 };
                 if self.refusals.is_new(&refusal, digest, error) {
-                    tracing::warn!(%upstream, address, %repository, %digest, bytes, seconds, %error, "blob not stored; clients get it from the upstream");
+                    match has_clients {
+                        true => {
+                            tracing::warn!(%upstream, address, %repository, %digest, bytes, seconds, %error, "blob not stored; clients get it from the upstream");
+                        }
+                        false => {
+                            tracing::warn!(%upstream, address, %repository, %digest, bytes, seconds, %error, "blob not stored; no client waits for it");
+                        }
+                    }
                 }
                 return;
             }

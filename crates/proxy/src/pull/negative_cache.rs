@@ -13,7 +13,7 @@ use pierhead_cache::TagKey;
 use pierhead_oci::{Digest, Registry, Repository};
 use pierhead_remote::{Error, Fault};
 
-use crate::ttl_cache::ttl_cache;
+use crate::ttl_cache::{has_key, ttl_cache};
 
 /// How long the errors "not found" and "denied" of an upstream are served from the negative cache.
 /// Within this time, a client that repeats a request in a loop causes no upstream requests. A user
@@ -153,7 +153,7 @@ impl NegativeCache {
 
     /// Whether the last request to this upstream failed by the upstream's own fault.
     pub(crate) fn is_failing(&self, registry: &Registry) -> bool {
-        self.failing.contains_key(registry)
+        has_key(&self.failing, registry)
     }
 
     /// Returns the recent error about `subject`. Once the upstream has responded to any request,
@@ -175,7 +175,7 @@ impl NegativeCache {
 
     /// Whether the disk refused to store this blob recently.
     pub(crate) fn is_unstorable(&self, digest: &Digest) -> bool {
-        self.unstorable.contains_key(digest)
+        has_key(&self.unstorable, digest)
     }
 }
 

@@ -481,6 +481,22 @@ mod tests {
         warmed("linux/amd64").await.unwrap();
     }
 
+    #[test]
+    fn clients_get_no_path_of_a_failed_part() {
+        let lines = pierhead_testkit::log::capture();
+        let cause = pierhead_cache::Error::Io {
+            action: "read",
+            path: "/srv/data/blob".into(),
+            source: Arc::new(std::io::Error::other("bad sector")),
+        };
+        let text = describe("app:1: blob x", &Error::from(cause));
+        assert!(text.starts_with("app:1: blob x: "), "{text}");
+        assert!(!text.contains("/srv/data"), "{text}");
+        let logged = &lines.with("image pull failed")[0];
+        assert!(logged.contains("/srv/data/blob") && logged.contains("bad sector"));
+        assert!(logged.contains("app:1: blob x"), "{logged}");
+    }
+
     /// In a test, creates a proxy of `upstream` with an empty cache, and the name of the image
     /// `app:1`.
     fn context(

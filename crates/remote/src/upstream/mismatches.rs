@@ -39,7 +39,8 @@ impl DigestMismatches {
     }
 
     pub(crate) fn contains(&self, digest: &Digest) -> bool {
-        self.0.contains_key(digest)
+        // Unlike `contains_key`, `get` counts as a use of the entry.
+        self.0.get(digest).is_some()
     }
 }
 

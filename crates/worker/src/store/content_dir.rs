@@ -76,6 +76,10 @@ impl ContentDir {
     }
 
     /// Stores bytes whose digest was verified. Keeps an existing file with a valid seal.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "renames in an open folder, which atomic-file cannot"
+    )]
     pub(super) fn put(&self, content: &FileDigest, bytes: &[u8]) -> Result<(), Error> {
         let name = name(content);
         match self.create(&name) {
@@ -99,6 +103,10 @@ impl ContentDir {
 
     /// Moves a file into the store, which must be on the same file system. The caller has verified
     /// the digest of the file.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "renames in an open folder, which atomic-file cannot"
+    )]
     pub(super) fn adopt(
         &self,
         content: &FileDigest,

@@ -135,6 +135,13 @@ impl DownloadSlot {
         running_download.is_some_and(|it| it.is_yielding)
     }
 
+    /// Whether a client reads the fill of this download.
+    pub(crate) fn has_readers(&self) -> bool {
+        let queue = self.guard.slots.lock();
+        let running_download = queue.running.by_id.get(&self.guard.id);
+        running_download.is_some_and(|it| !it.download.waiters.readers.is_empty())
+    }
+
     /// Resolves when [`Self::is_yielding`] is `true`. Only one task may wait for the result.
     pub(crate) async fn yield_requested(&self) {
         loop {
