@@ -4,7 +4,7 @@
 mod common;
 
 use pierhead_testkit::http::End;
-use pierhead_testkit::images::random_bytes;
+use pierhead_testkit::images::{Image, random_bytes};
 use pierhead_testkit::log::{Lines, capture};
 use pierhead_testkit::registry::Fault;
 
@@ -97,11 +97,12 @@ async fn a_blob_without_room_is_reported_as_served_and_not_as_failed() {
     assert!(lines.with("blob download failed").is_empty());
 
     // No client waits for a blob that an operator warms.
-    let warmed = fixture.push(11, &[600_000]);
+    let warmed = Image::random(11, &[600_000]);
+    fixture.upstream.push("app", "2", &warmed);
     let before = lines.with("blob not stored").len();
     let failed = fixture
         .proxy
-        .warm(&fixture.reference(":1"), &[], |_| ())
+        .warm(&fixture.reference(":2"), &[], |_| ())
         .await;
     failed.unwrap_err();
     let layer = warmed.blobs[1].digest.to_string();

@@ -326,7 +326,10 @@ async fn a_small_blob_that_stays_corrupt_gets_an_error_response() {
 
 #[tokio::test]
 async fn the_head_of_a_large_body_does_not_wait_for_the_body() {
-    let fixture = Fixture::start().await;
+    // The limit is longer than the test waits.
+    let options = FixtureOptions::default()
+        .config(|config| config.response_timeout = Duration::from_secs(60));
+    let fixture = options.start().await;
     let digest = fixture.upstream.put_blob("app", random_bytes(15, 200_000));
     let gate = Gate::new();
     for fault in [Fault::Corrupt(7), Fault::GateBody(0, gate.clone())] {
