@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use pierhead_oci::{Algorithm, Digest};
 use tempfile::TempDir;
@@ -104,11 +105,16 @@ impl TestImage {
     }
 
     fn bytes(&self, content: &FileDigest) -> Vec<u8> {
+        let mut contents = self.contents();
+        contents.remove(content).expect("a content of this image")
+    }
+
+    /// The contents of all files and of the skeleton.
+    fn contents(&self) -> BTreeMap<FileDigest, Vec<u8>> {
         let skeleton = self.skeleton();
-        let mut all = self.files.values().chain([&skeleton]);
-        all.find(|bytes| FileDigest::of(bytes) == *content)
-            .cloned()
-            .expect("a content of this image")
+        let all = self.files.values().chain([&skeleton]);
+        all.map(|bytes| (FileDigest::of(bytes), bytes.clone()))
+            .collect()
     }
 }
 
@@ -164,6 +170,7 @@ impl Sizes for TocSizes<'_> {
 fn plan(want: &TestImage, have: Option<&TestImage>, layers: bool) -> Vec<Frame> {
     let toc = want.toc();
     let base_toc = have.map(TestImage::toc);
+    let contents = want.contents();
     let mut frames: Vec<Frame> = Vec::new();
     let count = if layers {
         toc.contents().len()
@@ -184,10 +191,11 @@ fn plan(want: &TestImage, have: Option<&TestImage>, layers: bool) -> Vec<Frame> 
         {
             continue;
         }
+        let new = &contents[&content];
         let path = want
             .files
             .iter()
-            .find(|(_, bytes)| FileDigest::of(bytes) == content)
+            .find(|(_, bytes)| *bytes == new)
             .map(|(path, _)| path);
         let old = path
             .and_then(|path| have?.files.get(path))
@@ -221,7 +229,6 @@ fn plan(want: &TestImage, have: Option<&TestImage>, layers: bool) -> Vec<Frame> 
                     Coding::Zstd
                 },
             };
-            let new = want.bytes(&content);
             let alike = old.is_some_and(|old| {
                 offset == 0 && old.len() >= 5000 && new.len() > 5000 && new[..5000] == old[..5000]
             });
@@ -293,27 +300,27 @@ fn encode_frames(
     assert_eq!(cursor, frames, "a list is read as it was written");
     let (prelude, body) = header.encode(3).unwrap();
     assert_eq!(Header::decode(&prelude, &body).unwrap(), header);
+    let contents = want.contents();
+    let base_contents = have.map(TestImage::contents).unwrap_or_default();
     let (mut records, mut payloads) = (Vec::new(), 0);
     for frame in frames {
-        let slice = |test_image: &TestImage, toc: &ImageToc, slice: &Slice| {
-            let bytes = test_image.bytes(&toc.contents().content(slice.content).unwrap());
-            let start = usize::try_from(slice.offset).unwrap();
-            bytes[start..start + usize::try_from(slice.len).unwrap()].to_vec()
-        };
-        let plain: Vec<u8> = frame
-            .members
-            .iter()
-            .flat_map(|member| slice(want, &toc, member))
+        let members = frame.members.iter();
+        let members: Vec<_> = members
+            .map(|member| slice_of(&contents, &toc, member))
             .collect();
-        let bases = frame
-            .bases
-            .iter()
-            .flat_map(|base| slice(have.unwrap(), base_toc.as_ref().unwrap(), &base.slice));
+        let plain = members.concat();
         let payload = match frame.coding {
             Coding::Copy => continue,
             Coding::Stored => plain,
             Coding::Zstd => bounded::compress(&plain, 3).unwrap(),
-            Coding::Patch => patch(&plain, &bases.collect::<Vec<_>>()),
+            Coding::Patch => {
+                let base_toc = base_toc.as_ref().unwrap();
+                let bases = frame.bases.iter();
+                let bases: Vec<_> = bases
+                    .map(|base| slice_of(&base_contents, base_toc, &base.slice))
+                    .collect();
+                patch(&plain, &bases.concat())
+            }
         };
         payloads += payload.len() as u64;
         records.push(record(frame.coding, &payload));
@@ -399,6 +406,17 @@ fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), 
     }
 }
 
+/// The bytes of a slice of an image with these contents.
+fn slice_of<'a>(
+    contents: &'a BTreeMap<FileDigest, Vec<u8>>,
+    toc: &ImageToc,
+    slice: &Slice,
+) -> &'a [u8] {
+    let content = toc.contents().content(slice.content).unwrap();
+    let start = usize::try_from(slice.offset).unwrap();
+    &contents[&content][start..][..usize::try_from(slice.len).unwrap()]
+}
+
 fn finish(apply: &Apply) -> Image {
     match apply.finish().unwrap() {
         ApplyOutcome::Complete(whole) => whole.recorded().unwrap(),
@@ -425,14 +443,26 @@ fn assert_holds(store: &Store, want: &TestImage, layers: bool) {
     }
 }
 
+/// Random bytes that compress a little, because a quarter of their bits are set.
 pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
-    (0..len).map(|_| random.u8(..) & random.u8(..)).collect()
+    let words = len.div_ceil(8);
+    let mut bytes = Vec::with_capacity(8 * words);
+    for _ in 0..words {
+        bytes.extend_from_slice(&(random.u64(..) & random.u64(..)).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
 }
 
 /// Returns two versions of an image with files that are unchanged, patched, copied, removed, added,
 /// empty, or of several ranges.
 pub(crate) fn versions() -> (TestImage, TestImage) {
+    static VERSIONS: OnceLock<(TestImage, TestImage)> = OnceLock::new();
+    VERSIONS.get_or_init(new_versions).clone()
+}
+
+fn new_versions() -> (TestImage, TestImage) {
     let large = noise(1, 9_000_000);
     let mut larger = large.clone();
     larger[6_000_000..6_000_100].fill(7);
