@@ -1,8 +1,16 @@
 //! Runs other programs to completion, and reports their errors with their output.
 
-use std::process::{Command, Stdio};
+use std::{
+    fs,
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
+use rustix::{
+    io::retry_on_intr,
+    process::{Pid, WaitId, WaitIdOptions, waitid},
+};
 
 /// Runs `command` without input, and returns its standard output.
 ///
@@ -28,6 +36,53 @@ pub(crate) fn text(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output(command)?).into_owned())
 }
 
+/// Whether a child process has exited. The caller must still [`wait`] for it.
+///
+/// # Errors
+/// The child was waited for.
+pub(crate) fn has_exited(child: &Child) -> Result<bool> {
+    at_exit(child, WaitIdOptions::NOHANG)
+}
+
+/// Waits for a child process to exit. Returns its status, and the CPU time that it and its own
+/// children used.
+///
+/// # Errors
+/// The child was waited for.
+pub(crate) fn wait(child: &mut Child) -> Result<(ExitStatus, Duration)> {
+    at_exit(child, WaitIdOptions::empty())?;
+    // The kernel keeps the times of the process until `Child::wait`.
+    let time = cpu_time(child.id())?;
+    Ok((child.wait()?, time))
+}
+
+fn at_exit(child: &Child, options: WaitIdOptions) -> Result<bool> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pid = pid.context("a process without an ID")?;
+    let options = options | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    let exited = retry_on_intr(|| waitid(WaitId::Pid(pid), options))?;
+    Ok(exited.is_some())
+}
+
+/// CPU time of a process, and of its children that it waited for.
+///
+/// # Errors
+/// The process does not exist.
+pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    parse_cpu_time(&stat).with_context(|| format!("no times of process {pid}"))
+}
+
+/// Sums the fields utime, stime, cutime and cstime (14 to 17, in clock ticks) of `/proc/PID/stat`.
+fn parse_cpu_time(stat: &str) -> Option<Duration> {
+    // Field 2 is the name in parentheses, which can contain spaces and parentheses.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let times = fields.split_whitespace().skip(11).take(4);
+    let ticks = times.map(str::parse::<u64>).sum::<Result<u64, _>>().ok()?;
+    let per_second = rustix::param::clock_ticks_per_second();
+    Some(Duration::from_millis(ticks * 1000 / per_second))
+}
+
 /// The command line as a user would type it.
 pub(crate) fn describe(command: &Command) -> String {
     std::iter::once(command.get_program())
@@ -42,4 +97,34 @@ pub(crate) fn tail(bytes: &[u8], count: usize) -> String {
     let text = String::from_utf8_lossy(bytes);
     let lines: Vec<_> = text.lines().collect();
     lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_time_includes_the_children_of_a_child() {
+        let stat = "7 (a b) c) S 1 7 7 0 -1 4194560 1 2 3 4 100 20 3000 400 20 0 1 0 5 6 7";
+        let per_second = rustix::param::clock_ticks_per_second();
+        let expected = Duration::from_millis(3520 * 1000 / per_second);
+        assert_eq!(parse_cpu_time(stat), Some(expected));
+        assert!(cpu_time(std::process::id()).is_ok());
+    }
+
+    #[test]
+    fn the_cpu_time_of_a_child_is_known_after_its_exit() {
+        let script = "read line; i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done; exit 3";
+        let mut command = Command::new("sh");
+        let mut child = command
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("sh starts");
+        assert!(!has_exited(&child).expect("it waits for a line"));
+        drop(child.stdin.take());
+        let (status, time) = wait(&mut child).expect("it exits");
+        assert_eq!(status.code(), Some(3));
+        assert!(time > Duration::ZERO);
+    }
 }

@@ -1,6 +1,6 @@
 //! Counts passed and failed tests in the output of Rust's test programs.
 
-use std::ops::AddAssign;
+use std::{ops::AddAssign, time::Duration};
 
 use anyhow::Result;
 
@@ -24,6 +24,8 @@ pub(crate) struct Count {
     pub(crate) failures: Vec<String>,
     /// Whether the test program printed its last line. A program without a last line has crashed.
     pub(crate) ended: bool,
+    /// CPU time of the test program and its child processes.
+    pub(crate) cpu_time: Duration,
 }
 
 impl Count {
@@ -89,6 +91,7 @@ impl AddAssign<&Count> for Count {
         self.skipped.extend(other.skipped.iter().cloned());
         self.failures.extend(other.failures.iter().cloned());
         self.ended |= other.ended;
+        self.cpu_time += other.cpu_time;
     }
 }
 
@@ -118,6 +121,7 @@ mod tests {
                 skipped: vec!["a::d".to_owned(), "a::f".to_owned()],
                 failures: vec!["a::c".to_owned()],
                 ended: true,
+                cpu_time: Duration::ZERO,
             }
         );
     }

@@ -11,7 +11,7 @@ mod steps;
 use std::{
     io::Write as _,
     panic::{AssertUnwindSafe, catch_unwind},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Result, bail};
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::{
     console::{self, say},
-    install, place,
+    exec, install, place,
 };
 use count::Count;
 use steps::Shared;
@@ -66,6 +66,9 @@ struct Step {
     seconds: u64,
     /// Whether the step compiles in cargo's build folder.
     compiles: bool,
+    /// Whether the step runs at a low priority. The other steps are on the longest path, which ends
+    /// with the end-to-end tests.
+    yields: bool,
     /// Steps that must have ended before this step begins.
     after: &'static [&'static str],
     run: fn(&Shared) -> Result<Outcome>,
@@ -95,6 +98,7 @@ const STEPS: &[Step] = &[
         about: "tools that the checks need: Debian packages, Go programs, a Rust target, cargo-deny, Python packages",
         seconds: 300,
         compiles: false,
+        yields: false,
         after: &[],
         run: steps::install,
     },
@@ -103,6 +107,7 @@ const STEPS: &[Step] = &[
         about: "cargo fmt --check",
         seconds: 5,
         compiles: true,
+        yields: false,
         after: &[],
         run: steps::fmt,
     },
@@ -111,6 +116,7 @@ const STEPS: &[Step] = &[
         about: "the daemon and all tests",
         seconds: 330,
         compiles: true,
+        yields: false,
         after: &[],
         run: steps::build,
     },
@@ -119,6 +125,7 @@ const STEPS: &[Step] = &[
         about: "licences, sources, bans and advisories of dependencies",
         seconds: 5,
         compiles: false,
+        yields: true,
         after: &["install"],
         run: steps::deny,
     },
@@ -127,6 +134,7 @@ const STEPS: &[Step] = &[
         about: "the images that the end-to-end tests pull",
         seconds: 40,
         compiles: false,
+        yields: false,
         after: &["install"],
         run: steps::corpus,
     },
@@ -135,46 +143,52 @@ const STEPS: &[Step] = &[
         about: "the container image, the Debian package and the bill of materials, of the program under test",
         seconds: 20,
         compiles: false,
+        yields: false,
         after: &["install", "build"],
         run: steps::dist,
     },
     Step {
         name: "e2e",
         about: "pierhead as a process, real registries, real clients",
-        seconds: 500,
+        seconds: 600,
         compiles: false,
+        yields: false,
         after: &["install", "build", "corpus", "dist"],
         run: steps::end_to_end,
     },
     Step {
         name: "clippy",
         about: "cargo clippy, warnings are errors",
-        seconds: 155,
+        seconds: 240,
         compiles: true,
+        yields: true,
         after: &[],
         run: steps::clippy,
     },
     Step {
         name: "doc",
         about: "cargo doc, warnings are errors, and the examples in it",
-        seconds: 175,
+        seconds: 70,
         compiles: true,
+        yields: true,
         after: &[],
         run: steps::doc,
     },
     Step {
         name: "unit",
         about: "unit, property and architecture tests",
-        seconds: 135,
+        seconds: 300,
         compiles: false,
+        yields: true,
         after: &["install", "build"],
         run: steps::unit,
     },
     Step {
         name: "aarch64",
         about: "the binary for the DPU: built, and pulled through under emulation",
-        seconds: 210,
+        seconds: 300,
         compiles: true,
+        yields: true,
         // The step also builds packages, and only one process at a time may use apt's folder.
         after: &["install", "build", "corpus", "dist"],
         run: steps::aarch64,
@@ -182,8 +196,9 @@ const STEPS: &[Step] = &[
     Step {
         name: "pmem",
         about: "persistent memory, in a virtual machine that has some: what survives is there",
-        seconds: 145,
+        seconds: 200,
         compiles: false,
+        yields: true,
         after: &["install", "build"],
         run: steps::pmem,
     },
@@ -192,6 +207,7 @@ const STEPS: &[Step] = &[
         about: "a whole simulated DPU: pulled through, restarted, and its power cut",
         seconds: 50,
         compiles: false,
+        yields: true,
         after: &["install", "build", "aarch64"],
         run: steps::dpu,
     },
@@ -200,6 +216,7 @@ const STEPS: &[Step] = &[
         about: "the Helm charts: linted, rendered with many values, held against Kubernetes' schemas and pierhead's own check; compose.yaml",
         seconds: 45,
         compiles: false,
+        yields: true,
         after: &["install", "build"],
         run: steps::chart,
     },
@@ -255,19 +272,32 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
             .unwrap_or_else(|error| (Err(error), Vec::new()))
         };
         let time = begun.elapsed();
-        shared.took(step.name, time);
+        shared.took(step.name, time, None);
         let mut report = report.lock();
         print!("{}", String::from_utf8_lossy(&text));
         report.add(step.name, outcome);
         println!("=== {}: {:.1} s", step.name, time.as_secs_f64());
     });
-    let mut times = shared.times();
-    times.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
     println!("\nSlowest of {:.0} s:", started.elapsed().as_secs_f64());
-    for (name, time) in times.iter().take(12) {
-        println!("{:8.1} s  {name}", time.as_secs_f64());
+    for part in shared.slowest().iter().take(12) {
+        println!(
+            "{:8.1} s  {}{}",
+            part.time.as_secs_f64(),
+            part.name,
+            of_cpu(part.cpu_time)
+        );
+    }
+    if let Ok(cpu_time) = exec::cpu_time(std::process::id()) {
+        println!("{:8.1} s  of CPU time", cpu_time.as_secs_f64());
     }
     Ok(report.into_inner().close())
+}
+
+/// How much CPU time a part took, for a line of output.
+fn of_cpu(time: Option<Duration>) -> String {
+    time.map_or_else(String::new, |it| {
+        format!(" ({:.1} s of CPU)", it.as_secs_f64())
+    })
 }
 
 /// Runs a step. A step that panics has failed.
@@ -434,6 +464,7 @@ mod tests {
             about: "",
             seconds: 1,
             compiles: false,
+            yields: false,
             after: &[],
             run: |_| panic!("for the test"),
         };

@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::count::Count;
 use crate::{
     console::{self, say},
-    place,
+    exec, place,
 };
 
 /// Time limit of a test program. A longer run has hung; the whole of CI has 90 minutes.
@@ -263,7 +263,7 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
         if has_exited {
             break;
         }
-        has_exited = child.try_wait()?.is_some();
+        has_exited = exec::has_exited(&child)?;
         if started.elapsed() > TIME_LIMIT {
             let group = format!("-{}", child.id());
             Command::new("kill")
@@ -273,7 +273,8 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
             bail!("still running after {} minutes", TIME_LIMIT.as_secs() / 60);
         }
     }
-    let status = child.wait()?;
+    let (status, cpu_time) = exec::wait(&mut child)?;
+    count.cpu_time = cpu_time;
     if !count.ended {
         bail!("ended in the middle: {status}");
     }

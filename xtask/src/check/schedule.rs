@@ -1,4 +1,4 @@
-//! Runs the steps of `cargo xtask test`, two at a time.
+//! Runs the steps of `cargo xtask test`, three at a time.
 //!
 //! 1. [`WORKERS`] threads run the steps. A free worker takes the first step of the list that may
 //!    begin.
@@ -8,22 +8,26 @@
 //! 4. The list has each step after the steps in its `after`. Because of this order, at any time
 //!    some step may begin.
 
-use std::{collections::BTreeSet, thread};
+use std::{collections::BTreeSet, panic, thread};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::Step;
 
-/// Number of steps that run at the same time. Usually one step compiles, and the other step waits
-/// for daemons.
-const WORKERS: usize = 2;
+/// Number of steps that run at the same time. Usually one step compiles, one step runs unit
+/// tests, and the end-to-end tests wait for daemons.
+const WORKERS: usize = 3;
+
+/// Increase of the nice value in the steps that yield. On a busy CPU, such a thread gets a third of
+/// the time of a thread with the earlier value.
+const NICE_INCREASE: i32 = 5;
 
 /// Which steps have begun and ended.
 #[derive(Default)]
 struct Progress {
     begun: BTreeSet<&'static str>,
     ended: BTreeSet<&'static str>,
-    /// A worker panicked: the other worker stops after its current step.
+    /// A worker panicked: the other workers stop after their current steps.
     is_aborted: bool,
 }
 
@@ -74,7 +78,7 @@ impl Shared {
     }
 }
 
-/// When the thread of a worker panics, stops the other worker.
+/// When the thread of a worker panics, stops the other workers.
 struct AbortOnPanic<'a>(&'a Shared);
 
 impl Drop for AbortOnPanic<'_> {
@@ -88,13 +92,17 @@ impl Drop for AbortOnPanic<'_> {
 /// Runs the chosen steps.
 ///
 /// # Panics
-/// Panics when `carry_out` panics, after the current step of the other worker has ended.
+/// Panics when `carry_out` panics, after the current steps of the other workers have ended.
 pub(super) fn run(chosen: &[&Step], carry_out: impl Fn(&Step) + Sync) {
     let shared = Shared::default();
     let work = || {
         let _abort = AbortOnPanic(&shared);
         while let Some(step) = shared.begin(chosen) {
-            carry_out(step);
+            if step.yields {
+                at_low_priority(|| carry_out(step));
+            } else {
+                carry_out(step);
+            }
             shared.change(|it| it.ended.extend([step.name]));
         }
     };
@@ -103,6 +111,19 @@ pub(super) fn run(chosen: &[&Step], carry_out: impl Fn(&Step) + Sync) {
             scope.spawn(work);
         }
     });
+}
+
+/// Runs `what` in a thread of low priority. Processes that this thread starts have its priority.
+fn at_low_priority(what: impl FnOnce() + Send) {
+    let thread = || {
+        // Linux has a nice value per thread. Without the change, the step only disturbs the others.
+        let _ = rustix::process::nice(NICE_INCREASE);
+        what();
+    };
+    let ended = thread::scope(|scope| scope.spawn(thread).join());
+    if let Err(panic) = ended {
+        panic::resume_unwind(panic);
+    }
 }
 
 /// Total time of the chosen steps in seconds, if each takes its expected time.
@@ -135,7 +156,9 @@ fn awaited(step: &Step, chosen: &[&Step]) -> impl Iterator<Item = &'static str> 
 #[cfg(test)]
 mod tests {
     use std::{
+        collections::BTreeMap,
         panic::{AssertUnwindSafe, catch_unwind},
+        process::Command,
         sync::mpsc,
         time::Duration,
     };
@@ -154,13 +177,14 @@ mod tests {
             about: "",
             seconds: 10,
             compiles,
+            yields: false,
             after,
             run: |_| Ok(Outcome::Passed),
         }
     }
 
     #[test]
-    fn two_steps_run_at_once_and_a_third_waits_for_its_own() {
+    fn steps_run_at_once_and_wait_for_those_before_them() {
         let steps = [
             step("asks", true, &[]),
             step("answers", false, &[]),
@@ -188,6 +212,25 @@ mod tests {
         let ended = ended.into_inner();
         assert_eq!(ended.len(), 3);
         assert_eq!(ended[2], "last");
+    }
+
+    #[test]
+    fn the_programs_of_a_step_that_yields_have_a_low_priority() {
+        let nice_value = || -> i32 {
+            let output = Command::new("nice").output().expect("nice starts");
+            let text = String::from_utf8_lossy(&output.stdout);
+            text.trim().parse().expect("a nice value")
+        };
+        let mut yielding = step("yields", false, &[]);
+        yielding.yields = true;
+        let steps = [step("first", false, &[]), yielding];
+        let found = Mutex::new(BTreeMap::new());
+        run(&steps.iter().collect::<Vec<_>>(), |step| {
+            found.lock().insert(step.name, nice_value());
+        });
+        let found = found.into_inner();
+        assert_eq!(found["first"], nice_value());
+        assert_eq!(found["yields"], (nice_value() + NICE_INCREASE).min(19));
     }
 
     #[test]
@@ -222,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_stops_both_workers() {
+    fn a_panic_stops_all_workers() {
         let steps = [step("panics", true, &[]), step("waits", false, &["panics"])];
         let chosen: Vec<_> = steps.iter().collect();
         let begun = Mutex::new(Vec::new());

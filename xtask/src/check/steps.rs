@@ -6,6 +6,7 @@ use std::{
     path::PathBuf,
     process::Command,
     sync::OnceLock,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -20,7 +21,7 @@ use super::{
 };
 use crate::{
     chart,
-    console::{self, say},
+    console::{self, Console, say},
     corpus, dist, dpu_vm, exec, install, place, pmem_vm,
 };
 
@@ -39,8 +40,17 @@ pub(super) struct Shared {
     built: OnceLock<Result<Built, String>>,
     /// The daemon, compiled for arm64.
     cross_built: OnceLock<Result<PathBuf, String>>,
-    /// Durations of steps and their parts, for the list of the slowest steps.
-    times: Mutex<Vec<(String, Duration)>>,
+    /// Steps and their parts that have ended.
+    parts: Mutex<Vec<Part>>,
+}
+
+/// A step or a test program that has ended.
+pub(super) struct Part {
+    pub(super) name: String,
+    /// Time from its beginning to its end.
+    pub(super) time: Duration,
+    /// CPU time of all its processes, if known.
+    pub(super) cpu_time: Option<Duration>,
 }
 
 impl Shared {
@@ -51,19 +61,25 @@ impl Shared {
             tests,
             built: OnceLock::new(),
             cross_built: OnceLock::new(),
-            times: Mutex::default(),
+            parts: Mutex::default(),
         }
     }
 
-    /// Records the duration of a step or a part of it.
-    pub(super) fn took(&self, name: &str, time: Duration) {
-        let mut times = self.times.lock();
-        times.push((name.to_owned(), time));
+    /// Records the times of a step or a part of it.
+    pub(super) fn took(&self, name: &str, time: Duration, cpu_time: Option<Duration>) {
+        let name = name.to_owned();
+        self.parts.lock().push(Part {
+            name,
+            time,
+            cpu_time,
+        });
     }
 
-    /// All recorded durations.
-    pub(super) fn times(self) -> Vec<(String, Duration)> {
-        self.times.into_inner()
+    /// All recorded steps and parts, the slowest first.
+    pub(super) fn slowest(self) -> Vec<Part> {
+        let mut parts = self.parts.into_inner();
+        parts.sort_by_key(|part| std::cmp::Reverse(part.time));
+        parts
     }
 
     /// The compiled tests and programs; compiles them at the first call.
@@ -181,9 +197,10 @@ pub(super) fn chart(shared: &Shared) -> Result<Outcome> {
 }
 
 pub(super) fn unit(shared: &Shared) -> Result<Outcome> {
-    run(shared, &[], |program| {
-        program.package != END_TO_END || program.name == ARCHITECTURE
-    })
+    let is_wanted =
+        |program: &Program| program.package != END_TO_END || program.name == ARCHITECTURE;
+    // Many programs wait for time limits of the code under test.
+    run(shared, &[], cores(), is_wanted)
 }
 
 pub(super) fn dist(shared: &Shared) -> Result<Outcome> {
@@ -212,8 +229,11 @@ pub(super) fn corpus(_: &Shared) -> Result<Outcome> {
 /// because it waits for time limits, mounts and program starts. With more tests at once, responses
 /// arrive after the clients' time limits.
 fn story_threads() -> String {
-    let cores = std::thread::available_parallelism().map_or(2, NonZero::get);
-    (2 * cores).to_string()
+    (2 * cores()).to_string()
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(2, NonZero::get)
 }
 
 pub(super) fn end_to_end(shared: &Shared) -> Result<Outcome> {
@@ -229,7 +249,7 @@ pub(super) fn end_to_end(shared: &Shared) -> Result<Outcome> {
     if let Some(bin) = place::go_bin() {
         environment.push(("GOBIN".to_owned(), bin));
     }
-    run(shared, &environment, |program| {
+    run(shared, &environment, 1, |program| {
         program.package == END_TO_END && program.name != ARCHITECTURE
     })
 }
@@ -294,39 +314,77 @@ pub(super) fn dpu(shared: &Shared) -> Result<Outcome> {
     dpu_vm::suite_of(shared.cross_built(&dpu)?, peer).map(Outcome::Tests)
 }
 
-/// Runs the chosen test programs.
+/// Runs the chosen test programs, at most `at_once` at the same time.
 fn run(
     shared: &Shared,
     environment: &[(String, PathBuf)],
-    wanted: impl Fn(&Program) -> bool,
+    at_once: usize,
+    is_wanted: impl Fn(&Program) -> bool,
 ) -> Result<Outcome> {
-    let mut sum = Count::default();
     let programs = shared.built()?.programs.iter();
-    for program in programs.filter(|program| wanted(program)) {
-        let begun = Instant::now();
-        match program.run(environment) {
-            Ok(count) => {
-                say!(
-                    "  {:4} passed, {} failed: {} ({:.1} s)",
-                    count.passed,
-                    count.failed,
-                    program.name,
-                    begun.elapsed().as_secs_f64()
-                );
-                sum += &count;
-            }
-            Err(error) => {
-                say!("  {}: {error:#}", program.name);
-                sum.failed += 1;
-                sum.failures.push(format!("{}: {error:#}", program.name));
-            }
+    let wanted: Vec<_> = programs.filter(|program| is_wanted(program)).collect();
+    let wanted = Mutex::new(wanted.into_iter());
+    let sum = Mutex::new(Count::default());
+    let console = Console::current();
+    let work = || {
+        loop {
+            let program = wanted.lock().next();
+            let Some(program) = program else { break };
+            let count = if at_once == 1 {
+                run_one(shared, environment, program)
+            } else {
+                // The output of a program stays together.
+                let log = place::step_log(&program.name);
+                let gathered = console::gather(&log, || run_one(shared, environment, program));
+                let (count, text) = gathered.unwrap_or_else(|error| {
+                    let mut count = Count::default();
+                    count.note(&program.name, Err(error));
+                    (count, Vec::new())
+                });
+                say!("{}", String::from_utf8_lossy(&text).trim_end());
+                count
+            };
+            *sum.lock() += &count;
         }
-        shared.took(&program.name, begun.elapsed());
-    }
+    };
+    thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| console.enter(work));
+        }
+    });
+    let sum = sum.into_inner();
     if sum.passed + sum.failed == 0 {
         bail!("no test ran");
     }
     Ok(Outcome::Tests(sum))
+}
+
+/// Runs a test program and prints its result. A program without a result is a failure.
+fn run_one(shared: &Shared, environment: &[(String, PathBuf)], program: &Program) -> Count {
+    let begun = Instant::now();
+    let count = match program.run(environment) {
+        Ok(count) => {
+            say!(
+                "  {:4} passed, {} failed: {} ({:.1} s, {:.1} s of CPU)",
+                count.passed,
+                count.failed,
+                program.name,
+                begun.elapsed().as_secs_f64(),
+                count.cpu_time.as_secs_f64()
+            );
+            count
+        }
+        Err(error) => {
+            say!("  {}: {error:#}", program.name);
+            Count {
+                failed: 1,
+                failures: vec![format!("{}: {error:#}", program.name)],
+                ..Count::default()
+            }
+        }
+    };
+    shared.took(&program.name, begun.elapsed(), Some(count.cpu_time));
+    count
 }
 
 fn cargo() -> Command {

@@ -58,7 +58,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "MIB", default_value_t = 512)]
     size: u64,
     /// Time limit of one boot with its command.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     limit: u64,
     /// Kill the second boot of the suite after this number of commits.
     #[arg(long, value_name = "COMMITS", default_value_t = 150)]
@@ -75,7 +75,7 @@ impl Default for Options {
             kvm: false,
             keep: None,
             size: 512,
-            limit: 300,
+            limit: 600,
             cut: 150,
             command: Vec::new(),
         }
