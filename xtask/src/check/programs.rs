@@ -47,6 +47,16 @@ pub(crate) struct Built {
 }
 
 impl Built {
+    /// Programs that cargo did not build.
+    #[cfg(test)]
+    pub(super) fn of(programs: Vec<Program>) -> Self {
+        Self {
+            programs,
+            daemon: PathBuf::new(),
+            examples: Vec::new(),
+        }
+    }
+
     /// Path of the example program `name`.
     ///
     /// # Errors

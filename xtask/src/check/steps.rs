@@ -407,3 +407,54 @@ fn show(command: &mut Command) -> Result<Outcome> {
     }
     Ok(Outcome::Passed)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_run_at_once_and_the_output_of_each_stays_together() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = |name: &str, other: &str, result: &str| {
+            let path = folder.path().join(name);
+            // Each program waits until the other one has begun.
+            let script = format!(
+                "#!/bin/sh\ntouch $0.begun; echo {name} one\n\
+                 n=0; until [ -e ${{0%/*}}/{other}.begun ]; do\n\
+                 n=$((n + 1)); [ $n -lt 1000 ] || exit 9; sleep 0.01; done\n\
+                 echo {name} two; echo 'test result: {result}'\n"
+            );
+            // The shell closes the file before this process starts it.
+            let write = "printf %s \"$1\" > \"$2\" && chmod +x \"$2\"";
+            let mut shell = Command::new("sh");
+            let shell = shell.args(["-c", write, "sh", &script]).arg(&path);
+            assert!(shell.status().unwrap().success());
+            Program {
+                name: format!("test-of-xtask::{name}"),
+                package: "test-of-xtask".to_owned(),
+                path,
+                folder: folder.path().to_owned(),
+            }
+        };
+        let programs = vec![
+            program("a", "b", "ok. 2 passed; 0 failed"),
+            program("b", "a", "FAILED. 1 passed; 1 failed"),
+            program("unwanted", "a", "ok. 9 passed; 0 failed"),
+        ];
+        let shared = Shared::new(false, false);
+        assert!(shared.built.set(Ok(Built::of(programs))).is_ok());
+        let is_wanted = |program: &Program| !program.name.ends_with("unwanted");
+        let log = folder.path().join("log");
+        let (outcome, text) =
+            console::gather(&log, || run(&shared, &[], 2, is_wanted)).expect("a log");
+        let Ok(Outcome::Tests(count)) = outcome else {
+            panic!("no tests were counted")
+        };
+        assert_eq!((count.passed, count.failed), (3, 1));
+        let text = String::from_utf8(text).unwrap();
+        for together in ["  a one\n  a two\n     2 passed", "  b one\n  b two\n"] {
+            assert!(text.contains(together), "{text}");
+        }
+        assert_eq!(shared.slowest().len(), 2);
+    }
+}
