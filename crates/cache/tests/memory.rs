@@ -14,12 +14,12 @@ use prometheus_client::registry::Registry;
 
 const SMALL: usize = 64 * 1024;
 
-fn on(folder: &tempfile::TempDir, memory: u64) -> (Cache, Faulty) {
+fn open_on(folder: &tempfile::TempDir, memory: u64) -> (Cache, Faulty) {
     let tier = Faulty::new(Arc::new(MemoryTier::default()));
-    (again(folder, memory, &tier), tier)
+    (reopen(folder, memory, &tier), tier)
 }
 
-fn again(folder: &tempfile::TempDir, memory: u64, tier: &Faulty) -> Cache {
+fn reopen(folder: &tempfile::TempDir, memory: u64, tier: &Faulty) -> Cache {
     let mut config = Config::new(folder.path(), 64 << 20);
     config.memory = memory;
     common::open_on(config, tier.clone())
@@ -36,7 +36,7 @@ fn metrics(cache: &Cache) -> String {
 #[tokio::test]
 async fn a_small_blob_is_served_without_the_disk() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, tier) = on(&folder, 1 << 20);
+    let (cache, tier) = open_on(&folder, 1 << 20);
     for len in [0, 1, 3000, SMALL] {
         let (digest, content) = blob(len as u64, len);
         assert!(cache.get_now(&digest).is_none());
@@ -54,7 +54,10 @@ async fn a_small_blob_is_served_without_the_disk() {
     }
     let (digest, content) = blob(9, SMALL + 1);
     store(&cache, &digest, &content).await;
-    assert!(cache.get_now(&digest).is_none(), "too large, and closed");
+    assert!(
+        cache.get_now(&digest).is_none(),
+        "the blob is too large for memory, and not open"
+    );
     let object = cache.get(&digest).await.unwrap().unwrap();
     assert_eq!(object.bytes(), None);
     assert!(cache.get_now(&digest).is_some(), "open");
@@ -67,7 +70,7 @@ async fn a_small_blob_is_served_without_the_disk() {
 #[tokio::test]
 async fn after_a_restart_the_first_read_loads_a_small_blob() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, tier) = on(&folder, 1 << 20);
+    let (cache, tier) = open_on(&folder, 1 << 20);
     let (digest, content) = blob(1, 3000);
     let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();
     cache
@@ -76,7 +79,7 @@ async fn after_a_restart_the_first_read_loads_a_small_blob() {
         .unwrap();
     cache.close().await;
     drop(cache);
-    let cache = again(&folder, 1 << 20, &tier);
+    let cache = reopen(&folder, 1 << 20, &tier);
     assert!(cache.get_now(&digest).is_none());
     for _ in 0..2 {
         let object = cache.get(&digest).await.unwrap().unwrap();
@@ -94,7 +97,7 @@ async fn after_a_restart_the_first_read_loads_a_small_blob() {
 #[tokio::test]
 async fn a_blob_that_is_removed_from_the_cache_is_removed_from_memory() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, tier) = on(&folder, 1 << 20);
+    let (cache, tier) = open_on(&folder, 1 << 20);
     let (digest, content) = blob(1, 3000);
     store(&cache, &digest, &content).await;
     let held = cache.get(&digest).await.unwrap().unwrap();
@@ -115,12 +118,12 @@ async fn a_blob_that_is_removed_from_the_cache_is_removed_from_memory() {
 #[tokio::test]
 async fn a_damaged_blob_is_not_put_into_memory() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, tier) = on(&folder, 1 << 20);
+    let (cache, tier) = open_on(&folder, 1 << 20);
     let (digest, content) = blob(1, 3000);
     store(&cache, &digest, &content).await;
     cache.close().await;
     drop(cache);
-    let cache = again(&folder, 1 << 20, &tier);
+    let cache = reopen(&folder, 1 << 20, &tier);
     tier.corrupt(digest, 17);
     assert!(cache.get(&digest).await.unwrap().is_none());
     assert!(!cache.contains(&digest), "it is fetched again");
@@ -131,7 +134,7 @@ async fn a_damaged_blob_is_not_put_into_memory() {
 #[tokio::test]
 async fn a_cache_without_memory_works() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, _) = on(&folder, 0);
+    let (cache, _) = open_on(&folder, 0);
     let (digest, content) = blob(1, 3000);
     store(&cache, &digest, &content).await;
     let object = cache.get(&digest).await.unwrap().unwrap();

@@ -1,5 +1,5 @@
 //! The error type of the crate. [`Error::fault`] tells whether the caller, the operator or the
-//! machine caused an error.
+//! machine has to act on an error.
 
 use std::io;
 use std::path::PathBuf;
@@ -91,7 +91,7 @@ pub enum Error {
 /// The party that has to act on an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The caller has to act: the same call will fail again.
+    /// The caller has to act: the same call fails again unless the caller changes something.
     Caller,
     /// The operator has to act: a path, a size, or another process must change.
     Setup,

@@ -154,7 +154,8 @@ async fn a_head_may_arrive_in_any_pieces() {
     }
 }
 
-/// Requests that path with a small receive buffer, so that the client reads slowly.
+/// Sends a request for `path` on a connection with a small receive buffer, so that the client reads
+/// slowly.
 async fn request_slowly(fixture: &Fixture, path: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(16 << 10).unwrap();

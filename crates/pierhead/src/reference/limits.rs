@@ -55,7 +55,7 @@ const DANGLING_WORDS: &[&str] = &[
 const SECTIONS: &[(&str, &str, &[&str])] = &[
     (
         "Limits that clients meet",
-        "Requests, responses and connections of clients. A client that exceeds one gets an error, waits, or is disconnected.",
+        "Limits of the requests, responses and connections of clients. A client that exceeds a limit gets an error, waits, or is disconnected.",
         &["proxy/", "oci/"],
     ),
     (

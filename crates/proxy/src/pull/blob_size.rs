@@ -1,4 +1,5 @@
-//! Finds the size of a blob that the cache lacks, by a request to the upstream.
+//! Answers HEAD requests for blobs: whether the cache has the blob, and otherwise the size of the blob
+//! from the upstream.
 
 use std::sync::Arc;
 

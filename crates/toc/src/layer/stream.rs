@@ -8,8 +8,8 @@ use super::decoder::{Coding, Decoder, Gzip, WINDOW};
 use super::pace::Pace;
 use super::probe::{Candidate, PROBED, probe};
 
-/// Distance of two checkpoints in uncompressed bytes. On average, a read decodes half of this
-/// distance without using the bytes (about 5 ms). A checkpoint takes about 10 KiB in the index.
+/// Distance of two checkpoints in uncompressed bytes. On average, a read decodes and
+/// discards half of this distance (about 5 ms). A checkpoint takes about 10 KiB in the index.
 pub(super) const SPACING: u64 = 4 << 20;
 
 /// Number of uncompressed bytes between two attempts to find a checkpoint. An attempt takes about

@@ -8,11 +8,12 @@
 //! DIR/contents/ab/ab…   sealed files, see `content_dir`
 //! DIR/stamps       stamps of files that exported trees share, see `stamps`
 //! DIR/NAME, DIR/NAME.lock   a document of the caller (`pulled.json`), and its write lock
-//! DIR/images/HEX/  manifest, config, table, image.json of a complete image
+//! DIR/images/HEX/  manifest, config, table (the TOC), image.json of a complete image
 //! DIR/fetches/HEX/ an unfinished fetch, see `fetch_dir`
 //! ```
 //!
-//! A seal is a special mtime of a file, whose bytes the store verified when it wrote the file.
+//! A seal is an mtime that the store derives from the digest. A seal marks a file whose bytes the
+//! store verified when it wrote the file.
 //! Seals are reliable until the system crashes. After a crash of the system, the store hashes again
 //! every content that belongs to no complete image.
 

@@ -172,8 +172,8 @@ fn lead(bits: u8, byte: u8) -> Vec<u8> {
             written.put(len, 3);
         }
         // The codes, most significant bit first, are 0 for the symbol 1, 10 for the symbol 0, and
-        // 11 for the symbol 18. The block has 256 zeros, the length 1 for the end symbol, and one
-        // distance of length 0.
+        // 11 for the symbol 18. The block lists these code lengths: 0 for each of the 256
+        // literals, 1 for the end symbol, and 0 for the only distance symbol.
         for run in [138, 118] {
             written.put(0b11, 2);
             written.put(run - 11, 7);
