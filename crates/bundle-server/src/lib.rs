@@ -22,6 +22,7 @@ mod server;
 
 pub use error::Error;
 pub use server::{
-    Bundle, BundleServer, Config, HotRanges, Image, Piece, RECENT_MEMORY, RecordedTrace,
-    RequestBase, SentFile, Stat, State, Stream, UnlimitedWrites, WORKER_MEMORY, WriteBudget,
+    Bundle, BundleServer, Config, HotRanges, Image, MAX_TOC_MEMORY, Piece, RECENT_MEMORY,
+    RecordedTrace, RequestBase, SentFile, Stat, State, Stream, UnlimitedWrites, WORKER_MEMORY,
+    WriteBudget,
 };

@@ -283,11 +283,12 @@ fn unawaited_work_pauses_and_awaited_images_are_indexed() {
     let rest = BackgroundWork::default();
     rest.set_paused(true);
     let bundle_server = open_with_background(folder.path(), &blobs, &rest);
-    let versions = [text(1), format!("{}changed", text(1)), text(2)].map(|lib| {
+    let libs = [text(1), format!("{}changed", text(1)), text(2), text(3)];
+    let versions = libs.map(|lib| {
         let tar = tar(&[("usr/lib/a.so", &lib)]);
         images::Image::of_tars("amd64", &[tar])
     });
-    let [first, second, third] = versions.each_ref();
+    let [first, second, third, fourth] = versions.each_ref();
     let offer_image = |image: &images::Image| {
         blobs.put(image);
         bundle_server.offer(Image {
@@ -332,6 +333,9 @@ fn unawaited_work_pauses_and_awaited_images_are_indexed() {
     }
     rest.set_paused(true);
     blobs.1.close(None);
+    // A new image wakes the low-priority thread. Without it, this thread would sleep for up to 30 s
+    // before it pauses.
+    offer_image(fourth);
     while rest.paused_workers() < 2 {
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -390,6 +394,48 @@ fn an_update_has_the_missing_contents_and_ignores_unknown_base_images() {
     let whole = bytes(whole.stream(None).unwrap()).len();
     assert!(sent.len() < whole, "{} of {whole}", sent.len());
     bundle_server.close();
+}
+
+#[test]
+fn the_toc_of_the_wanted_image_counts_in_the_memory_for_tocs() {
+    let blobs = Arc::<MemoryBlobs>::default();
+    let old = tree(1);
+    let tars = [&old.tars[..], &tree(2).tars[..1]].concat();
+    let update = images::Image::of_tars("amd64", &tars);
+    blobs.put(&old.image);
+    blobs.put(&update);
+    // Lengths of an update and of the whole image, and those of both TOCs.
+    let lengths = |toc_memory: Option<u64>| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
+        config.cpu_percent = 100;
+        config.fast_level = 1;
+        config.optimized_level = 1;
+        // No job in the background has a TOC in memory.
+        config.max_pairs = 0;
+        config.toc_memory = toc_memory.unwrap_or(config.toc_memory);
+        let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
+        assert_eq!(offer(&bundle_server, &old.image), State::Ready);
+        assert_eq!(offer(&bundle_server, &update), State::Ready);
+        until(|| bundle_server.stat().jobs == 0);
+        let [sent, whole] = [&[base_image_of(&old)][..], &[]].map(|base_images| {
+            let bundle = bundle_server.bundle(&update.root, base_images, false);
+            bytes(bundle.unwrap().stream(None).unwrap()).len()
+        });
+        bundle_server.close();
+        let tocs = std::fs::read_dir(folder.path().join("index/tables")).unwrap();
+        let tocs: Vec<_> = tocs
+            .map(|it| it.unwrap().metadata().unwrap().len())
+            .collect();
+        (sent, whole, tocs)
+    };
+    let (sent, whole, tocs) = lengths(None);
+    assert!(sent < whole, "{sent} of {whole}");
+    let (exact, _, _) = lengths(Some(tocs.iter().sum()));
+    assert_eq!(exact, sent);
+    // Each TOC fits alone. The base image counts as unknown, and the bundle is made nevertheless.
+    let (short, whole, _) = lengths(tocs.iter().max().copied());
+    assert!(short >= whole, "{short} of {whole}");
 }
 
 #[test]
@@ -1418,6 +1464,30 @@ fn make_plan_unreadable(folder: &Path, root: &Digest) {
     let plan = folder.join("plans").join(key.hex());
     std::fs::remove_file(&plan).unwrap();
     std::os::unix::fs::symlink(&plan, &plan).unwrap();
+}
+
+#[test]
+fn a_query_of_the_start_order_deletes_no_plan() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
+    let bundle_server = open(folder.path(), &blobs);
+    let image = tree(44);
+    blobs.put(&image.image);
+    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    until(|| bundle_server.stat().jobs == 0);
+    bundle_server.close();
+    drop(bundle_server);
+    let root = &image.image.root;
+    let key = FileDigest::of(format!("bundle 1 {root} false").as_bytes());
+    let plan = folder.path().join("plans").join(key.hex());
+    let bundle_server = open(folder.path(), &blobs);
+    std::fs::write(&plan, b"damaged").unwrap();
+    assert!(bundle_server.start_order(root).unwrap().applied);
+    assert_eq!(std::fs::read(&plan).unwrap(), b"damaged");
+    std::fs::remove_file(&plan).unwrap();
+    std::os::unix::fs::symlink(&plan, &plan).unwrap();
+    assert!(bundle_server.start_order(root).is_err());
+    assert!(plan.is_symlink());
+    bundle_server.close();
 }
 
 #[test]

@@ -12,6 +12,7 @@
 //! - [`CpuPacer`]: the queue in which pieces of responses wait for CPU time.
 //! - [`KeyedLock`]: a lock for each key.
 //! - [`FairShare`]: the division of equal slots between clients.
+//! - [`check_database_files`]: kind and size of a database's files, before the database opens them.
 //!
 //! The crate reads neither environment variables nor the command line. Callers pass the root folder
 //! of the file system, which is `/`, or a simulated folder in tests.
@@ -22,6 +23,7 @@ mod background;
 pub mod cgroup;
 mod cpu_budget;
 mod cpu_pacer;
+mod database_files;
 mod fair_share;
 mod kernel_file;
 mod keyed_lock;
@@ -33,6 +35,7 @@ pub mod profile;
 pub use background::{BackgroundTask, BackgroundWork, PanicGuard, Panics, PausedWorker};
 pub use cpu_budget::{CpuAllowance, CpuBudget, CpuReading, thread_time};
 pub use cpu_pacer::{CpuMeter, CpuPacer, PIECE_BYTES, metered};
+pub use database_files::check_database_files;
 pub use fair_share::{ClientKey, FairShare, WaiterId};
 pub use kernel_file::{kibibytes, read_kernel_file};
 pub use keyed_lock::{KeyGuard, KeyedLock};

@@ -7,6 +7,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use pierhead_bundle_server::MAX_TOC_MEMORY;
 use pierhead_cache::Cache;
 use pierhead_eviction::admission::AdmissionName;
 use pierhead_host::{CpuAllowance, CpuBudget};
@@ -146,10 +147,21 @@ pub(crate) fn bundle_server(
     let plans = size / 8;
     let mut server = pierhead_bundle_server::Config::new(&config.data, size - plans, plans);
     server.workers = bundle.workers;
+    server.toc_memory = toc_memory(config.limits.memory);
     if let Some(profile) = config.profile {
         server.cpu_percent = profile.worker_cpu;
     }
     server
+}
+
+/// Returns the memory for TOCs (tables of contents) of planning: an eighth of `limits.memory`, at most
+/// [`MAX_TOC_MEMORY`].
+fn toc_memory(limit: Option<u64>) -> u64 {
+    /// The part of `limits.memory` for TOCs: one in this number.
+    const TOC_SHARE: u64 = 8;
+    limit.map_or(MAX_TOC_MEMORY, |limit| {
+        (limit / TOC_SHARE).min(MAX_TOC_MEMORY)
+    })
 }
 
 /// The daily write budget of the cache, which also limits the writes of bundles, since bundles are

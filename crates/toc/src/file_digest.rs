@@ -78,4 +78,27 @@ mod tests {
         let long = Digest::of(Algorithm::Sha512, b"abc");
         assert_eq!(FileDigest::try_from(&long), Err(long));
     }
+
+    #[test]
+    fn all_texts_of_a_file_digest_are_those_of_the_digest() {
+        let content = FileDigest::from_bytes([0xab; 32]);
+        assert_eq!(content.hex(), "ab".repeat(32));
+        let text = format!("sha256:{}", content.hex());
+        assert_eq!(
+            (content.to_string(), format!("{content:?}")),
+            (text.clone(), text)
+        );
+        assert_eq!(content.as_bytes(), &[0xab; 32]);
+    }
+
+    #[test]
+    fn the_order_is_that_of_the_bytes() {
+        let at = |first, last| {
+            let mut bytes = [7; 32];
+            (bytes[0], bytes[31]) = (first, last);
+            FileDigest::from_bytes(bytes)
+        };
+        let sorted = [at(0, 9), at(1, 0), at(1, 1), at(255, 0)];
+        assert!(sorted.is_sorted());
+    }
 }

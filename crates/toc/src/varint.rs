@@ -116,6 +116,8 @@ impl<'a> Reader<'a> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -169,5 +171,51 @@ mod tests {
     fn a_count_is_at_most_the_number_of_unread_bytes() {
         assert_eq!(Reader::new("test", &[2, 0, 0]).count().unwrap(), 2);
         assert!(Reader::new("test", &[3, 0, 0]).count().is_err());
+    }
+
+    proptest! {
+        /// Bytes that a reader accepts are exactly those that a writer makes.
+        #[test]
+        fn a_number_has_one_form(bytes in proptest::collection::vec(any::<u8>(), 0..12)) {
+            let mut reader = Reader::new("test", &bytes);
+            if let Ok(number) = reader.u64() {
+                let mut out = Vec::new();
+                put(&mut out, number);
+                prop_assert_eq!(&out[..], &bytes[..bytes.len() - reader.rest().len()]);
+            }
+        }
+
+        #[test]
+        fn any_numbers_are_read_as_they_were_written(
+            numbers in proptest::collection::vec(any::<u64>(), 0..20),
+            digest in any::<[u8; 32]>(),
+        ) {
+            let mut out = Vec::new();
+            for number in &numbers {
+                put(&mut out, *number);
+                put_signed(&mut out, number.cast_signed());
+            }
+            out.extend_from_slice(&digest);
+            let mut reader = Reader::new("test", &out);
+            for number in &numbers {
+                let small = u32::try_from(*number).ok();
+                prop_assert_eq!(reader.clone().u32().ok(), small);
+                prop_assert_eq!(reader.u64().unwrap(), *number);
+                prop_assert_eq!(reader.i64().unwrap(), number.cast_signed());
+            }
+            prop_assert_eq!(reader.content().unwrap(), FileDigest::from_bytes(digest));
+            reader.end().unwrap();
+        }
+    }
+
+    #[test]
+    fn errors_name_the_format_and_reads_beyond_the_end_take_nothing() {
+        let mut reader = Reader::new("test", &[1, 2, 3]);
+        assert!(reader.take(4).is_err() && reader.content().is_err());
+        assert_eq!(reader.take(2).unwrap(), [1, 2]);
+        let text = reader.end().unwrap_err().to_string();
+        assert!(text.contains("test") && text.contains("1 bytes"), "{text}");
+        assert_eq!(reader.byte().unwrap(), 3);
+        assert!(reader.byte().is_err() && reader.end().is_ok());
     }
 }

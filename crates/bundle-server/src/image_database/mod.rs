@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use pierhead_host::check_database_files;
 use pierhead_oci::Digest;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -320,6 +321,7 @@ fn configured(folder: &Path) -> sled::Result<sled::Db> {
 
 /// Opens the database. The second result says whether the database is empty.
 fn open(folder: &Path) -> Result<(Open, bool), Failure> {
+    check_database_files(folder)?;
     let db = open_files(folder)?;
     let found = db.get("version")?;
     let is_new = found.is_none();

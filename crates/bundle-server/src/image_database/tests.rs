@@ -1,5 +1,7 @@
 //! Unit tests of the image database: durability, and replacement of damaged databases.
 
+use std::path::Path;
+
 use super::*;
 
 fn row() -> ImageRow {
@@ -186,4 +188,41 @@ fn a_database_that_is_zeroed_while_it_is_open_is_replaced() {
     database.flush().unwrap();
     assert!(database.take_replaced());
     assert_eq!(database.get(&content(0)).unwrap(), locations);
+}
+
+#[test]
+fn a_pipe_a_link_or_a_huge_file_is_replaced_without_a_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory");
+    drop(ImageDatabase::open(&path).unwrap());
+    let outside = folder.path().join("outside");
+    std::fs::write(&outside, b"kept").unwrap();
+    let pipe = |at: &Path| {
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, at, mode).unwrap();
+    };
+    let huge = |at: &Path| {
+        let file = std::fs::File::create(at).unwrap();
+        file.set_len(16 << 30).unwrap();
+    };
+    let link = |at: &Path| std::os::unix::fs::symlink(&outside, at).unwrap();
+    // The name of a snapshot is its position in the log.
+    for name in ["conf", "db", "snap.7fffffffffffff00"] {
+        for make in [&pipe as &dyn Fn(&Path), &huge, &link] {
+            let at = path.join(name);
+            let _ = std::fs::remove_file(&at);
+            make(&at);
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let path = path.clone();
+            std::thread::spawn(move || {
+                let (database, damage) = ImageDatabase::open(&path).unwrap();
+                let _ = sender.send((database.is_new(), damage.unwrap_or_default()));
+            });
+            let (is_new, damage) = receiver
+                .recv_timeout(std::time::Duration::from_secs(20))
+                .unwrap();
+            assert!(is_new && damage.contains("is no regular file"), "{damage}");
+        }
+    }
+    assert_eq!(std::fs::read(&outside).unwrap(), b"kept");
 }

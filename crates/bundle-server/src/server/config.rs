@@ -27,9 +27,9 @@ const INDEX_TIME: Duration = Duration::from_secs(60);
 /// Additional CPU time that indexing may take per MiB of compressed layers
 /// ([`Config::index_time`]).
 pub(super) const INDEX_TIME_PER_MEBIBYTE: Duration = Duration::from_secs(2);
-/// Memory in bytes for the TOCs (tables of contents) of base images: a dozen TOCs of 84 000 files
-/// each.
-const TOC_MEMORY: u64 = 64 << 20;
+/// Maximum memory of the TOCs (tables of contents) of plans in progress, in bytes: a dozen TOCs of
+/// 84 000 files each. If an eighth of `limits.memory` is less, the eighth is the maximum.
+pub const MAX_TOC_MEMORY: u64 = 64 << 20;
 /// The zstd level at which packs are first compressed. Level 3 packs 100 MB/s per core, while level
 /// 18 packs 3 MB/s. `docs/formats/disk.md` has the measurements.
 const FAST_LEVEL: i32 = 3;
@@ -56,9 +56,9 @@ pub struct Config {
     pub pack_budget: u64,
     /// Maximum number of bytes of bundle plans on disk, including the patches in these plans.
     pub plan_budget: u64,
-    /// Memory in bytes for the TOCs of base images, for all plans in progress together. A base
-    /// image whose TOC does not fit into this memory counts as unknown. The TOC of the wanted image
-    /// does not count against this limit.
+    /// Memory for TOCs in bytes, for all plans in progress together. A base image whose TOC does
+    /// not fit beside the TOCs in use counts as unknown. The TOC of a wanted image counts, too, but
+    /// is read even if it does not fit.
     pub toc_memory: u64,
     /// Number of indexing threads. The same number of low-priority threads make optimized frames
     /// and patches. The low-priority threads pause while an image is indexed. An indexing thread
@@ -108,7 +108,7 @@ impl Config {
             data: data.into(),
             pack_budget,
             plan_budget,
-            toc_memory: TOC_MEMORY,
+            toc_memory: MAX_TOC_MEMORY,
             workers: 1,
             time_slice: TIME_SLICE,
             index_time: INDEX_TIME,

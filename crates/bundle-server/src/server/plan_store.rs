@@ -3,13 +3,14 @@
 //! stay within its budget.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pierhead_host::ClientKey;
+use pierhead_host::{ClientKey, KeyedLock};
 use pierhead_oci::Digest;
 
 use super::config::Config;
@@ -45,6 +46,9 @@ pub(super) struct PlanStore {
     budget: u64,
     resume_window: Duration,
     open: Mutex<Vec<(FileDigest, Arc<PlanFile>)>>,
+    /// Locks of plans that are deleted or replaced now, by the key of the plan. Opening a plan needs
+    /// no lock.
+    changing: KeyedLock<FileDigest>,
     /// Plans that a request or a response may be using.
     in_use: Mutex<Vec<Weak<PlanFile>>>,
     shares: Mutex<ClientShares>,
@@ -104,6 +108,7 @@ impl PlanStore {
             budget: config.plan_budget,
             resume_window: config.resume_window,
             open: Mutex::default(),
+            changing: KeyedLock::default(),
             in_use: Mutex::default(),
             shares: Mutex::default(),
             bytes: AtomicU64::new(bytes),
@@ -142,7 +147,15 @@ impl PlanStore {
 
     /// Opens the plan with this key, if the plan exists. Deletes a damaged plan.
     pub(super) fn open(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
-        self.open_at(key, &self.paths.plan(key))
+        self.open_or_delete_if(is_damaged, key, &self.paths.plan(key))
+    }
+
+    /// Opens the plan with this key, if it exists and is intact. Deletes nothing.
+    pub(super) fn peek(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
+        match self.open_at(key, &self.paths.plan(key)) {
+            Err(error) if is_damaged(&error) => Ok(None),
+            found => found,
+        }
     }
 
     /// Opens the plan with this key, if the plan exists. Deletes a damaged plan, and also a plan
@@ -152,29 +165,40 @@ impl PlanStore {
     /// # Errors
     /// `Io` when file descriptors or memory are used up, or when the file cannot be deleted.
     pub(super) fn open_or_delete(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
-        self.open_or_delete_at(key, &self.paths.plan(key))
+        self.open_or_delete_if(is_unusable, key, &self.paths.plan(key))
     }
 
-    fn open_or_delete_at(
+    /// Opens a plan, and deletes it after an error for which `is_deletable` returns true.
+    fn open_or_delete_if(
         &self,
+        is_deletable: fn(&Error) -> bool,
         key: &FileDigest,
         path: &Path,
     ) -> Result<Option<Arc<PlanFile>>, Error> {
         match self.open_at(key, path) {
-            Err(error @ Error::Io { .. }) if !error.is_exhausted() => {
-                match std::fs::remove_file(path) {
-                    Ok(()) => {}
-                    // Another request has deleted the same plan.
-                    Err(removal) if removal.kind() == std::io::ErrorKind::NotFound => {
-                        return Ok(None);
-                    }
-                    Err(_) => return Err(error),
-                }
-                tracing::warn!(%error, "a plan cannot be read; pierhead makes it again");
-                Ok(None)
-            }
-            found => found,
+            Err(error) if is_deletable(&error) => {}
+            found => return found,
         }
+        // Another request may have deleted this plan since, and made it again. So the plan is
+        // opened once more, under the lock that [`Self::finish`] takes.
+        let _lock = self.changing.lock(*key);
+        let error = match self.open_at(key, path) {
+            Err(error) if is_deletable(&error) => error,
+            found => return found,
+        };
+        if is_damaged(&error) {
+            tracing::warn!(%error, "a plan is damaged; pierhead makes it again");
+            remove(path);
+            return Ok(None);
+        }
+        match std::fs::remove_file(path) {
+            Ok(()) => {}
+            // Maintenance has deleted the same plan.
+            Err(removal) if removal.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(_) => return Err(error),
+        }
+        tracing::warn!(%error, "a plan cannot be read; pierhead makes it again");
+        Ok(None)
     }
 
     fn open_at(&self, key: &FileDigest, path: &Path) -> Result<Option<Arc<PlanFile>>, Error> {
@@ -200,11 +224,6 @@ impl PlanStore {
                 Ok(Some(self.hold(key, plan)))
             }
             Err(Error::Missing(_)) => Ok(None),
-            Err(error @ Error::Malformed { .. }) => {
-                tracing::warn!(%error, "a plan is damaged; pierhead makes it again");
-                remove(path);
-                Ok(None)
-            }
             Err(error) => Err(error),
         }
     }
@@ -233,7 +252,10 @@ impl PlanStore {
         body: &[u8],
     ) -> Result<Arc<PlanFile>, Error> {
         let aside = draft.temporary_bytes();
-        let plan = draft.finish(prelude, body)?;
+        let plan = {
+            let _lock = self.changing.lock(*key);
+            draft.finish(prelude, body)?
+        };
         let len = plan.file.metadata().map_or(0, |meta| meta.len());
         self.meter.wrote(len + aside);
         let plan = self.hold(key, plan);
@@ -314,8 +336,10 @@ impl PlanStore {
     /// the plan cannot be read.
     pub(super) fn whole(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
         let plan = self.open_or_delete(key)?;
-        if plan.as_ref().is_some_and(|plan| !self.has_packs(plan)) {
-            self.delete(key);
+        if let Some(plan) = &plan
+            && !self.has_packs(plan)
+        {
+            self.delete_same(key, plan);
             return Ok(None);
         }
         Ok(plan)
@@ -327,6 +351,19 @@ impl PlanStore {
             Some(PlanRecord::InPack(location)) => self.packs.contains(&location),
             found => found.is_some(),
         })
+    }
+
+    /// Deletes a plan, unless another request has replaced it by a new plan.
+    fn delete_same(&self, key: &FileDigest, plan: &PlanFile) {
+        let _lock = self.changing.lock(*key);
+        let at = std::fs::metadata(self.paths.plan(key));
+        let is_replaced = match (at, plan.file.metadata()) {
+            (Ok(at), Ok(open)) => (at.dev(), at.ino()) != (open.dev(), open.ino()),
+            _ => false,
+        };
+        if !is_replaced {
+            self.delete(key);
+        }
     }
 
     /// Deletes the plan that has this key.
@@ -368,7 +405,7 @@ impl PlanStore {
         etag: &str,
     ) -> Result<Option<Arc<PlanFile>>, Error> {
         let key = sent_key(want, layers, etag);
-        let plan = self.open_or_delete_at(&key, &self.paths.sent(&key))?;
+        let plan = self.open_or_delete_if(is_unusable, &key, &self.paths.sent(&key))?;
         let fits = |plan: &Arc<PlanFile>| {
             plan.etag == etag && plan.suits(base_images) && self.has_packs(plan)
         };
@@ -429,6 +466,17 @@ impl PlanStore {
         let now = self.paths.only_sent(self.resume_window)?;
         Ok(now.iter().all(|path| read.paths.contains(path)))
     }
+}
+
+/// Whether a plan is proven to be damaged.
+const fn is_damaged(error: &Error) -> bool {
+    matches!(error, Error::Malformed { .. })
+}
+
+/// Whether a plan is damaged or cannot be read. A lack of descriptors or memory says nothing about
+/// the plan.
+fn is_unusable(error: &Error) -> bool {
+    is_damaged(error) || (matches!(error, Error::Io { .. }) && !error.is_exhausted())
 }
 
 /// Returns the key of a request, without the plans from which the plan of this request is made. The
@@ -497,5 +545,133 @@ mod tests {
         // plan of this client.
         assert_eq!(add(1, 4, 500), [key(1), key(3)]);
         assert_eq!(add(1, 5, 1), [key(4)]);
+    }
+
+    fn store(folder: &Path) -> PlanStore {
+        let packs = crate::pack::PackConfig::new(folder.join("packs"), 1 << 20);
+        PlanStore::new(
+            &Config::new(folder, 1 << 20, 1 << 20),
+            Paths::open(folder).unwrap(),
+            Arc::new(Packs::open(packs).unwrap()),
+            WriteMeter::new(Arc::new(super::super::UnlimitedWrites)),
+        )
+    }
+
+    /// Makes an empty plan, as a request does.
+    fn make(store: &PlanStore, key: &FileDigest) -> Arc<PlanFile> {
+        use sha2::Digest as _;
+        let body = vec![0; 100];
+        let prelude = Prelude {
+            continued: false,
+            piece: false,
+            layers: false,
+            body: 100,
+            first: 0,
+            until: 0,
+            digest: sha2::Sha256::digest(&body).into(),
+        };
+        let draft = store.draft(key).unwrap();
+        store.finish(key, draft, &prelude, &body).unwrap()
+    }
+
+    /// A link to itself: opening it fails with ELOOP.
+    fn make_unreadable(path: &Path) {
+        let _ = std::fs::remove_file(path);
+        std::os::unix::fs::symlink(path, path).unwrap();
+    }
+
+    #[test]
+    fn a_late_request_does_not_delete_a_plan_that_was_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, key) = (store(folder.path()), FileDigest::of(b"key"));
+        let path = store.paths.plan(&key);
+        // The damaged plan is a pipe: a request that opens it waits until the pipe has a writer, and
+        // then until the writer closes the pipe. So the test knows when the request has the damaged
+        // plan open.
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
+        std::thread::scope(|scope| {
+            let late = scope.spawn(|| store.open_or_delete(&key));
+            let writer = std::fs::File::options().write(true).open(&path).unwrap();
+            let again = make(&store, &key);
+            store.close_all();
+            drop(writer);
+            let found = late.join().unwrap().unwrap().expect("the plan made again");
+            assert_eq!(found.etag, again.etag);
+        });
+        assert!(path.is_file());
+    }
+
+    #[test]
+    fn a_plan_is_not_replaced_while_a_request_deletes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, key) = (store(folder.path()), FileDigest::of(b"key"));
+        let path = store.paths.plan(&key);
+        std::thread::scope(|scope| {
+            let deleting = store.changing.lock(key);
+            let made = scope.spawn(|| make(&store, &key));
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!path.exists() && !made.is_finished());
+            drop(deleting);
+        });
+        assert!(path.is_file());
+    }
+
+    #[test]
+    fn of_two_requests_that_delete_one_unreadable_plan_both_go_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, key) = (store(folder.path()), FileDigest::of(b"key"));
+        let path = store.paths.plan(&key);
+        make_unreadable(&path);
+        std::thread::scope(|scope| {
+            // Both requests find the plan unreadable before one of them deletes it.
+            let deleting = store.changing.lock(key);
+            let open = || scope.spawn(|| store.open_or_delete(&key).map(|plan| plan.is_some()));
+            let requests = [open(), open()];
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(path.is_symlink());
+            drop(deleting);
+            for request in requests {
+                assert!(matches!(request.join().unwrap(), Ok(false)));
+            }
+        });
+        assert!(!path.is_symlink());
+        make(&store, &key);
+        assert!(store.whole(&key).unwrap().is_some());
+    }
+
+    #[test]
+    fn only_a_request_that_can_make_the_plan_again_deletes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, key) = (store(folder.path()), FileDigest::of(b"key"));
+        let path = store.paths.plan(&key);
+        make(&store, &key);
+        assert!(store.peek(&key).unwrap().is_some());
+        store.close_all();
+        std::fs::write(&path, b"damaged").unwrap();
+        assert!(store.peek(&key).unwrap().is_none() && path.is_file());
+        make_unreadable(&path);
+        let unreadable = store.peek(&key).err();
+        assert!(matches!(unreadable, Some(Error::Io { .. })) && path.is_symlink());
+        // A background job deletes what is proven to be damaged, and nothing else.
+        assert!(store.open(&key).is_err() && path.is_symlink());
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, b"damaged").unwrap();
+        assert!(store.open(&key).unwrap().is_none() && !path.exists());
+        make_unreadable(&path);
+        assert!(store.open_or_delete(&key).unwrap().is_none() && !path.is_symlink());
+    }
+
+    #[test]
+    fn a_plan_without_its_packs_is_deleted_unless_it_was_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, key) = (store(folder.path()), FileDigest::of(b"key"));
+        let old = make(&store, &key);
+        make(&store, &key);
+        store.delete_same(&key, &old);
+        assert!(store.open(&key).unwrap().is_some());
+        let new = make(&store, &key);
+        store.delete_same(&key, &new);
+        assert!(store.open(&key).unwrap().is_none());
     }
 }

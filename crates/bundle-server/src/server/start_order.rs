@@ -74,7 +74,7 @@ fn is_applied(
     toc: &ImageToc,
     expected: &Expected,
 ) -> Result<bool, Error> {
-    let Some(plan) = context.plans.open(&request_key(manifest, &[], false))? else {
+    let Some(plan) = context.plans.peek(&request_key(manifest, &[], false))? else {
         return Ok(true);
     };
     let header = plan.header()?;

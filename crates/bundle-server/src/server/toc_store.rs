@@ -22,7 +22,7 @@ const MAX_UNREADABLE: usize = 1000;
 /// Reads TOCs from their files, and shares each TOC among its users.
 pub(super) struct TocStore {
     paths: Paths,
-    /// Maximum memory of the TOCs of base images, in bytes.
+    /// Maximum memory of the TOCs in use, in bytes.
     memory: u64,
     blocks: BlockCache,
     open: Mutex<Vec<(Digest, Arc<TocFile>)>>,

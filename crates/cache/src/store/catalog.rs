@@ -11,6 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use pierhead_eviction::Access;
+use pierhead_host::check_database_files;
 use pierhead_oci::{Algorithm, Digest, MediaType};
 
 use crate::store::state::Slot;
@@ -151,43 +152,8 @@ impl Catalog {
     }
 }
 
-/// Maximum bytes of one file of the database. The limit is generous: a catalog takes about 100
-/// bytes per blob.
-const MAX_FILE_BYTES: u64 = 4 << 30;
-/// Maximum bytes of the text file `conf`. sled reads this file as a whole.
-const MAX_CONF_BYTES: u64 = 64 << 10;
-
-/// Checks the files that sled opens: sled would block on a pipe, and would read a huge file as a
-/// whole.
-fn check_files(folder: &Path) -> Result<(), Failure> {
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries?,
-    };
-    for entry in entries {
-        let path = entry?.path();
-        let (name, about) = (path.file_name().unwrap_or_default(), fs::metadata(&path)?);
-        let max = match name == "conf" {
-            true => MAX_CONF_BYTES,
-            false => MAX_FILE_BYTES,
-        };
-        // sled stores large values in the folder `blobs`.
-        let is_valid = match name == "blobs" {
-            true => about.is_dir(),
-            false => about.is_file() && about.len() <= max,
-        };
-        if !is_valid {
-            return Err(Failure(format!(
-                "{} is no regular file of at most {max} bytes",
-                path.display()
-            )));
-        }
-    }
-    Ok(())
-}
-
 fn open(folder: &Path) -> Result<Database, Failure> {
-    check_files(folder)?;
+    check_database_files(folder)?;
     let db = sled::Config::default()
         .path(folder)
         .cache_capacity(PAGE_CACHE)

@@ -103,3 +103,92 @@ impl Cutter {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The chunks of `bytes`, which are fed in pieces of these lengths in turn.
+    fn chunks(bytes: &[u8], pieces: &[usize]) -> Vec<Chunk> {
+        let (mut all, mut cutter, mut rest) = (Vec::new(), Cutter::new(), bytes);
+        let mut offset = 0;
+        let mut add = |record: &[u8; RECORD]| {
+            let chunk = Chunk::decode(record, offset);
+            offset += u64::from(chunk.len);
+            all.push(chunk);
+            Ok(())
+        };
+        for piece in pieces.iter().cycle() {
+            let (now, later) = rest.split_at(rest.len().min(*piece));
+            cutter.feed(now, &mut add).unwrap();
+            rest = later;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        cutter.end(&mut add).unwrap();
+        all
+    }
+
+    fn random(seed: u64, len: usize) -> Vec<u8> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        (0..len).map(|_| random.u8(..)).collect()
+    }
+
+    #[test]
+    fn chunks_are_the_content_whatever_the_pieces_are() {
+        for (seed, len) in [
+            (1, 0),
+            (2, 1),
+            (3, CHUNK_MIN),
+            (4, 3 << 20),
+            (5, 2 * CHUNK_MAX),
+        ] {
+            let bytes = random(seed, len);
+            let all = chunks(&bytes, &[usize::MAX]);
+            assert_eq!(all, chunks(&bytes, &[1, 700, CHUNK_MAX, 2 * CHUNK_MAX + 1]));
+            let mut end = 0;
+            for (nth, chunk) in all.iter().enumerate() {
+                let is_last = nth + 1 == all.len();
+                let size = chunk.len as usize;
+                assert!(
+                    size <= CHUNK_MAX && (size >= CHUNK_MIN || is_last),
+                    "{size}"
+                );
+                let part = &bytes[end..end + size];
+                assert_eq!(
+                    (chunk.offset, chunk.content),
+                    (end as u64, FileDigest::of(part))
+                );
+                end += size;
+            }
+            assert_eq!(end, len);
+        }
+    }
+
+    #[test]
+    fn an_insertion_changes_few_chunks_and_equal_bytes_are_bounded() {
+        let old = random(6, 4 << 20);
+        let mut new = old.clone();
+        new.splice(1_000_000..1_000_000, *b"inserted");
+        let contents = |bytes: &[u8]| -> std::collections::HashSet<_> {
+            chunks(bytes, &[1 << 20])
+                .iter()
+                .map(|it| it.content)
+                .collect()
+        };
+        let (before, after) = (contents(&old), contents(&new));
+        assert!(after.difference(&before).count() <= 3);
+        // Bytes without a boundary are cut at the maximum size.
+        let zeros = chunks(&vec![0; 3 * CHUNK_MAX], &[usize::MAX]);
+        assert!(zeros.iter().all(|it| it.len as usize <= CHUNK_MAX) && zeros.len() >= 3);
+    }
+
+    #[test]
+    fn an_error_of_the_receiver_ends_the_cut() {
+        let mut cutter = Cutter::new();
+        let refuse = &mut |_: &[u8; RECORD]| Err(Error::Stopped);
+        cutter.feed(b"few bytes wait for the end", refuse).unwrap();
+        assert!(matches!(cutter.end(refuse), Err(Error::Stopped)));
+    }
+}

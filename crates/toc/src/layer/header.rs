@@ -143,6 +143,8 @@ fn bad(what: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -163,5 +165,83 @@ mod tests {
         ] {
             assert_eq!(number(field).ok(), value, "{}", field.escape_ascii());
         }
+    }
+
+    proptest! {
+        /// A field in octal digits or in base 256 has the number that was written.
+        #[test]
+        fn a_number_is_read_as_it_was_written(value in any::<i64>(), small in 0..1i64 << 33) {
+            let octal = format!("{small:011o}\0");
+            prop_assert_eq!(number(octal.as_bytes()).unwrap(), small);
+            // Base 256 in a field of 12 bytes: the sign fills the first bytes.
+            let fill = if value < 0 { 0xff } else { 0 };
+            let mut field = [fill; 12];
+            field[4..].copy_from_slice(&value.to_be_bytes());
+            field[0] |= 0x80;
+            prop_assert_eq!(number(&field).unwrap(), value);
+        }
+
+        #[test]
+        fn any_field_is_a_number_or_an_error(field in proptest::collection::vec(any::<u8>(), 0..13)) {
+            if let Err(error) = number(&field) {
+                prop_assert!(matches!(error, Error::Image(_)));
+            }
+        }
+
+        /// A flipped bit anywhere in a header is found by its checksum.
+        #[test]
+        fn a_flipped_bit_is_found(at in 0..BLOCK, bit in 0..8u32) {
+            let mut header = Header::new_ustar();
+            header.set_path("a/b").unwrap();
+            header.set_size(7);
+            header.set_mode(0o644);
+            header.set_cksum();
+            let mut block = *header.as_bytes();
+            prop_assert!(Fields::parse(&block).is_ok());
+            block[at] ^= 1 << bit;
+            // The last two bytes of the checksum are a NUL and a space, which end its digits.
+            prop_assert!(Fields::parse(&block).is_err() || (154..156).contains(&at));
+        }
+    }
+
+    #[test]
+    fn a_ustar_header_has_a_prefix_and_devices() {
+        let mut header = Header::new_ustar();
+        let long = format!("{}/{}", "p".repeat(120), "n".repeat(90));
+        header.set_path(&long).unwrap();
+        header.set_entry_type(tar::EntryType::Char);
+        header.set_mode(0o600);
+        header.set_uid(70);
+        header.set_gid(71);
+        header.set_mtime(72);
+        header.set_size(0);
+        header.set_device_major(5).unwrap();
+        header.set_device_minor(6).unwrap();
+        header.set_cksum();
+        let fields = Fields::parse(header.as_bytes()).unwrap();
+        assert_eq!(fields.name, long.as_bytes());
+        let numbers = (fields.mode, fields.uid, fields.gid, fields.seconds);
+        assert_eq!(numbers, (0o600, 70, 71, 72));
+        assert_eq!((fields.flag, fields.major, fields.minor), (b'3', 5, 6));
+        assert!(!has_data(fields.flag) && has_data(b'0') && has_data(0) && has_data(b'7'));
+    }
+
+    #[test]
+    fn a_negative_size_is_refused_and_a_signed_checksum_is_valid() {
+        let mut header = Header::new_gnu();
+        header.set_path("a").unwrap();
+        header.set_mode(0o644);
+        header.as_old_mut().size = [0xff; 12];
+        header.set_cksum();
+        assert!(Fields::parse(header.as_bytes()).is_err());
+        header.set_size(1);
+        header.as_old_mut().linkname[0] = 0xe4;
+        header.set_cksum();
+        let mut block = *header.as_bytes();
+        let unsigned = number(&block[148..156]).unwrap();
+        assert_eq!(Fields::parse(&block).unwrap().link, [0xe4]);
+        let signed = format!("{:06o}\0 ", unsigned - 256);
+        block[148..156].copy_from_slice(signed.as_bytes());
+        assert_eq!(Fields::parse(&block).unwrap().size, 1);
     }
 }

@@ -89,6 +89,8 @@ fn bad(why: &str, name: &[u8]) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -125,5 +127,44 @@ mod tests {
         for hostile in [".wh.", "a/.wh..", "a/.wh...", ".wh..."] {
             assert!(name(path(hostile)).is_err(), "{hostile}");
         }
+    }
+
+    proptest! {
+        /// A clean path is relative, has no empty or dot component, and stays the same when it is
+        /// cleaned again.
+        #[test]
+        fn any_name_becomes_a_path_below_the_root(
+            parts in proptest::collection::vec("[ab.]{0,3}|\\.\\.|\\.wh\\.[a.]{0,2}", 0..8),
+            absolute in any::<bool>(),
+        ) {
+            let text = format!("{}{}", if absolute { "/" } else { "" }, parts.join("/"));
+            let path = clean(text.as_bytes()).unwrap();
+            let shown = String::from_utf8(path.clone()).unwrap();
+            if !shown.is_empty() {
+                prop_assert!(shown.split('/').all(|it| !matches!(it, "" | "." | "..")), "{}", shown);
+            }
+            prop_assert_eq!(clean(&path).unwrap(), path.clone());
+            // A whiteout hides a path that is clean as well, in the same folder.
+            match name(path.clone()) {
+                Ok(Name::Plain(same)) => prop_assert_eq!(same, path),
+                Ok(Name::Whiteout(hidden) | Name::Opaque(hidden)) => {
+                    prop_assert_eq!(clean(&hidden).unwrap(), hidden);
+                }
+                Err(error) => prop_assert!(matches!(error, Error::Image(_))),
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_are_bounded_as_in_linux() {
+        let deep = |len: usize| b"abcdefg/".repeat(len / 8);
+        assert_eq!(clean(&deep(MAX_PATH)).unwrap().len(), MAX_PATH - 1);
+        assert!(clean(&deep(MAX_PATH + 8)).is_err());
+        // Components that are removed do not count, but the length of the whole name does.
+        assert_eq!(clean(&b"./".repeat(MAX_PATH)).unwrap(), b"");
+        assert!(clean(&b"./".repeat(MAX_PATH + 1)).is_err());
+        // An error shows only the start of a long name.
+        let error = clean(&[b'x'; 3 * MAX_PATH]).unwrap_err();
+        assert!(error.to_string().len() < 200, "{error}");
     }
 }

@@ -145,6 +145,8 @@ fn bad(what: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -182,5 +184,79 @@ mod tests {
         ] {
             assert!(Pax::parse(bytes).is_err(), "{}", bytes.escape_ascii());
         }
+    }
+
+    /// The record of a key and a value. Its length counts the digits of the length.
+    fn record(key: &[u8], value: &[u8]) -> Vec<u8> {
+        let rest = key.len() + value.len() + 3;
+        let len = (1..20).map(|digits| rest + digits);
+        let len = len
+            .zip(1..)
+            .find(|(len, digits)| len.to_string().len() == *digits);
+        let mut out = format!("{} ", len.unwrap().0).into_bytes();
+        out.extend_from_slice(key);
+        out.push(b'=');
+        out.extend_from_slice(value);
+        out.push(b'\n');
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn parsing_reverses_writing(
+            values in proptest::collection::btree_map(
+                "[a-z]{1,5}", proptest::collection::vec(any::<u8>(), 0..120), 0..6,
+            ),
+            number in any::<u64>(),
+        ) {
+            let mut bytes = record(b"size", b"old");
+            for (name, value) in &values {
+                bytes.extend(record(&[XATTR, name.as_bytes()].concat(), value));
+            }
+            bytes.extend(record(b"size", number.to_string().as_bytes()));
+            let pax = Pax::parse(&bytes).unwrap();
+            let values: Vec<_> = values
+                .into_iter()
+                .map(|(name, value)| (name.into_bytes(), value))
+                .collect();
+            prop_assert_eq!(pax.xattrs(), values);
+            prop_assert_eq!(pax.number("size").unwrap(), Some(number));
+            prop_assert_eq!(pax.number("other").unwrap(), None);
+            // A header that is cut within a record is refused.
+            let last = record(b"size", number.to_string().as_bytes()).len();
+            for cut in 1..last {
+                prop_assert!(Pax::parse(&bytes[..bytes.len() - cut]).is_err());
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_parsed_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            if let Err(error) = Pax::parse(&bytes) {
+                prop_assert!(matches!(error, Error::Image(_)), "{}", error);
+            }
+        }
+
+        /// Compares with the sum of seconds and nanoseconds.
+        #[test]
+        fn a_time_has_the_value_of_its_text(
+            seconds in 0..1i64 << 40, nanos in 0..1_000_000_000u32, negative in any::<bool>(),
+        ) {
+            let sign = if negative { "-" } else { "" };
+            let text = format!("{sign}{seconds}.{nanos:09}");
+            let found = time(text.as_bytes()).unwrap();
+            prop_assert!(found.nanos < 1_000_000_000);
+            let total = i128::from(found.seconds) * 1_000_000_000 + i128::from(found.nanos);
+            let wanted = i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
+            prop_assert_eq!(total, if negative { -wanted } else { wanted });
+        }
+    }
+
+    #[test]
+    fn an_empty_value_cancels_earlier_records() {
+        let bytes = [record(b"path", b"a"), record(b"path", b"")].concat();
+        assert_eq!(Pax::parse(&bytes).unwrap().get("path"), None);
+        let bytes = [record(b"mtime", b"x"), record(b"size", b"-1")].concat();
+        let pax = Pax::parse(&bytes).unwrap();
+        assert!(pax.time("mtime").is_err() && pax.number("size").is_err());
     }
 }

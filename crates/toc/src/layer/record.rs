@@ -166,3 +166,76 @@ pub(super) fn decode(bytes: &mut &[u8], path: &mut Vec<u8>) -> Result<Item, Erro
             .collect(),
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn kind() -> impl Strategy<Value = Kind> {
+        let bytes = || proptest::collection::vec(any::<u8>(), 0..40);
+        prop_oneof![
+            Just(Kind::Directory),
+            Just(Kind::Fifo),
+            Just(Kind::Whiteout),
+            Just(Kind::Opaque),
+            (any::<[u8; 32]>(), any::<u64>()).prop_map(|(content, size)| Kind::File {
+                content: FileDigest::from_bytes(content),
+                size,
+            }),
+            bytes().prop_map(|target| Kind::Symlink { target }),
+            bytes().prop_map(|target| Kind::HardLink { target }),
+            any::<(u32, u32)>().prop_map(|(major, minor)| Kind::CharDevice { major, minor }),
+            any::<(u32, u32)>().prop_map(|(major, minor)| Kind::BlockDevice { major, minor }),
+        ]
+    }
+
+    prop_compose! {
+        fn entry()(
+            path in "[ab/]{0,12}",
+            kind in kind(),
+            (mode, uid, gid) in any::<(u32, u32, u32)>(),
+            (seconds, nanos) in any::<(i64, u32)>(),
+            xattrs in proptest::collection::vec(
+                (proptest::collection::vec(any::<u8>(), 0..9), proptest::collection::vec(any::<u8>(), 0..9)),
+                0..3,
+            ),
+        ) -> Entry {
+            let path = path.into_bytes();
+            Entry { path, kind, mode, uid, gid, modified: Time { seconds, nanos }, xattrs }
+        }
+    }
+
+    proptest! {
+        /// The paths of entries are relative to each other; a file that is no entry changes none.
+        #[test]
+        fn decoding_reverses_encoding(entries in proptest::collection::vec(entry(), 1..8), cut in any::<u16>()) {
+            let (mut out, mut before) = (Vec::new(), Vec::new());
+            for entry in &entries {
+                encode(entry, &before, &mut out).unwrap();
+                encode_unseen(FileDigest::of(b"x"), 9, &mut out).unwrap();
+                before.clone_from(&entry.path);
+            }
+            let (mut rest, mut path) = (&out[..], Vec::new());
+            for entry in &entries {
+                match decode(&mut rest, &mut path).unwrap() {
+                    Item::Entry(found) => prop_assert_eq!(&found, entry),
+                    Item::Unseen(..) => prop_assert!(false, "an entry became a file"),
+                }
+                match decode(&mut rest, &mut path).unwrap() {
+                    Item::Unseen(content, size) => {
+                        prop_assert_eq!((content, size), (FileDigest::of(b"x"), 9));
+                    }
+                    Item::Entry(_) => prop_assert!(false, "a file became an entry"),
+                }
+            }
+            prop_assert!(rest.is_empty());
+            // Bytes that end too early are an error at the last record.
+            let cut = usize::from(cut) % out.len();
+            let (mut rest, mut path) = (&out[..cut], Vec::new());
+            let complete = std::iter::from_fn(|| decode(&mut rest, &mut path).ok()).count();
+            prop_assert!(complete < 2 * entries.len());
+        }
+    }
+}

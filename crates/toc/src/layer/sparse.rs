@@ -182,3 +182,145 @@ impl Ahead {
 fn bad(what: &str) -> Error {
     Error::Image(format!("the layer has a sparse file with a map {what}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pax(records: &[(&str, &str)]) -> Pax {
+        let mut bytes = Vec::new();
+        for (key, value) in records {
+            let rest = key.len() + value.len() + 3;
+            let len = (1..9).map(|digits| rest + digits);
+            let len = len
+                .zip(1..)
+                .find(|(len, digits)| len.to_string().len() == *digits);
+            bytes.extend(format!("{} {key}={value}\n", len.unwrap().0).into_bytes());
+        }
+        Pax::parse(&bytes).unwrap()
+    }
+
+    /// Feeds a map of format 1.0, padded to whole blocks.
+    fn ahead(text: &str) -> Result<Option<Parts>, Error> {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.resize(bytes.len().next_multiple_of(BLOCK).max(BLOCK), 0);
+        let mut map = Ahead::default();
+        for block in bytes.as_chunks::<BLOCK>().0 {
+            if let Some(parts) = map.feed(block)? {
+                return Ok(Some(parts));
+            }
+        }
+        Ok(None)
+    }
+
+    proptest! {
+        /// The same parts in three formats give the same map.
+        #[test]
+        fn all_formats_describe_the_same_parts(parts in proptest::collection::vec((0..1u64 << 40, 0..1u64 << 40), 1..60)) {
+            let numbers: Vec<_> = parts.iter().flat_map(|(at, len)| [at.to_string(), len.to_string()]).collect();
+            let oldest: Vec<_> = numbers
+                .iter()
+                .zip(["GNU.sparse.offset", "GNU.sparse.numbytes"].into_iter().cycle())
+                .map(|(number, key)| (key, &number[..]))
+                .collect();
+            let list = numbers.join(",");
+            for records in [&oldest[..], &[("GNU.sparse.map", &list[..])]] {
+                match form(&pax(records)).unwrap() {
+                    Form::Here(found) => prop_assert_eq!(found.pairs(), &parts[..]),
+                    other => prop_assert!(false, "{:?}", other),
+                }
+            }
+            let text = format!("{}\n{}\n", parts.len(), numbers.join("\n"));
+            let found = ahead(&text).unwrap().unwrap();
+            prop_assert_eq!(found.pairs(), &parts[..]);
+        }
+
+        /// A map is valid exactly if its parts are ascending, within the file and as long as the
+        /// stored bytes. Its extents have the same bytes as its parts.
+        #[test]
+        fn a_map_keeps_the_bytes_of_its_parts(
+            gaps in proptest::collection::vec((0..4u64, 0..4u64), 0..12), short in 0..3u64,
+        ) {
+            let (mut at, mut parts) = (0, Vec::new());
+            for (gap, len) in gaps {
+                parts.push((at + gap, len));
+                at += gap + len;
+            }
+            let stored: u64 = parts.iter().map(|(_, len)| len).sum();
+            let bytes = |of: &[(u64, u64)]| -> Vec<u64> {
+                of.iter().flat_map(|(at, len)| *at..at + len).collect()
+            };
+            let map = Map::new(&parts, at, stored).unwrap();
+            prop_assert_eq!(bytes(&map.0), bytes(&parts));
+            prop_assert!(map.0.iter().all(|(_, len)| *len > 0));
+            prop_assert!(map.0.windows(2).all(|pair| pair[0].0 + pair[0].1 < pair[1].0));
+            prop_assert!(Map::new(&parts, at, stored + 1 + short).is_err());
+            if at > 0 {
+                prop_assert!(Map::new(&parts, at - 1, stored).is_err());
+            }
+            if stored > 0 {
+                parts.reverse();
+                let overlapping = [parts.clone(), parts].concat();
+                prop_assert!(Map::new(&overlapping, at, 2 * stored).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn hostile_maps_are_refused() {
+        assert!(Map::new(&[(u64::MAX, 2)], u64::MAX, 2).is_err());
+        for text in [
+            "x\n",
+            "1\n\n2\n",
+            "65537\n",
+            "123456789012345678901\n",
+            "-1\n",
+        ] {
+            assert!(ahead(text).is_err(), "{text}");
+        }
+        // The padding begins within the map; a map is longer than 1 MiB.
+        assert!(ahead("2\n0\n1\n").is_err());
+        let long = format!("65536\n{}", "12345678\n".repeat(1 << 17));
+        assert!(ahead(&long).is_err());
+        for records in [
+            &[("GNU.sparse.major", "2"), ("GNU.sparse.minor", "0")][..],
+            &[("GNU.sparse.map", "1,2,3")],
+            &[("GNU.sparse.map", "1,,3")],
+            &[("GNU.sparse.offset", "1")],
+        ] {
+            assert!(form(&pax(records)).is_err(), "{records:?}");
+        }
+        assert!(matches!(form(&pax(&[("path", "a")])).unwrap(), Form::None));
+        let one = [("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0")];
+        assert!(matches!(form(&pax(&one)).unwrap(), Form::Ahead));
+    }
+
+    #[test]
+    fn headers_of_the_gnu_format_continue_in_more_blocks() {
+        let mut header = Header::new_gnu();
+        let gnu = header.as_gnu_mut().unwrap();
+        gnu.realsize = *b"00000001000\0";
+        gnu.isextended = [1];
+        gnu.sparse[0].offset = *b"00000000010\0";
+        gnu.sparse[0].numbytes = *b"00000000002\0";
+        let mut parts = Parts::default();
+        assert_eq!(parts.old(header.as_bytes()).unwrap(), (512, true));
+        let mut more = GnuExtSparseHeader::new();
+        more.sparse_mut()[0].offset = *b"00000000100\0";
+        more.sparse_mut()[0].numbytes = *b"00000000003\0";
+        let block = *more.as_bytes();
+        assert!(!parts.more(&block).unwrap());
+        assert_eq!(parts.pairs(), [(8, 2), (64, 3)]);
+        let before = parts.pairs().len();
+        for _ in before..MAX_EXTENTS {
+            parts.more(&block).unwrap();
+        }
+        assert!(
+            parts.more(&block).is_err(),
+            "one part more than the maximum"
+        );
+        assert!(parts.old(Header::new_ustar().as_bytes()).is_err());
+    }
+}

@@ -138,6 +138,7 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 fn maintenance_with_unreadable_folders_reports_every_failed_step_and_runs_the_others() {
     let fixture = server_with_two_images();
     let (server, context) = (&fixture.server, &*fixture.server.context);

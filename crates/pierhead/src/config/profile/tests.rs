@@ -140,8 +140,15 @@ fn limits_memory_works_without_a_profile_and_overrides_that_of_a_profile() {
     let mut config = Config::with_data("/data".into());
     apply_profile(&mut config, request(profile, Some(200 * MIB)), &card).unwrap();
     assert!(config.bundle.size.is_none(), "no room for a worker");
+    let toc_memory = |config: &Config| {
+        let space = crate_configs::FileSystemSpace { total: 0, free: 0 };
+        crate_configs::bundle_server(config, space).toc_memory
+    };
+    assert_eq!(toc_memory(&config), 25 * MIB, "an eighth");
     let mut config = Config::with_data("/data".into());
+    assert_eq!(toc_memory(&config), 64 * MIB, "without a limit");
     let origins = apply_profile(&mut config, request(None, Some(512 * MIB)), &card).unwrap();
+    assert_eq!(toc_memory(&config), 64 * MIB);
     assert!(config.limits.connections < 4096);
     assert!(origins.iter().all(|(_, of)| !of.contains("profile")));
     let more = apply_profile(&mut config, request(None, Some(2 << 30)), &card).unwrap_err();
