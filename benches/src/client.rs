@@ -1,5 +1,5 @@
-//! The HTTP client of the benchmarks. To keep its own cost low, the client uses plain sockets and a
-//! single buffer.
+//! The HTTP client of the benchmarks, over TCP or TLS. To keep its own cost low, the client has no
+//! HTTP library and a single buffer.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-"""Replays a request trace through libcachesim for tests/tests/agreement.rs, and writes the miss ratios.
+"""Computes reference miss ratios with libcachesim. tests/tests/agreement.rs compares them with pierhead's policies.
 
 Arguments: a trace in the format oracleGeneral, cache sizes in bytes (comma-separated), policies
 (comma-separated), and the output file for {"POLICY SIZE": [object miss ratio, byte miss ratio]}. The

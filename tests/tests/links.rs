@@ -1,4 +1,5 @@
-//! Checks that each relative link, each anchor, and each page that code names exists.
+//! Checks the links of the documentation: every relative link and anchor leads to an existing target,
+//! every page that source code mentions exists, and the index lists every page of docs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

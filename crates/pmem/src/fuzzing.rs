@@ -1,5 +1,5 @@
-//! The fuzz target of the log's recovery. The fuzzer calls this function, and so does a test with
-//! the saved corpus.
+//! The fuzz target of [`Log::open`]: opens a log whose bytes are the input, as after a crash. The
+//! fuzzer calls [`pmem_log`], and so does a test with the saved corpus.
 
 use crate::log::forge;
 use crate::shadow::ShadowMedium;

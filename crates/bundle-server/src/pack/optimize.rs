@@ -8,8 +8,8 @@ use crate::pack::RecordLocation;
 
 use super::{Encoder, FrameIndex, Packs, decode, is_fast};
 
-/// Interval between two syncs of the optimized frames to disk, in bytes after compression. A crash
-/// loses at most half a minute of work.
+/// Interval between two syncs of the optimized frames to disk, in bytes before compression. A
+/// crash loses at most half a minute of work.
 const SYNC_INTERVAL: u64 = 64 << 20;
 
 /// Compresses each fast frame of `locations` at `level`, in the order of the packs, and records the
@@ -17,7 +17,7 @@ const SYNC_INTERVAL: u64 = 64 << 20;
 /// fast frames are not deleted. After a shutdown or a kill, the next call continues after the last
 /// recorded frame.
 ///
-/// The function `pause` is called with the number of compressed bytes. The function `flush` makes
+/// The function `pause` is called with the number of bytes that were compressed. The function `flush` makes
 /// `frame_index` durable. The work takes memory for two frames and the zstd context.
 ///
 /// # Errors

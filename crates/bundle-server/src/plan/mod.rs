@@ -1,5 +1,6 @@
-//! Plans a bundle: decides which file contents it sends as patches and which whole, how it groups
-//! them into frames, and in which order the frames are sent.
+//! Plans a bundle (the file contents and patches that a worker lacks): decides which contents the
+//! server sends whole and which as patches, how the contents are grouped into frames, and in which
+//! order the server sends the frames.
 
 mod groups;
 mod matching;

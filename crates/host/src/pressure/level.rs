@@ -1,5 +1,5 @@
-//! The decision to pause background work under the pressure of one resource, as a pure function of
-//! stall readings (shares of time in which tasks waited for the resource).
+//! Decides from stall readings (shares of time in which tasks waited for a resource) whether the
+//! pressure of this resource pauses background work.
 
 use super::{Resource, Stall};
 

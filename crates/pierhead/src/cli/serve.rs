@@ -90,8 +90,8 @@ pub(super) fn parse_profile(text: &str) -> Result<ProfileName, String> {
 #[derive(Clone, Copy)]
 struct Admin(Option<SocketAddr>);
 
-/// Parses the value of `--admin`. Also accepts `http://IP:PORT`, the form that `pierhead cache
-/// --admin` has.
+/// Parses the value of `--admin`: `IP:PORT`, `off`, or `http://IP:PORT`, the form of `pierhead cache
+/// --admin`.
 fn parse_admin(text: &str) -> Result<Admin, String> {
     let bare = text.strip_prefix("http://");
     let bare = bare.map_or(text, |text| text.trim_end_matches('/'));

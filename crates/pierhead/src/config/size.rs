@@ -1,4 +1,4 @@
-//! The type of `cache.size`: a number of bytes, or a share of the file system.
+//! The type of `cache.size`: a number of bytes, a share of the file system, or `auto`.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,5 +1,5 @@
-//! Reads the lines of a region in sequence, one page at a time. Single unreadable lines are no
-//! error; too many unreadable lines are an error.
+//! Reads 64-byte lines (cache lines) of a region by offset, and keeps the page of the last line in
+//! memory. Single unreadable lines are no error; too many unreadable lines are an error.
 
 use super::layout::{LINE, Line};
 use crate::{Error, Medium};
@@ -9,7 +9,7 @@ const PAGE: u64 = 4096;
 /// Maximum number of unreadable lines. A region with more unreadable lines is not opened.
 const MAX_UNREADABLE_LINES: u64 = 1 << 12;
 
-/// Reads the lines of a region, one page at a time.
+/// Reads the 64-byte lines of a region by offset. Reads a page once for successive lines of the page.
 pub(super) struct Lines<'a, M> {
     medium: &'a M,
     page: Option<u64>,

@@ -49,7 +49,8 @@ pub(crate) async fn claim_of(
     ))
 }
 
-/// The [`Claim`] of the cache, with the state that the proxy adds for a fill.
+/// How a request gets a blob: from the cache, from the fill of another request, or by a fill of its
+/// own. Equals [`Claim`] of the cache, with the state that the proxy adds for a fill.
 pub(crate) enum ClaimResult {
     Stored(StoredBlob),
     /// A fill runs. If the fill has no download slot, this request can offer a slot to it through

@@ -35,8 +35,8 @@ pub struct WorkloadParameters {
     pub runtimes: usize,
     /// Mean number of days between two releases of a base image. Distributions publish monthly.
     pub base_days: f64,
-    /// Range of the mean number of days between two releases of a repository. The distribution is
-    /// log-uniform. The value is assumed.
+    /// Range of the mean number of days between two releases of a repository. Values in the range
+    /// are log-uniform. The value is assumed.
     pub release_days: (f64, f64),
     /// Mean number of upper layers that a release changes in addition to the first upper layer.
     /// The value is assumed.
@@ -46,7 +46,7 @@ pub struct WorkloadParameters {
     /// Share of pulls that request an older version than the newest. Each older version is half as
     /// likely as the next newer version.
     pub pinned: f64,
-    /// Range of the number of a repository's own layers. The distribution is log-uniform. Its base
+    /// Range of the number of a repository's own layers. Values in the range are log-uniform. Its base
     /// image adds two to seven layers.
     pub own_layers: (usize, usize),
     /// Share of an image's own layers that are the empty layer of 32 bytes.

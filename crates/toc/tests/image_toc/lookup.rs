@@ -82,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn a_view_lacks_what_no_base_image_has(
+    fn lacking_contents_are_in_no_base_image(
         wanted in model::layers(),
         bases in proptest::collection::vec(model::layers(), 0..3),
     ) {

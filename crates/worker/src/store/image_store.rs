@@ -1,6 +1,6 @@
 //! The type [`Store`], the image store of a worker: opens or creates the folder of the store, and
-//! finds complete images. If another store on this machine has a content, the store links or copies
-//! the content from there. The code never writes to other stores.
+//! finds complete images. If another store on this machine has the content of a file, the store
+//! links or copies the content from there. The code never writes to other stores.
 
 use std::collections::HashSet;
 use std::fs::{self, File};

@@ -1,4 +1,5 @@
-//! The fast medium and its copies of blobs: opens, commits, deletes and evicts them.
+//! The blobs on the fast medium: opens, commits, deletes and evicts them. A blob on the fast medium
+//! is called a copy, even if the disk does not have the blob yet.
 
 use parking_lot::{Condvar, Mutex};
 use std::io;

@@ -44,7 +44,7 @@ pub(crate) struct SetupArgs {
     pub(crate) dry_run: bool,
 
     /// Address at which this client reaches pierhead; HOST alone means http://HOST:5000 [default: the
-    /// address of the pierhead on this host, else http://127.0.0.1:5000]
+    /// address that a running pierhead of this host reports, else http://127.0.0.1:5000]
     #[arg(long, value_name = "URL", conflicts_with = "undo")]
     pub(crate) address: Option<Address>,
 

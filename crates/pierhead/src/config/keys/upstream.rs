@@ -25,8 +25,8 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "credential_hosts",
-        help: "Hosts of addresses that get the credentials below; without it, only the host with the name of the registry. Any \
-               other host gets the credentials of the table with its own name, such as [upstreams.\"mirror.example\"], or \
+        help: "Hosts in `addresses` to which pierhead sends the credentials of this table. Without this key, pierhead sends \
+               the credentials only to the host that has the name of the registry. Any other host gets the credentials of the table with its own name, such as [upstreams.\"mirror.example\"], or \
                none.",
         kind: Kind::Hosts,
         example: "[\"registry.example\"]",
