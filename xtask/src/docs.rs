@@ -1,7 +1,7 @@
 //! `cargo xtask docs`: checks or writes the generated pages in docs/reference, by running tests of
 //! the programs.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
 
@@ -24,7 +24,7 @@ pub(crate) fn run(write: bool) -> Result<()> {
         (
             "pierhead-replay",
             "--bin=pierhead-replay",
-            "cli::tests::the_page",
+            "cli::tests::the_reference_page_is_current",
         ),
     ];
     for (package, target, filter) in pages.into_iter().chain(routes) {
@@ -35,7 +35,13 @@ pub(crate) fn run(write: bool) -> Result<()> {
         if write {
             test.env("PIERHEAD_WRITE_DOCS", "1");
         }
-        if !test.status()?.success() {
+        let output = test.stderr(Stdio::inherit()).output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        say!("{text}");
+        if text.contains("running 0 tests") {
+            bail!("{package} has no test {filter}");
+        }
+        if !output.status.success() {
             bail!("the pages of docs/reference are not current: run `cargo xtask docs --write`");
         }
     }

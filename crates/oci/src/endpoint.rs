@@ -192,9 +192,17 @@ impl Endpoint {
     /// [`ParseError::Query`] if the query cannot be decoded. [`ParseError::Registry`] for an
     /// invalid registry.
     pub fn namespace(query: Option<&str>) -> Result<Option<Registry>, ParseError> {
-        parameter(query, "ns", 300)?
+        Self::namespace_text(query)?
             .map(|ns| ns.parse())
             .transpose()
+    }
+
+    /// Returns the decoded query parameter `ns` as the client wrote it.
+    ///
+    /// # Errors
+    /// [`ParseError::Query`] if the query cannot be decoded.
+    pub fn namespace_text(query: Option<&str>) -> Result<Option<String>, ParseError> {
+        Ok(parameter(query, "ns", 300)?.map(Into::into))
     }
 
     /// Returns the `<name>` in the path, if the path has one.

@@ -8,6 +8,7 @@ mod common;
 use common::{Fixture, FixtureOptions, error_code, eventually};
 use pierhead_testkit::http::Request;
 use pierhead_testkit::images::Image;
+use pierhead_testkit::registry::FakeRegistry;
 
 #[tokio::test]
 async fn the_base_endpoint_responds_200_without_upstream() {
@@ -78,7 +79,12 @@ async fn a_tag_list_is_complete_and_paged() {
 
 #[tokio::test]
 async fn responses_name_the_registry_of_the_parameter_ns() {
-    let fixture = Fixture::start().await;
+    let docker_hub = FakeRegistry::start().await;
+    let options = FixtureOptions {
+        other_upstreams: vec![("docker.io", docker_hub.url())],
+        ..FixtureOptions::default()
+    };
+    let fixture = options.start().await;
     let image = fixture.push(2, &[10]);
     let registry = fixture.upstream.addr().to_string();
     let layer = &image.blobs[0].digest;
@@ -103,12 +109,18 @@ async fn responses_name_the_registry_of_the_parameter_ns() {
             assert_eq!((without.status, namespace), (200, None), "{path}");
         }
     }
-    let missing = format!("/v2/app/manifests/missing?ns={registry}");
-    let missing = fixture.get(&missing).await;
-    assert_eq!(
-        (missing.status, missing.header("oci-namespace")),
-        (404, None)
-    );
+    // Errors have the header, too. The value is the text of the client, not the name that pierhead
+    // uses in its place.
+    for (namespace, status, header) in [
+        (&*registry, 404, Some(&*registry)),
+        ("registry-1.docker.io", 404, Some("registry-1.docker.io")),
+        ("a/b", 400, None),
+    ] {
+        let missing = format!("/v2/app/manifests/missing?ns={namespace}");
+        let missing = fixture.get(&missing).await;
+        let found = (missing.status, missing.header("oci-namespace"));
+        assert_eq!(found, (status, header), "{namespace}");
+    }
 }
 
 #[tokio::test]

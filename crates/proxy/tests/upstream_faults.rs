@@ -14,6 +14,7 @@ use common::{
 use pierhead_cache::TagKey;
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::http::{Connection, End, Request, Response};
+use pierhead_testkit::images::Image;
 use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::registry::{Authority, FakeRegistry, Fault, Gate, Settings};
 
@@ -98,6 +99,44 @@ async fn a_deleted_tag_is_kept_only_if_the_configuration_says_so() {
         let missing = fixture.get("/v2/app/manifests/2").await;
         assert_eq!(missing.status, 404, "it was never there");
     }
+}
+
+#[tokio::test]
+async fn a_deleted_tag_of_an_index_is_kept_while_the_upstream_has_its_images() {
+    let options = FixtureOptions {
+        keeps_deleted: true,
+        ..FixtureOptions::default()
+    };
+    let fixture = options.always_stale().start().await;
+    let image = Image::multi_arch(2, &["amd64", "arm64"]);
+    fixture.upstream.push("app", "1", &image);
+    // No manifest of a platform is cached.
+    assert_eq!(fixture.get(MANIFEST).await.status, 200);
+    fixture.upstream.untag("app", "1");
+    let kept = fixture.get(MANIFEST).await;
+    assert_eq!((kept.status, kept.header("x-cache")), (200, Some("STALE")));
+    for document in &image.documents {
+        fixture.upstream.remove("app", &document.digest);
+    }
+    assert_eq!(fixture.get(MANIFEST).await.status, 404);
+}
+
+#[tokio::test]
+async fn a_missing_blob_is_503_while_the_upstream_refuses_manifests() {
+    let options = FixtureOptions {
+        keeps_deleted: true,
+        ..FixtureOptions::default()
+    };
+    let fixture = options.always_stale().start().await;
+    let image = fixture.push(2, &[5000]);
+    assert_eq!(fixture.get(MANIFEST).await.status, 200);
+    for blob in &image.blobs {
+        fixture.upstream.remove("app", &blob.digest);
+    }
+    fixture
+        .upstream
+        .inject(Fault::Status(503).on("/v2/app/manifests/*"));
+    assert_eq!(fixture.get(MANIFEST).await.status, 503, "the tag exists");
 }
 
 #[tokio::test]

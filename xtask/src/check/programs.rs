@@ -22,6 +22,8 @@ use crate::{
 
 /// Time limit of a test program. A longer run has hung; the whole of CI has 90 minutes.
 const TIME_LIMIT: Duration = Duration::from_secs(20 * 60);
+/// Maximum time after the exit of a test program in which its last lines arrive.
+const MAX_OUTPUT_DELAY: Duration = Duration::from_secs(5);
 
 /// A compiled test program.
 pub(crate) struct Program {
@@ -251,8 +253,16 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
     });
     let started = Instant::now();
     let mut count = Count::default();
-    let mut has_exited = false;
+    let mut exited: Option<Instant> = None;
     loop {
+        if started.elapsed() > TIME_LIMIT {
+            let group = format!("-{}", child.id());
+            Command::new("kill")
+                .args(["-KILL", "--", &group])
+                .status()?;
+            child.wait()?;
+            bail!("still running after {} minutes", TIME_LIMIT.as_secs() / 60);
+        }
         match received.recv_timeout(Duration::from_millis(200)) {
             Ok(line) => {
                 count.line(&line);
@@ -265,22 +275,22 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
                 }
                 continue;
             }
-            Err(RecvTimeoutError::Disconnected) => break,
+            // The program has closed its output, and may still run.
+            Err(RecvTimeoutError::Disconnected) if exec::has_exited(&child)? => break,
+            Err(RecvTimeoutError::Disconnected) => {
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            }
             Err(RecvTimeoutError::Timeout) => {}
         }
-        // A program that exited during the wait may have left lines that are not read yet. The next
-        // wait reads them.
-        if has_exited {
-            break;
-        }
-        has_exited = exec::has_exited(&child)?;
-        if started.elapsed() > TIME_LIMIT {
-            let group = format!("-{}", child.id());
-            Command::new("kill")
-                .args(["-KILL", "--", &group])
-                .status()?;
-            child.wait()?;
-            bail!("still running after {} minutes", TIME_LIMIT.as_secs() / 60);
+        // A program that exited during the wait may have left lines that are not read yet. After
+        // the last line, only a daemon that outlives the program keeps the pipe open.
+        match exited {
+            Some(_) if count.ended => break,
+            Some(at) if at.elapsed() > MAX_OUTPUT_DELAY => break,
+            Some(_) => {}
+            None if exec::has_exited(&child)? => exited = Some(Instant::now()),
+            None => {}
         }
     }
     let (status, cpu_time) = exec::wait(&mut child)?;
@@ -301,7 +311,7 @@ mod tests {
 
     #[test]
     fn lines_that_are_read_after_the_exit_are_counted() {
-        let script = "(sleep 0.3; echo 'test result: ok. 1 passed; 0 failed; 0 ignored') & exit 0";
+        let script = "(sleep 1; echo 'test result: ok. 1 passed; 0 failed; 0 ignored') & exit 0";
         let count = count(Command::new("sh").args(["-c", script])).expect("counted");
         assert_eq!((count.passed, count.failed), (1, 0));
     }

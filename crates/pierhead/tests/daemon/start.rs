@@ -118,11 +118,15 @@ async fn the_soft_limit_of_open_files_is_raised() {
 
 #[tokio::test]
 async fn ipv4_and_ipv6_listeners_can_have_the_same_port() {
-    // Finds a free port. On a host without IPv6, the test ends here.
-    let free = std::net::TcpListener::bind("[::1]:0").and_then(|it| it.local_addr());
-    let Ok(port) = free.map(|address| address.port()) else {
+    // On a host without IPv6, the test ends here.
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
         return;
-    };
+    }
+    // Finds a port that is free for both families. The kernel gives ports from 32768 on to sockets
+    // of other tests, so that no other test takes a lower port meanwhile.
+    let is_free = |port: &u16| std::net::TcpListener::bind(("::", *port)).is_ok();
+    let first = 10_000 + u16::try_from(std::process::id() % 10_000).expect("at most 9999");
+    let port = (first..32_768).find(is_free).expect("a free port");
     let (four, six) = (format!("0.0.0.0:{port}"), format!("[::]:{port}"));
     let daemon = Daemon::start("", &["--listen", &four, "--listen", &six]).await;
     for address in [format!("127.0.0.1:{port}"), format!("[::1]:{port}")] {

@@ -62,16 +62,14 @@ pub(crate) async fn handle(
         outcome: CacheOutcome::None,
     };
     let result = match tokio::time::timeout_at(deadline.end(), handler.handle()).await {
-        Ok(Ok(mut response)) => {
-            handler.add_namespace(&mut response);
-            handler.with_first_piece(response).await
-        }
+        Ok(Ok(response)) => handler.with_first_piece(response).await,
         Ok(Err(error)) => Err(error),
         // The request exceeded its deadline: either disk I/O hangs, or a part of the handler missed
         // its own deadline.
         Err(_) => Err(Error::Timeout),
     };
-    let response = result.unwrap_or_else(|error| handler.error_response(&error));
+    let mut response = result.unwrap_or_else(|error| handler.error_response(&error));
+    handler.add_namespace(&mut response);
     let RequestHandler { kind, outcome, .. } = handler;
     context.metrics.responded(kind, outcome, response.status());
     let expected = response.body().size_hint().exact();
@@ -114,8 +112,9 @@ impl RequestHandler<'_> {
         );
         if is_content
             && let Some(query) = self.parts.uri.query()
-            && let Ok(Some(registry)) = Endpoint::namespace(Some(query))
-            && let Ok(value) = HeaderValue::from_str(registry.as_str())
+            && let Ok(Some(namespace)) = Endpoint::namespace_text(Some(query))
+            && namespace.parse::<Registry>().is_ok()
+            && let Ok(value) = HeaderValue::try_from(namespace)
         {
             response.headers_mut().insert(OCI_NAMESPACE, value);
         }

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use pierhead_cache::TagKey;
-use pierhead_oci::{Body, Descriptor, Digest, Manifest, Reference};
+use pierhead_oci::{Body, Descriptor, Digest, Manifest, Reference, Target};
+use pierhead_remote::Validators;
 
 use crate::context::RequestContext;
 use crate::deadline::Deadline;
@@ -58,38 +59,56 @@ async fn check_blobs(
         None => return Ok(()),
         Some(missing) => missing,
     };
-    let MissingPart::Blob(digest) = missing else {
+    let Reference {
+        registry,
+        repository,
+        ..
+    } = reference;
+    let negative_cache = &context.generation.negative_cache;
+    let name = Subject::Name(TagKey::Manifest(reference.clone()));
+    // The tag was deleted, and stays available by configuration. The upstream itself works.
+    let deletion = negative_cache.error(&name).filter(|error| {
+        matches!(error, pierhead_remote::Error::NotFound { .. }) && context.keeps_deleted(registry)
+    });
+    if let MissingPart::Manifest(_) = missing
+        && deletion.is_none()
+    {
         return Err(not_cached(reference, missing));
+    }
+    // The upstream may work again, or it may refuse only manifests (Docker Hub's rate limit), or the
+    // tag alone was deleted. A HEAD request for the missing part shows which is true.
+    let available = async {
+        match missing {
+            MissingPart::Blob(digest) => {
+                let size = context.client.blob_size(registry, repository, &digest);
+                size.await.map(drop)
+            }
+            MissingPart::Manifest(digest) => {
+                let part = Reference {
+                    target: Target::Digest(digest),
+                    ..reference.clone()
+                };
+                let known = Validators {
+                    digest: Some(digest),
+                    etag: None,
+                };
+                context.client.manifest(&part, &known).await.map(drop)
+            }
+        }
     };
-    // The upstream may work again, or it may refuse only manifests (Docker Hub's rate limit). A
-    // HEAD request for the blob shows which of the two is true.
-    let size = context
-        .client
-        .blob_size(&reference.registry, &reference.repository, &digest);
-    match tokio::time::timeout_at(deadline.wait_without_stale(), size).await {
-        Ok(Ok(_)) => {
-            context
-                .generation
-                .negative_cache
-                .record_response(&reference.registry);
+    match tokio::time::timeout_at(deadline.wait_without_stale(), available).await {
+        Ok(Ok(())) => {
+            negative_cache.record_response(registry);
             return Ok(());
         }
-        // The image was deleted, so the manifest of its tag is useless without its blobs.
-        Ok(Err(error @ pierhead_remote::Error::NotFound { .. }))
-            if context.keeps_deleted(&reference.registry) =>
-        {
-            return Err(error.into());
-        }
         Ok(Err(error)) => {
-            let subject = Subject::Blob(
-                reference.registry.clone(),
-                reference.repository.clone(),
-                digest,
-            );
-            context
-                .generation
-                .negative_cache
-                .record_failure(&reference.registry, subject, &error);
+            if let (Some(deletion), pierhead_remote::Error::NotFound { .. }) = (deletion, &error) {
+                return Err(deletion.into());
+            }
+            if let MissingPart::Blob(digest) = missing {
+                let subject = Subject::Blob(registry.clone(), repository.clone(), digest);
+                negative_cache.record_failure(registry, subject, &error);
+            }
         }
         Err(_) => {}
     }

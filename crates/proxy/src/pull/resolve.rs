@@ -277,6 +277,12 @@ async fn refresh(
         }
     };
     context.generation.negative_cache.record_response(registry);
+    // A warning may concern the client whose credentials pierhead used, such as a warning about a
+    // quota. So no warning goes to other clients.
+    let for_all = |warnings: Vec<String>| match context.client_pass_through().is_some() {
+        true => Arc::default(),
+        false => warnings.into(),
+    };
     match (fetched, cached) {
         (
             DocumentResponse::NotModified { warnings },
@@ -284,7 +290,7 @@ async fn refresh(
                 mut document, etag, ..
             }),
         ) => {
-            document.warnings = warnings.into();
+            document.warnings = for_all(warnings);
             store_tag(context, name, &document, etag).await;
             Ok((document, CacheOutcome::Hit))
         }
@@ -312,7 +318,7 @@ async fn refresh(
                 Document {
                     digest,
                     media_type,
-                    warnings: warnings.into(),
+                    warnings: for_all(warnings),
                     content: DocumentContent::Bytes(bytes),
                 },
             )

@@ -17,6 +17,9 @@ const MAX_ETAG: usize = 256;
 /// in memory.
 const MAX_WARNINGS: usize = 512;
 
+/// Maximum number of warnings of one response.
+const MAX_WARNING_COUNT: usize = 4;
+
 /// The validators of the caller's copy of a document, for a conditional request (RFC 9110, section
 /// 8.8).
 #[derive(Clone, Debug, Default)]
@@ -103,6 +106,7 @@ pub(crate) fn warnings(headers: &HeaderMap) -> Vec<String> {
             }
             None => false,
         })
+        .take(MAX_WARNING_COUNT)
         .map(str::to_owned)
         .collect()
 }
@@ -151,6 +155,8 @@ mod tests {
         let expected = ["299 - \"deprecated\"", "299 - \"quota\""];
         assert_eq!(warnings(&headers(&given)), expected);
         assert!(warnings(&HeaderMap::new()).is_empty());
+        let many = ["299 - \"deprecated\""; MAX_WARNING_COUNT + 1];
+        assert_eq!(warnings(&headers(&many)).len(), MAX_WARNING_COUNT);
     }
 
     #[test]

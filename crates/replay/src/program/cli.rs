@@ -208,7 +208,7 @@ mod tests {
             .collect();
         let page = format!(
             "# The eviction simulator\n\n\
-             `pierhead-replay --help` prints the same. [eviction.md](../explanation/eviction.md#measuring) explains how to use it.\n\n\
+             `pierhead-replay --help` prints this text. [eviction.md](../explanation/eviction.md#measuring) explains how to use it.\n\n\
              <!-- Generated from the code by `cargo xtask docs --write`. Edit the code instead. -->\n\n\
              ```text\n{}\n```\n",
             help.join("\n").trim_end()

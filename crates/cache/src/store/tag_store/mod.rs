@@ -107,7 +107,6 @@ impl Slot {
         self.digest == other.digest
             && self.media_type == other.media_type
             && self.etag == other.etag
-            && self.warnings == other.warnings
     }
 }
 
@@ -253,7 +252,7 @@ impl TagStore {
         })
     }
 
-    /// Stores the upstream's response. If the digest, media type, `ETag` or warnings changed, the
+    /// Stores the upstream's response. If the digest, media type or `ETag` changed, the
     /// record is durable when the call returns. If nothing but the validation time changed, the
     /// call makes no I/O.
     ///
@@ -265,8 +264,10 @@ impl TagStore {
             && slot.digest == record.digest
             && slot.media_type == record.media_type
             && slot.etag.as_deref() == record.etag.as_deref()
-            && *slot.warnings == *record.warnings
         {
+            // The file keeps the earlier warnings, because an upstream may send another warning
+            // with each response.
+            slot.warnings = record.warnings.into();
             slot.validated = record.validated;
             slot.dirty = true;
             return Ok(());

@@ -108,7 +108,8 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
         section: "",
         name: "keep_deleted",
         help: "Whether pierhead serves the last known manifest of a tag when the registry answers 404, because somebody deleted \
-               the tag or the repository. Set this key where running machines must be able to pull an image after its deletion.",
+               the tag or the repository. Set this key where running machines must be able to pull an image after its deletion. With auth.mode \"pass-through\", only clients \
+               that read the repository within auth.cache_ttl get the deleted tag.",
         kind: Kind::Boolean,
         example: "true",
         reload: Reload::Live,

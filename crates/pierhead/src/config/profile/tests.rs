@@ -138,6 +138,8 @@ fn limits_memory_works_without_a_profile_and_overrides_that_of_a_profile() {
     let card = machine(16 << 30, Some(1 << 30), 8);
     let profile = Profile::named("small");
     let mut config = Config::with_data("/data".into());
+    // The parser sets the key, before it applies the profile.
+    config.limits.memory = Some(200 * MIB);
     apply_profile(&mut config, request(profile, Some(200 * MIB)), &card).unwrap();
     assert!(config.bundle.size.is_none(), "no room for a worker");
     let toc_memory = |config: &Config| {
