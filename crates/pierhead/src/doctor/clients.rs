@@ -101,10 +101,15 @@ impl PierheadAddress {
     }
 
     /// Whether a mirror is this pierhead. Compares only the port, since this host may have any
-    /// number of names.
+    /// number of names. A mirror without scheme has the scheme of the listener: without a port,
+    /// podman connects to the port of the scheme, and not to the default port of pierhead.
     fn is_mirror(&self, mirror: &str) -> bool {
-        let parsed = mirror.split('/').next().filter(|_| !mirror.contains("://"));
-        let address: Option<Address> = parsed.unwrap_or(mirror).parse().ok();
+        let scheme = if self.tls { "https" } else { "http" };
+        let url = match mirror.split('/').next() {
+            Some(host) if !mirror.contains("://") => format!("{scheme}://{host}"),
+            _ => mirror.to_owned(),
+        };
+        let address: Option<Address> = url.parse().ok();
         address.is_some_and(|address| self.ports.contains(&address.port()))
     }
 
@@ -243,6 +248,8 @@ mod tests {
             (&["https://mirror.lab"], None, Level::Warn),
             (&["http://10.0.0.1:5000"], None, Level::Ok),
             (&["10.0.0.1:5000/docker.io"], None, Level::Ok),
+            // A mirror of podman without a port.
+            (&["mirror.gcr.io"], None, Level::Warn),
             (&["https://10.0.0.1:5000"], None, Level::Fail),
             (
                 &["http://127.0.0.1:5000"],
@@ -261,6 +268,26 @@ mod tests {
             .await;
             assert_eq!(finding.level, level, "{finding:?}");
             assert_eq!(finding.fix.is_none(), level == Level::Ok, "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn a_mirror_without_port_has_the_port_of_the_listeners_scheme() {
+        let mut config = Config::with_data("/nowhere".into());
+        for (port, tls, mirror, expected) in [
+            (80, false, "pierhead.example", true),
+            (80, false, "pierhead.example/docker.io", true),
+            (443, true, "pierhead.example", true),
+            (443, false, "pierhead.example", false),
+            (5000, false, "pierhead.example", false),
+            (5000, true, "pierhead.example", false),
+            (5000, true, "pierhead.example:5000", true),
+        ] {
+            config.listen = vec![([0, 0, 0, 0], port).into()];
+            config.tls.cert = tls.then(|| "/nowhere".into());
+            let pierhead = PierheadAddress::new(&RunningDaemon::Off, &config);
+            let found = pierhead.is_mirror(mirror);
+            assert_eq!(found, expected, "{mirror} {port} {tls}");
         }
     }
 
