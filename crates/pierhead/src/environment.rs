@@ -8,6 +8,9 @@ use std::time::Duration;
 
 use pierhead_host::machine::Machine;
 
+/// Prefix of the glibc tunables `arena_max` and `arena_test`.
+const ARENA_TUNABLES: &str = "glibc.malloc.arena";
+
 /// The environment of the process, read once at the start.
 #[derive(Clone)]
 pub(crate) struct Environment {
@@ -28,8 +31,7 @@ pub(crate) struct Environment {
     pub(crate) docker_config: Option<PathBuf>,
     /// CPUs and memory that this process may use.
     pub(crate) machine: Machine,
-    /// Whether `MALLOC_ARENA_MAX` or `GLIBC_TUNABLES` is set, the variables that configure the
-    /// allocator of glibc.
+    /// Whether `MALLOC_ARENA_MAX` is set, or `GLIBC_TUNABLES` has a tunable of malloc arenas.
     pub(crate) sets_malloc: bool,
     /// Socket and watchdog timeout of the service manager.
     pub(crate) service_manager: NotifySettings,
@@ -88,7 +90,7 @@ impl Environment {
             docker_config: user_folder("DOCKER_CONFIG", ".docker")
                 .map(|folder| folder.join("config.json")),
             machine: Machine::read(Path::new("/")),
-            sets_malloc: sets_malloc(|name| env::var_os(name).is_some()),
+            sets_malloc: sets_malloc(|name| env::var_os(name)),
             service_manager: NotifySettings::new(
                 env::var_os("NOTIFY_SOCKET"),
                 env::var("WATCHDOG_USEC").ok().as_deref(),
@@ -120,10 +122,10 @@ fn default_data(is_root: bool, xdg: Option<PathBuf>, home: Option<PathBuf>) -> P
     }
 }
 
-fn sets_malloc(is_set: impl Fn(&str) -> bool) -> bool {
-    ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"]
-        .into_iter()
-        .any(is_set)
+/// `GLIBC_TUNABLES` also has tunables of other parts of glibc, which say nothing about arenas.
+fn sets_malloc(value: impl Fn(&str) -> Option<OsString>) -> bool {
+    let tunables = value("GLIBC_TUNABLES").unwrap_or_default();
+    value("MALLOC_ARENA_MAX").is_some() || tunables.to_string_lossy().contains(ARENA_TUNABLES)
 }
 
 #[cfg(test)]
@@ -168,9 +170,20 @@ mod tests {
 
     #[test]
     fn settings_of_the_allocator_are_found() {
-        for name in ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"] {
-            assert!(sets_malloc(|it| it == name), "{name}");
+        for (name, value, expected) in [
+            ("MALLOC_ARENA_MAX", "1", true),
+            ("GLIBC_TUNABLES", "glibc.malloc.arena_max=1", true),
+            (
+                "GLIBC_TUNABLES",
+                "glibc.pthread.rseq=0:glibc.malloc.arena_test=1",
+                true,
+            ),
+            ("GLIBC_TUNABLES", "glibc.pthread.rseq=0", false),
+            ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1", false),
+            ("MALLOC_CHECK_", "1", false),
+        ] {
+            let found = sets_malloc(|it| (it == name).then(|| value.into()));
+            assert_eq!(found, expected, "{name}={value}");
         }
-        assert!(!sets_malloc(|name| name == "MALLOC_CHECK_"));
     }
 }
