@@ -431,7 +431,8 @@ password_file = "FOLDER/password"
             (AuthMode::None, None, "Open"),
             (AuthMode::None, Some(file), "Open"),
             (AuthMode::Mtls, None, "Certificate"),
-            (AuthMode::PassThrough, None, "PassThrough"),
+            (AuthMode::PassThrough, None, "PassThrough, anonymous"),
+            (AuthMode::PassThroughLogin, None, "PassThrough"),
             (AuthMode::Htpasswd, Some(file), "Htpasswd"),
             (AuthMode::MtlsOrHtpasswd, Some(file), "Htpasswd"),
             // Without users, no client may pull.
@@ -443,7 +444,12 @@ password_file = "FOLDER/password"
             let name = match auth(&config) {
                 Auth::Open => "Open",
                 Auth::Certificate => "Certificate",
-                Auth::PassThrough { .. } => "PassThrough",
+                Auth::PassThrough {
+                    anonymous: true, ..
+                } => "PassThrough, anonymous",
+                Auth::PassThrough {
+                    anonymous: false, ..
+                } => "PassThrough",
                 Auth::Htpasswd { .. } => "Htpasswd",
                 _ => "another",
             };

@@ -122,6 +122,7 @@ mod tests {
             (AuthMode::Htpasswd, "0.0.0.0:5000", false, true),
             (AuthMode::MtlsOrHtpasswd, "[::]:5000", false, true),
             (AuthMode::PassThrough, "10.0.0.1:5000", false, true),
+            (AuthMode::PassThroughLogin, "10.0.0.1:5000", false, true),
             (AuthMode::Htpasswd, "127.0.0.1:5000", false, false),
             (AuthMode::Htpasswd, "[::1]:5000", false, false),
             (AuthMode::Htpasswd, "[::ffff:127.0.0.1]:5000", false, false),
