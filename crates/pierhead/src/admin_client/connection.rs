@@ -21,6 +21,24 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size in bytes of one line of JSON from the admin listener.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
+/// The error for an admin listener that accepts no connection.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "nothing responds at http://{authority} ({error}): start pierhead with `pierhead serve`, \
+     or pass the address of its admin listener with --admin http://HOST:PORT"
+)]
+pub(super) struct UnreachableListener {
+    pub(super) authority: Authority,
+    pub(super) error: io::Error,
+}
+
+impl UnreachableListener {
+    /// Whether the connection attempt took [`CONNECT_TIMEOUT`], or the timeout of the kernel.
+    pub(super) fn is_timeout(&self) -> bool {
+        self.error.kind() == io::ErrorKind::TimedOut
+    }
+}
+
 /// A client of the admin listener.
 pub(crate) struct AdminClient {
     authority: Authority,
@@ -119,7 +137,7 @@ impl AdminClient {
         }
     }
 
-    async fn connect(&self) -> anyhow::Result<TcpStream> {
+    async fn connect(&self) -> Result<TcpStream, UnreachableListener> {
         let host = self
             .authority
             .host()
@@ -127,17 +145,13 @@ impl AdminClient {
             .trim_end_matches(']');
         let port = self.authority.port_u16().unwrap_or(5001);
         let connecting = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((host, port)));
-        match connecting
+        connecting
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-        {
-            Ok(stream) => Ok(stream),
-            Err(error) => bail!(
-                "nothing responds at http://{} ({error}): start pierhead with `pierhead serve`, \
-                 or pass the address of its admin listener with --admin http://HOST:PORT",
-                self.authority
-            ),
-        }
+            .map_err(|error| UnreachableListener {
+                authority: self.authority.clone(),
+                error,
+            })
     }
 }
 

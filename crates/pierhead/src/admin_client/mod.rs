@@ -18,6 +18,7 @@ use crate::cli::cache::{CacheArgs, CacheCommand, TierCommand};
 use crate::exit_code::{CommandError, describe, is_broken_pipe, reason_of};
 use crate::terminal::escaped_lines;
 pub(crate) use connection::AdminClient;
+use connection::UnreachableListener;
 use output::Output;
 
 /// Runs a `cache` command.
@@ -104,7 +105,8 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
 }
 
 /// Runs a command for each image. An error of one image does not stop the work on the other images:
-/// each error is one line on standard error, and the first error determines the exit code.
+/// each error is one line on standard error, and the first error determines the exit code. A timeout
+/// of the connection ends the command, because each further image would wait for the same timeout.
 async fn for_each_image(
     images: &[Reference],
     run: impl AsyncFn(&Reference) -> anyhow::Result<()>,
@@ -120,6 +122,10 @@ async fn for_each_image(
         }
         eprintln!("{}", failure_line(image, &describe(&error)));
         first.get_or_insert(reason_of(&error));
+        let unreachable = error.downcast_ref::<UnreachableListener>();
+        if unreachable.is_some_and(UnreachableListener::is_timeout) {
+            break;
+        }
     }
     first.map_or(Ok(()), |reason| Err(CommandError::Reported(reason)))
 }
@@ -238,6 +244,32 @@ mod tests {
         for_each_image(&images, async |_| Ok(()))
             .await
             .expect("no error");
+    }
+
+    #[tokio::test]
+    async fn a_timeout_of_the_connection_ends_the_command() {
+        use std::io::ErrorKind;
+        let images = ["a.io/b:1", "a.io/b:2", "a.io/b:3", "a.io/b:4"]
+            .map(|text| text.parse::<Reference>().expect(text));
+        let tried = std::cell::Cell::new(0);
+        let unreachable = |kind: ErrorKind| UnreachableListener {
+            authority: "127.0.0.1:5001".parse().expect("an authority"),
+            error: kind.into(),
+        };
+        let result = for_each_image(&images, async |_| {
+            tried.set(tried.get() + 1);
+            Err(match tried.get() {
+                1 => ExitError::new(ExitReason::MissingFile, "not here").into(),
+                2 => unreachable(ErrorKind::ConnectionRefused).into(),
+                _ => unreachable(ErrorKind::TimedOut).into(),
+            })
+        })
+        .await;
+        assert_eq!(tried.get(), 3);
+        let Err(CommandError::Reported(reason)) = result else {
+            panic!("{result:?}");
+        };
+        assert_eq!(reason, ExitReason::MissingFile, "the first error");
     }
 
     #[tokio::test]
