@@ -250,6 +250,7 @@ async fn blobs(
     platforms: &[Platform],
 ) -> Result<Vec<Descriptor>, Error> {
     let mut walk = Walk::new(reference);
+    let mut search = None;
     let mut blobs = Vec::new();
     while let Some((reference, depth)) = walk.next() {
         let deadline = Deadline::new(context.config.load().response_timeout);
@@ -259,7 +260,8 @@ async fn blobs(
         walk.seen.insert(document.digest);
         match &manifest.body {
             Body::Index { manifests, .. } => {
-                for child in select_platforms(manifests, platforms)? {
+                let search = search.get_or_insert_with(|| PlatformSearch::new(platforms));
+                for child in search.select(manifests) {
                     walk.descend(child.digest, depth)?;
                 }
             }
@@ -284,7 +286,10 @@ async fn blobs(
             }
         }
     }
-    Ok(blobs)
+    match search {
+        Some(search) => search.finish().map(|()| blobs),
+        None => Ok(blobs),
+    }
 }
 
 /// Maximum bytes of an image config that is read to find its platform.
@@ -407,38 +412,71 @@ impl Walk {
     }
 }
 
-/// Returns the entries of an index for `platforms`, or all entries if `platforms` is empty. Nested
-/// indexes are always included.
-///
-/// # Errors
-/// The index has no image for one of the platforms.
-fn select_platforms<'a>(
-    entries: &'a [Descriptor],
-    platforms: &[Platform],
-) -> Result<Vec<&'a Descriptor>, Error> {
-    if platforms.is_empty() {
-        return Ok(entries.iter().collect());
-    }
-    let nested = entries.iter().filter(|entry| entry.media_type.is_index());
-    let mut selected: Vec<_> = nested.collect();
-    let has_nested = !selected.is_empty();
-    for platform in platforms {
-        match platform.choose(entries) {
-            Some(entry) => selected.push(entry),
-            // A nested index may have the platform.
-            None if has_nested => {}
-            None => {
-                let offered = entries.iter().filter_map(|entry| entry.platform.as_ref());
-                let offered = offered.filter(|offered| !offered.is_unknown());
-                let offered: Vec<_> = offered.map(Platform::to_string).collect();
-                return Err(Error::BadRequest(format!(
-                    "the index has no image for {platform}, only for {}",
-                    offered.join(", ")
-                )));
-            }
+/// Maximum number of platforms that the error text for a missing platform names.
+const MAX_NAMED_PLATFORMS: usize = 32;
+
+/// Searches an index and its nested indexes for the images of the wanted platforms.
+struct PlatformSearch<'a> {
+    /// The platforms for which no index had an image so far.
+    missing: Vec<&'a Platform>,
+    wanted: &'a [Platform],
+    /// The first distinct platforms of all entries, at most [`MAX_NAMED_PLATFORMS`].
+    offered: Vec<Platform>,
+}
+
+impl<'a> PlatformSearch<'a> {
+    fn new(wanted: &'a [Platform]) -> Self {
+        Self {
+            missing: wanted.iter().collect(),
+            wanted,
+            offered: Vec::new(),
         }
     }
-    Ok(selected)
+
+    /// Returns the entries of one index for the wanted platforms, or all entries if no platform is
+    /// wanted. Nested indexes are always included.
+    fn select<'e>(&mut self, entries: &'e [Descriptor]) -> Vec<&'e Descriptor> {
+        if self.wanted.is_empty() {
+            return entries.iter().collect();
+        }
+        let nested = entries.iter().filter(|entry| entry.media_type.is_index());
+        let mut selected: Vec<_> = nested.collect();
+        for platform in self.wanted {
+            if let Some(entry) = platform.choose(entries) {
+                selected.push(entry);
+                self.missing.retain(|it| *it != platform);
+            }
+        }
+        let offered = entries.iter().filter_map(|entry| entry.platform.as_ref());
+        for platform in offered.filter(|offered| !offered.is_unknown()) {
+            if self.offered.len() < MAX_NAMED_PLATFORMS && !self.offered.contains(platform) {
+                self.offered.push(platform.clone());
+            }
+        }
+        selected
+    }
+
+    /// Checks the result of the search after all indexes.
+    ///
+    /// # Errors
+    /// No index has an image for one of the wanted platforms.
+    fn finish(self) -> Result<(), Error> {
+        if self.missing.is_empty() {
+            return Ok(());
+        }
+        let missing: Vec<_> = self.missing.iter().map(ToString::to_string).collect();
+        let missing = missing.join(" or ");
+        let offered: Vec<_> = self.offered.iter().map(Platform::to_string).collect();
+        Err(Error::BadRequest(match offered.is_empty() {
+            true => {
+                format!("the index has no image for {missing}, and its entries name no platform")
+            }
+            false => format!(
+                "the index has no image for {missing}, only for {}",
+                offered.join(", ")
+            ),
+        }))
+    }
 }
 
 /// The error text for clients if a part of a pull fails. The cause is only logged, because it may
@@ -455,7 +493,7 @@ fn count(n: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use pierhead_remote::{Client as Remote, Config as RemoteConfig, Upstream};
-    use pierhead_testkit::images::Image;
+    use pierhead_testkit::images::{Document, Image};
     use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
 
     use super::*;
@@ -479,6 +517,72 @@ mod tests {
         let names = "the image is for linux/amd64, not for windows/amd64";
         assert!(refused.contains(names), "{refused}");
         warmed("linux/amd64").await.unwrap();
+    }
+
+    /// Pushes an index with these entries as `app:1`.
+    fn push_index(upstream: &FakeRegistry, entries: &[serde_json::Value]) {
+        let media_type = pierhead_oci::MediaType::OCI_INDEX;
+        let index = Document::new(&serde_json::json!({
+            "schemaVersion": 2,
+            "mediaType": media_type,
+            "manifests": entries,
+        }));
+        let digest = upstream.put_manifest("app", media_type, index.bytes);
+        upstream.tag("app", "1", digest);
+    }
+
+    #[tokio::test]
+    async fn platforms_are_found_in_any_of_the_nested_indexes() {
+        let upstream = FakeRegistry::builder().start().await;
+        let parts = [(1, "amd64"), (2, "arm64")].map(|(seed, architecture)| {
+            let image = Image::multi_arch(seed, &[architecture]);
+            upstream.push("app", architecture, &image);
+            image.root_document().descriptor()
+        });
+        push_index(&upstream, &parts);
+        for (wanted, error) in [
+            (&["linux/amd64", "linux/arm64"][..], None),
+            (&["linux/arm64"], None),
+            (
+                &["linux/amd64", "linux/s390x"],
+                Some("no image for linux/s390x, only for linux/amd64, linux/arm64/v8"),
+            ),
+            (
+                &["linux/riscv64", "linux/s390x"],
+                Some(
+                    "no image for linux/riscv64 or linux/s390x, only for linux/amd64, linux/arm64/v8",
+                ),
+            ),
+        ] {
+            let data = tempfile::tempdir().unwrap();
+            let (context, reference, _) = context(&upstream, data.path());
+            let client = context.limits.operator();
+            let platforms: Vec<Platform> = wanted.iter().map(|it| it.parse().unwrap()).collect();
+            let left = std::future::pending();
+            let warmed = warm(&context, &client, &reference, &platforms, left, |_| {}).await;
+            match error {
+                // Each image has a config and two layers.
+                None => assert_eq!(warmed.unwrap().done, 3 * count(wanted.len()), "{wanted:?}"),
+                Some(error) => assert!(warmed.unwrap_err().ends_with(error), "{wanted:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn an_index_without_platforms_is_refused_with_this_reason() {
+        let upstream = FakeRegistry::builder().start().await;
+        let image = Image::random(3, &[1000]);
+        upstream.push("app", "part", &image);
+        push_index(&upstream, &[image.root_document().descriptor()]);
+        let data = tempfile::tempdir().unwrap();
+        let (context, reference, _) = context(&upstream, data.path());
+        let client = context.limits.operator();
+        let platforms = ["linux/amd64".parse().unwrap()];
+        let left = std::future::pending();
+        let warmed = warm(&context, &client, &reference, &platforms, left, |_| {}).await;
+        let refused = warmed.unwrap_err();
+        let reason = "no image for linux/amd64, and its entries name no platform";
+        assert!(refused.ends_with(reason), "{refused}");
     }
 
     #[test]
