@@ -136,6 +136,22 @@ async fn a_stale_response_is_logged_once_with_its_image() {
 }
 
 #[tokio::test]
+async fn a_manifest_without_memory_is_logged_as_refused() {
+    let options = FixtureOptions::default().config(|config| {
+        config.limits.response_memory = 4 << 10;
+        config.limits.response_memory_per_client = 4 << 10;
+    });
+    let fixture = options.start().await;
+    let image = fixture.push(14, &[100; 40]);
+    assert!(image.root_document().bytes.len() > 4 << 10);
+    let lines = capture();
+    assert_eq!(fixture.get("/v2/app/manifests/1").await.status, 503);
+    let refused = line(&lines, "pull refused");
+    assert!(refused.contains("status=503"), "{refused}");
+    assert!(lines.with("status=200").is_empty(), "{}", lines.text());
+}
+
+#[tokio::test]
 async fn a_repeated_refusal_has_one_line() {
     let fixture = Fixture::start().await;
     let lines = capture();

@@ -62,6 +62,8 @@ pub(crate) async fn handle(
         outcome: CacheOutcome::None,
     };
     let result = match tokio::time::timeout_at(deadline.end(), handler.handle()).await {
+        // A manifest has its first piece already.
+        Ok(Ok(response)) if handler.kind == EndpointKind::Manifest => Ok(response),
         Ok(Ok(response)) => handler.with_first_piece(response).await,
         Ok(Err(error)) => Err(error),
         // The request exceeded its deadline: either disk I/O hangs, or a part of the handler missed
@@ -380,7 +382,15 @@ impl RequestHandler<'_> {
 
     async fn manifest(&mut self, reference: Reference) -> Result<Response<Body>, Error> {
         let started = Instant::now();
-        let result = self.document(&reference).await;
+        // The first piece is read before the log line, so that the line has the status of a failed
+        // read, too.
+        let result = match self.document(&reference).await {
+            Ok((response, digest)) => {
+                let response = self.with_first_piece(response).await;
+                response.map(|response| (response, digest))
+            }
+            Err(error) => Err(error),
+        };
         // The duration is a `u64`, because the log writes a `u128` as a JSON string.
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let client = self.peer.address;
