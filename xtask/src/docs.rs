@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
 
+use crate::console::say;
 use crate::place;
 
 /// Runs the tests that check the generated pages. With `write`, the tests write the pages.
