@@ -7,22 +7,32 @@ use std::path::Path;
 
 /// Maximum bytes of `db`, the log of a database. sled reads it in segments of some KiB.
 const MAX_LOG_BYTES: u64 = 4 << 30;
-/// Maximum bytes of `snap.*` (positions of all pages; some ten bytes per page), and of one value in
-/// the folder `blobs`. sled reads such a file as a whole.
+/// Maximum bytes of one value in the folder `blobs`. `snap.*` (the positions of all pages) may have
+/// as many bytes, or as many as `db` if `db` is larger. sled reads such a file as a whole.
 const MAX_WHOLE_BYTES: u64 = 64 << 20;
 /// Maximum bytes of `conf`, a text file. sled reads it as a whole.
 const MAX_CONF_BYTES: u64 = 64 << 10;
 
 /// Checks the kind and the size of each file of the sled database in `folder`. A folder that does
-/// not exist passes.
+/// not exist passes, and so does a file that another handle deletes meanwhile.
 ///
 /// # Errors
 /// `InvalidData` for a file that is too large, or of another kind: a pipe, a device or a symbolic
-/// link; else errors of the disk.
+/// link. `InvalidData` also for a `folder` that is no folder. Only after `InvalidData` may the
+/// caller replace the database. Other errors (EMFILE, EACCES, EIO) say nothing about the database.
 pub fn check_database_files(folder: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+        }
         entries => entries?,
+    };
+    // sled writes the position of a page to `snap.*` only after the page to `db`, and a page takes
+    // more bytes than its position.
+    let max_snapshot_bytes = match fs::symlink_metadata(folder.join("db")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => MAX_WHOLE_BYTES,
+        about => about?.len().clamp(MAX_WHOLE_BYTES, MAX_LOG_BYTES),
     };
     for entry in entries {
         let entry = entry?;
@@ -37,6 +47,7 @@ pub fn check_database_files(folder: &Path) -> io::Result<()> {
         let max = match name.to_str() {
             Some("conf") => MAX_CONF_BYTES,
             Some("db") => MAX_LOG_BYTES,
+            Some(name) if name.starts_with("snap.") => max_snapshot_bytes,
             _ => MAX_WHOLE_BYTES,
         };
         check_file(&entry, max)?;
@@ -46,7 +57,11 @@ pub fn check_database_files(folder: &Path) -> io::Result<()> {
 
 fn check_file(entry: &fs::DirEntry, max: u64) -> io::Result<()> {
     // These metadata are those of a symbolic link itself.
-    let about = entry.metadata()?;
+    let about = match entry.metadata() {
+        // Another handle to the database, which is being closed, has deleted the file.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        about => about?,
+    };
     match about.is_file() && about.len() <= max {
         true => Ok(()),
         false => Err(io::Error::new(
@@ -116,5 +131,44 @@ mod tests {
         std::fs::remove_dir_all(at("blobs")).unwrap();
         File::create(at("blobs")).unwrap();
         check().unwrap();
+    }
+
+    #[test]
+    fn a_snapshot_may_be_as_long_as_the_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let set_len = |name: &str, len| {
+            let file = File::create(folder.path().join(name)).unwrap();
+            file.set_len(len).unwrap();
+        };
+        let check = || check_database_files(folder.path()).map_err(|error| error.kind());
+        set_len("db", MAX_WHOLE_BYTES * 3);
+        set_len("snap.0000000000000000", MAX_WHOLE_BYTES * 3);
+        assert_eq!(check(), Ok(()));
+        set_len("snap.0000000000000000", MAX_WHOLE_BYTES * 3 + 1);
+        assert_eq!(check(), Err(io::ErrorKind::InvalidData));
+    }
+
+    #[test]
+    fn a_file_that_is_deleted_meanwhile_passes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("snap.0000000000000000");
+        File::create(&path).unwrap();
+        let entry = fs::read_dir(folder.path()).unwrap().next().unwrap();
+        let entry = entry.unwrap();
+        remove_file(&path).unwrap();
+        check_file(&entry, 0).unwrap();
+    }
+
+    #[test]
+    fn only_a_damaged_database_gives_the_error_of_damage() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("database");
+        let check = || check_database_files(&path).map_err(|error| error.kind());
+        File::create(&path).unwrap();
+        assert_eq!(check(), Err(io::ErrorKind::InvalidData), "a file");
+        remove_file(&path).unwrap();
+        // A link to itself fails with ELOOP. This stands for EMFILE or EACCES.
+        symlink(&path, &path).unwrap();
+        assert!(check().is_err_and(|kind| kind != io::ErrorKind::InvalidData));
     }
 }

@@ -95,12 +95,24 @@ impl ImageDatabase {
     /// returns the reason for this.
     ///
     /// # Errors
-    /// No database can be created in `folder`.
+    /// The files of the database cannot be checked (EMFILE, EACCES), or no database can be created
+    /// in `folder`.
     pub(crate) fn open(folder: &Path) -> Result<(Self, Option<String>), Error> {
         adopt_replacement(folder)
             .map_err(|error| failed("open the image database", &error.into()))?;
         let existed = folder.exists();
-        match guard(|| open(folder)) {
+        let checked = match check_database_files(folder) {
+            // The database may be intact, so nothing replaces it.
+            Err(error) if error.kind() != io::ErrorKind::InvalidData => {
+                return Err(Error::io(format!("check {}", folder.display()), error));
+            }
+            checked => checked,
+        };
+        let opened = guard(|| {
+            checked?;
+            open(folder)
+        });
+        match opened {
             Ok((open, is_new)) => {
                 // sled starts empty without an error when it cannot read its own file.
                 let damage = (existed && is_new).then(|| "sled cannot read it".to_owned());
@@ -319,9 +331,9 @@ fn configured(folder: &Path) -> sled::Result<sled::Db> {
         .open()
 }
 
-/// Opens the database. The second result says whether the database is empty.
+/// Opens the database, whose files the caller has checked. The second result says whether the
+/// database is empty.
 fn open(folder: &Path) -> Result<(Open, bool), Failure> {
-    check_database_files(folder)?;
     let db = open_files(folder)?;
     let found = db.get("version")?;
     let is_new = found.is_none();

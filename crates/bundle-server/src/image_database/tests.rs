@@ -226,3 +226,15 @@ fn a_pipe_a_link_or_a_huge_file_is_replaced_without_a_wait() {
     }
     assert_eq!(std::fs::read(&outside).unwrap(), b"kept");
 }
+
+#[test]
+fn a_database_that_cannot_be_checked_is_not_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory");
+    // A link to itself fails with ELOOP. This stands for EMFILE or EACCES.
+    std::os::unix::fs::symlink(&path, &path).unwrap();
+    assert!(ImageDatabase::open(&path).is_err() && path.is_symlink());
+    std::fs::remove_file(&path).unwrap();
+    let (database, damage) = ImageDatabase::open(&path).unwrap();
+    assert!(database.is_new() && damage.is_none());
+}

@@ -42,13 +42,27 @@ struct Database {
 }
 
 impl Catalog {
-    /// Opens the database of a data folder. Replaces an unusable database by an empty database.
+    /// Opens the database of a data folder. Replaces an unusable database by an empty database. If
+    /// the files of the database cannot be checked (EMFILE, EACCES), the catalog has no database
+    /// until the next start.
     pub(crate) fn open(data: &Path) -> Self {
         let mut catalog = Self {
             folder: data.join("catalog"),
             open: None,
         };
-        catalog.open = match catch_panic(|| open(&catalog.folder)) {
+        let checked = match check_database_files(&catalog.folder) {
+            // The database may be intact, so nothing replaces it.
+            Err(error) if error.kind() != io::ErrorKind::InvalidData => {
+                tracing::warn!(%error, "the catalog cannot be read; this start reads all trailers");
+                return catalog;
+            }
+            checked => checked,
+        };
+        let opened = catch_panic(|| {
+            checked?;
+            open(&catalog.folder)
+        });
+        catalog.open = match opened {
             Ok(open) => Some(open),
             Err(what) => {
                 tracing::warn!(%what, "the catalog is unusable; it is rebuilt from the files");
@@ -152,8 +166,8 @@ impl Catalog {
     }
 }
 
+/// Opens the database, whose files the caller has checked.
 fn open(folder: &Path) -> Result<Database, Failure> {
-    check_database_files(folder)?;
     let db = sled::Config::default()
         .path(folder)
         .cache_capacity(PAGE_CACHE)
@@ -315,6 +329,17 @@ mod tests {
             assert_eq!(receiver.recv_timeout(limit), Ok(true));
             assert!(conf.metadata().unwrap().len() < 1 << 20);
         }
+    }
+
+    #[test]
+    fn a_catalog_that_cannot_be_checked_is_not_replaced() {
+        let data = tempfile::tempdir().unwrap();
+        let folder = data.path().join("catalog");
+        // A link to itself fails with ELOOP. This stands for EMFILE or EACCES.
+        std::os::unix::fs::symlink(&folder, &folder).unwrap();
+        assert!(Catalog::open(data.path()).open.is_none() && folder.is_symlink());
+        std::fs::remove_file(&folder).unwrap();
+        assert!(Catalog::open(data.path()).open.is_some());
     }
 
     #[test]
