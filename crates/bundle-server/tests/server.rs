@@ -439,6 +439,48 @@ fn the_toc_of_the_wanted_image_counts_in_the_memory_for_tocs() {
 }
 
 #[test]
+fn a_plan_without_a_base_image_is_not_used_once_the_memory_is_free() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
+    let old = tree(1);
+    let tars = [&old.tars[..], &tree(2).tars[..1]].concat();
+    let update = images::Image::of_tars("amd64", &tars);
+    blobs.put(&old.image);
+    blobs.put(&update);
+    let base_images = [base_image_of(&old)];
+    let with_memory = |toc_memory: u64| {
+        let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
+        config.cpu_percent = 100;
+        (config.fast_level, config.optimized_level) = (1, 1);
+        // No job in the background has a TOC in memory, and no plan of a pair changes the key.
+        config.max_pairs = 0;
+        config.toc_memory = toc_memory;
+        BundleServer::open(config, blobs.clone()).unwrap()
+    };
+    let len = |bundle_server: &BundleServer, base_images: &[RequestBase]| {
+        let bundle = bundle_server.bundle(&update.root, base_images, false);
+        bytes(bundle.unwrap().stream(None).unwrap()).len()
+    };
+    // With 1 byte, the server makes bundles, but uses no base image.
+    let bundle_server = with_memory(1);
+    assert_eq!(offer(&bundle_server, &old.image), State::Ready);
+    assert_eq!(offer(&bundle_server, &update), State::Ready);
+    until(|| bundle_server.stat().jobs == 0);
+    let whole = len(&bundle_server, &[]);
+    assert!(len(&bundle_server, &base_images) >= whole);
+    let planned = bundle_server.stat().planned;
+    assert!(len(&bundle_server, &base_images) >= whole);
+    let again = bundle_server.stat().planned - planned;
+    assert_eq!(again, 0, "the second request finds the plan of the first");
+    bundle_server.close();
+    drop(bundle_server);
+
+    let bundle_server = with_memory(64 << 20);
+    let update_len = len(&bundle_server, &base_images);
+    assert!(update_len < whole, "{update_len} of {whole}");
+    bundle_server.close();
+}
+
+#[test]
 fn a_bundle_continues_at_any_frame() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let bundle_server = open(folder.path(), &blobs);

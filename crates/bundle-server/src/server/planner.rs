@@ -41,7 +41,6 @@ pub(super) fn plan(
     requested: &[RequestBase],
     layers: bool,
 ) -> Result<(FileDigest, Arc<PlanFile>), Error> {
-    count(&context.counters.plans);
     let toc = load_toc(context, want)?;
     let mut base_images = Vec::with_capacity(requested.len());
     for request in requested {
@@ -60,10 +59,22 @@ pub(super) fn plan(
         return Err(Error::Missing(format!("a part of {want}")));
     }
     let needed = needed(&toc, &base_images, layers);
+    // The key names only the base images whose TOC was loaded. So a plan that lacks a base image
+    // for want of memory is not found once the memory is free again.
+    let used: Vec<_> = base_images.iter().map(|base| base.request).collect();
+    let request = request_key(want, &used, layers);
     let key = match requested {
-        [] => request_key(want, requested, layers),
-        _ => derived_key(&request_key(want, requested, layers), &prepared),
+        [] => request,
+        _ => derived_key(&request, &prepared),
     };
+    if used != requested
+        && let Some(plan) = context.plans.whole(&key)?
+    {
+        // An earlier request lacked the same base images.
+        count(&context.counters.plan_hits);
+        return Ok((key, plan));
+    }
+    count(&context.counters.plans);
     let mut draft = context.plans.draft(&key)?;
     let mut frames = match at {
         Some(at) => choose(&prepared, at, &toc, &base_images, &needed, &mut draft)?,
