@@ -142,23 +142,20 @@ impl Paths {
         (sum(&self.layers) + sum(&self.tocs), sum(&self.plans))
     }
 
-    /// Deletes the layer indexes, TOCs and traces whose digest `keep` rejects.
-    pub(super) fn retain(&self, keep: impl Fn(&Digest) -> bool) -> Result<(), Error> {
-        let maintain = |folder: &Path| {
-            each(folder, &mut |path, _| {
-                let of = path.file_name().and_then(|name| digest(name.to_str()?));
-                if !is_partial(path) && !of.is_some_and(|digest| keep(&digest)) {
-                    remove(path);
-                }
-            })
-        };
-        // An error is ignored, since the server works without traces, and since it has reported the
-        // cause when it opened the folder.
-        let _ = maintain(&self.traces);
-        // The folder of layer indexes and the folder of TOCs are both visited, even if one of them
-        // is unreadable.
-        let layers = maintain(&self.layers);
-        maintain(&self.tocs).and(layers)
+    /// Deletes the layer indexes whose digest `keep` rejects.
+    pub(super) fn retain_layers(&self, keep: impl Fn(&Digest) -> bool) -> Result<(), Error> {
+        retain(&self.layers, keep)
+    }
+
+    /// Deletes the TOCs whose digest `keep` rejects.
+    pub(super) fn retain_tocs(&self, keep: impl Fn(&Digest) -> bool) -> Result<(), Error> {
+        retain(&self.tocs, keep)
+    }
+
+    /// Deletes the traces whose digest `keep` rejects. Ignores an error, since the server works
+    /// without traces, and since it has reported the cause when it opened the folder.
+    pub(super) fn retain_traces(&self, keep: impl Fn(&Digest) -> bool) {
+        let _ = retain(&self.traces, keep);
     }
 
     /// Deletes plans, least recently used first, until they take at most `most` bytes. Returns the
@@ -214,6 +211,16 @@ fn prepare(folder: &Path) -> Result<(), Error> {
     made.map_err(|error| Error::io(format!("create {}", folder.display()), error))?;
     each(folder, &mut |path, _| {
         if is_partial(path) {
+            remove(path);
+        }
+    })
+}
+
+/// Deletes the files of a folder whose digest `keep` rejects.
+fn retain(folder: &Path, keep: impl Fn(&Digest) -> bool) -> Result<(), Error> {
+    each(folder, &mut |path, _| {
+        let of = path.file_name().and_then(|name| digest(name.to_str()?));
+        if !is_partial(path) && !of.is_some_and(|digest| keep(&digest)) {
             remove(path);
         }
     })

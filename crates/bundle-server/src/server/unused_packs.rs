@@ -69,9 +69,11 @@ pub(super) fn remove_uncached_images(context: &Context) -> Result<(), Error> {
     }
     let known = context.images.manifests();
     close_files(context);
-    context
-        .paths
-        .retain(|digest| known.contains(digest) || is_cached(context, digest))?;
+    let is_used = |digest: &Digest| known.contains(digest) || is_cached(context, digest);
+    context.paths.retain_traces(is_used);
+    // Both folders are visited, even if one of them is unreadable.
+    let layers = context.paths.retain_layers(is_used);
+    context.paths.retain_tocs(is_used).and(layers)?;
     drop_late(context)
 }
 

@@ -7,36 +7,53 @@ use super::unused_packs::{
     close_files, drop_late, drop_unused_fast_packs, is_cached, remove_image,
 };
 use crate::Error;
+use pierhead_oci::Digest;
 use pierhead_toc::layer::Pace as _;
 
-/// The errors of the steps of one maintenance, in the order of the steps.
+/// The failed steps of one maintenance, in the order of the steps.
 #[derive(Default)]
-struct Failures(Vec<(&'static str, Error)>);
+struct Failures(Vec<FailedStep>);
+
+/// A step that failed at least once. Only the first error is kept, since a step can fail for each
+/// image.
+struct FailedStep {
+    step: &'static str,
+    first: Error,
+    /// Number of errors of the step.
+    count: u64,
+}
 
 impl Failures {
-    /// Keeps the error of a step. Returns [`Error::Stopped`], which ends the maintenance.
+    /// Keeps the first error of a step, and counts further errors. Returns [`Error::Stopped`],
+    /// which ends the maintenance.
     fn note(&mut self, step: &'static str, done: Result<(), Error>) -> Result<(), Error> {
         match done {
             Ok(()) => Ok(()),
             Err(Error::Stopped) => Err(Error::Stopped),
             Err(error) => {
-                self.0.push((step, error));
+                match self.0.iter_mut().find(|it| it.step == step) {
+                    Some(failed) => failed.count += 1,
+                    None => self.0.push(FailedStep {
+                        step,
+                        first: error,
+                        count: 1,
+                    }),
+                }
                 Ok(())
             }
         }
     }
 }
 
-/// Runs maintenance once. The job queue starts this job every few minutes. Returns the first error,
-/// which the caller logs, and logs each further error.
+/// Runs maintenance once. The job queue starts this job every few minutes. Logs each failed step,
+/// and returns the first error.
 pub(super) fn maintain(context: &Context, share: &mut CpuShare) -> Result<(), Error> {
     let failures = run_steps(context, share)?;
-    let mut failures = failures.0.into_iter();
-    let first = failures.next();
-    for (step, error) in failures {
-        tracing::warn!(step, %error, "a step of maintenance failed");
+    for FailedStep { step, first, count } in &failures.0 {
+        tracing::warn!(step, errors = count, error = %first, "a step of maintenance failed");
     }
-    first.map_or(Ok(()), |(_, error)| Err(error))
+    let first = failures.0.into_iter().next();
+    first.map_or(Ok(()), |failed| Err(failed.first))
 }
 
 /// Runs every step, even if another step fails. So an unreadable file stops only the step that
@@ -57,10 +74,13 @@ fn run_steps(context: &Context, share: &mut CpuShare) -> Result<Failures, Error>
     }
     let known = context.images.manifests();
     let is_stopped = || context.queue.is_stopped();
-    let retained = context
-        .paths
-        .retain(|digest| known.contains(digest) || is_stopped() || is_cached(context, digest));
-    failures.note("delete unused indexes", retained)?;
+    let is_used =
+        |digest: &Digest| known.contains(digest) || is_stopped() || is_cached(context, digest);
+    context.paths.retain_traces(is_used);
+    let retained = context.paths.retain_layers(is_used);
+    failures.note("delete unused layer indexes", retained)?;
+    let retained = context.paths.retain_tocs(is_used);
+    failures.note("delete unused TOCs", retained)?;
     share.pause(0)?;
     let expired = context.plans.expire_superseded();
     failures.note("delete superseded plans", expired)?;

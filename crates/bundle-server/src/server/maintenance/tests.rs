@@ -157,17 +157,17 @@ fn maintenance_with_unreadable_folders_reports_every_failed_step_and_runs_the_ot
     let mut share = CpuShare::new(100, context.queue.stop_flag());
     let failures = run_steps(context, &mut share).expect("the server does not stop");
 
-    let steps: Vec<_> = failures.0.iter().map(|(step, _)| *step).collect();
+    let steps: Vec<_> = failures.0.iter().map(|failed| failed.step).collect();
     let expected = [
-        "delete unused indexes",
+        "delete unused layer indexes",
         "delete superseded plans",
         "shrink the plans",
         "delete unused fast packs",
         "delete unused packs",
     ];
     assert_eq!(steps, expected);
-    for (_, error) in &failures.0 {
-        let text = error.to_string();
+    for failed in &failures.0 {
+        let text = failed.first.to_string();
         let is_named = text.contains("index/layers") || text.contains("plans");
         assert!(is_named, "{text}");
     }
@@ -176,4 +176,43 @@ fn maintenance_with_unreadable_folders_reports_every_failed_step_and_runs_the_ot
     assert!(context.paths.toc(&kept).exists());
     assert_eq!(context.image_database.get(&gone_content).unwrap(), []);
     server.close();
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "moves a file of the test")]
+fn maintenance_reports_an_unreadable_folder_of_layer_indexes_and_one_of_tocs() {
+    let fixture = server_with_two_images();
+    let (server, context) = (&fixture.server, &*fixture.server.context);
+    for folder in ["index/layers", "index/tables"] {
+        let path = fixture.folder.path().join(folder);
+        std::fs::rename(&path, path.with_extension("moved")).unwrap();
+        std::fs::write(&path, "").unwrap();
+    }
+    let mut share = CpuShare::new(100, context.queue.stop_flag());
+    let failures = run_steps(context, &mut share).expect("the server does not stop");
+    let steps: Vec<_> = failures.0.iter().map(|failed| failed.step).collect();
+    assert_eq!(steps, ["delete unused layer indexes", "delete unused TOCs"]);
+    for (failed, folder) in failures.0.iter().zip(["index/layers", "index/tables"]) {
+        let text = failed.first.to_string();
+        assert!(text.contains(folder), "{text}");
+    }
+    server.close();
+}
+
+#[test]
+fn a_step_that_fails_for_many_images_keeps_its_first_error_and_a_count() {
+    let mut failures = Failures::default();
+    let fails = |what: &str| Err(Error::io(what, io::ErrorKind::StorageFull.into()));
+    for nth in 0..1000 {
+        let noted = failures.note("a step", fails(&format!("write {nth}")));
+        assert!(noted.is_ok());
+    }
+    failures.note("a step that works", Ok(())).unwrap();
+    failures.note("another step", fails("read")).unwrap();
+    let stopped = failures.note("a step", Err(Error::Stopped));
+    assert!(matches!(stopped, Err(Error::Stopped)));
+    let steps: Vec<_> = failures.0.iter().map(|it| (it.step, it.count)).collect();
+    assert_eq!(steps, [("a step", 1000), ("another step", 1)]);
+    let first = failures.0[0].first.to_string();
+    assert!(first.contains("write 0"), "{first}");
 }
