@@ -291,11 +291,11 @@ fn stat_lines(stat: &Stat) -> Vec<String> {
 fn excess(pruned: &Pruned, target: u64) -> Option<String> {
     let disk = &pruned.disk;
     let above = disk.total.saturating_sub(disk.other).checked_sub(target)?;
-    let new = disk.blobs.saturating_sub(pruned.pinned);
+    let unpinned = disk.blobs.saturating_sub(pruned.pinned);
     let kinds = [
         (pruned.pinned, "pinned (`pierhead cache ls --pins`)"),
         (disk.downloads, "in use by downloads and responses"),
-        (new, "stored since the prune began"),
+        (unpinned, "unpinned blobs"),
         (disk.bundles, "bundles"),
         (
             disk.tags + disk.pins + disk.catalog,
@@ -629,7 +629,7 @@ opened      7 on the tier, 8 as hot ranges, 9 on the disk";
                 1024,
                 Some(
                     "4.5 KiB above the target: 4.0 KiB in use by downloads and responses, \
-                     1.0 KiB stored since the prune began, 512 B bundles",
+                     1.0 KiB unpinned blobs, 512 B bundles",
                 ),
             ),
             (
