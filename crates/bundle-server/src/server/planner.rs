@@ -52,6 +52,11 @@ pub(super) fn plan(
         request.is_known = toc.is_some();
         base_images.push(LoadedBase { request, toc });
     }
+    let used: Vec<_> = base_images.iter().map(|base| base.request).collect();
+    let has_all = used == requested;
+    if has_all {
+        count(&context.counters.plans);
+    }
     let documents = Documents::read(&*context.blobs, want)?;
     let (prepared, at) = prepared(context, client, want, &base_images, layers)?;
     let prepared = prepared.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
@@ -61,20 +66,19 @@ pub(super) fn plan(
     let needed = needed(&toc, &base_images, layers);
     // The key names only the base images whose TOC was loaded. So a plan that lacks a base image
     // for want of memory is not found once the memory is free again.
-    let used: Vec<_> = base_images.iter().map(|base| base.request).collect();
     let request = request_key(want, &used, layers);
     let key = match requested {
         [] => request,
         _ => derived_key(&request, &prepared),
     };
-    if used != requested
-        && let Some(plan) = context.plans.whole(&key)?
-    {
-        // An earlier request lacked the same base images.
-        count(&context.counters.plan_hits);
-        return Ok((key, plan));
+    if !has_all {
+        // An earlier request may have lacked the same base images.
+        if let Some(plan) = context.plans.whole(&key)? {
+            count(&context.counters.plan_hits);
+            return Ok((key, plan));
+        }
+        count(&context.counters.plans);
     }
-    count(&context.counters.plans);
     let mut draft = context.plans.draft(&key)?;
     let mut frames = match at {
         Some(at) => choose(&prepared, at, &toc, &base_images, &needed, &mut draft)?,
