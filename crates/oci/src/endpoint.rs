@@ -202,7 +202,7 @@ impl Endpoint {
     /// # Errors
     /// [`ParseError::Query`] if the query cannot be decoded.
     pub fn namespace_text(query: Option<&str>) -> Result<Option<String>, ParseError> {
-        Ok(parameter(query, "ns", 300)?.map(Into::into))
+        parameter(query, "ns", 300)
     }
 
     /// Returns the `<name>` in the path, if the path has one.
