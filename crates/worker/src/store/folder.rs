@@ -66,7 +66,13 @@ const FRESH: [&str; 4] = ["lost+found", "lock", "version", "version.partial"];
 /// Names of the folders that every store has.
 pub(super) const FOLDERS: [&str; 3] = ["images", "fetches", "contents"];
 /// Names of further files that a store may contain.
-const ADDED: [&str; 4] = ["stamps", "unsynced", "pulled.json", "pulled.json.partial"];
+const ADDED: [&str; 5] = [
+    "stamps",
+    "unsynced",
+    "pulled.json",
+    "pulled.json.lock",
+    "pulled.json.partial",
+];
 
 /// Makes an empty folder a store, unless the folder already is a store. A store that lost its
 /// version file gets a new one. The caller holds [`lock_folder`].

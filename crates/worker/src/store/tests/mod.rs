@@ -1139,6 +1139,10 @@ fn data_of_the_daemon_and_later_stores_are_refused_unchanged() {
 fn a_store_with_a_lost_version_file_is_opened() {
     let folder = TempDir::new().unwrap();
     drop(Store::open(folder.path(), &[]).unwrap());
+    // The names of pulled images, and their lock.
+    for file in ["pulled.json", "pulled.json.lock"] {
+        fs::write(folder.path().join(file), "").unwrap();
+    }
     let version = folder.path().join("version");
     fs::write(&version, "").unwrap();
     drop(Store::open(folder.path(), &[]).unwrap());
