@@ -211,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    /// A quota of half a core in periods of 100 ms, of which the process may use 90 %.
+    /// The process may use 90 % of a CPU quota of half a core, in periods of 100 ms.
     const HALF: CpuAllowance = CpuAllowance {
         thousandths: 500,
         period: Duration::from_millis(100),

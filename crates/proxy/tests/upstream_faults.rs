@@ -70,6 +70,15 @@ async fn a_completely_cached_image_is_served_stale_after_any_fault() {
     .await;
 }
 
+/// Options of a fixture with `keep_deleted`, in which each request for a tag reaches the upstream.
+fn keeping_deleted_tags() -> FixtureOptions {
+    let options = FixtureOptions {
+        keeps_deleted: true,
+        ..FixtureOptions::default()
+    };
+    options.always_stale()
+}
+
 #[tokio::test]
 async fn a_deleted_tag_is_kept_only_if_the_configuration_says_so() {
     for keeps_deleted in [true, false] {
@@ -103,11 +112,7 @@ async fn a_deleted_tag_is_kept_only_if_the_configuration_says_so() {
 
 #[tokio::test]
 async fn a_deleted_tag_of_an_index_is_kept_while_the_upstream_has_its_images() {
-    let options = FixtureOptions {
-        keeps_deleted: true,
-        ..FixtureOptions::default()
-    };
-    let fixture = options.always_stale().start().await;
+    let fixture = keeping_deleted_tags().start().await;
     let image = Image::multi_arch(2, &["amd64", "arm64"]);
     fixture.upstream.push("app", "1", &image);
     // No manifest of a platform is cached.
@@ -123,11 +128,7 @@ async fn a_deleted_tag_of_an_index_is_kept_while_the_upstream_has_its_images() {
 
 #[tokio::test]
 async fn a_missing_blob_is_503_while_the_upstream_refuses_manifests() {
-    let options = FixtureOptions {
-        keeps_deleted: true,
-        ..FixtureOptions::default()
-    };
-    let fixture = options.always_stale().start().await;
+    let fixture = keeping_deleted_tags().start().await;
     let image = fixture.push(2, &[5000]);
     assert_eq!(fixture.get(MANIFEST).await.status, 200);
     for blob in &image.blobs {
@@ -141,11 +142,7 @@ async fn a_missing_blob_is_503_while_the_upstream_refuses_manifests() {
 
 #[tokio::test]
 async fn a_deleted_image_without_its_blobs_is_404() {
-    let options = FixtureOptions {
-        keeps_deleted: true,
-        ..FixtureOptions::default()
-    };
-    let fixture = options.always_stale().start().await;
+    let fixture = keeping_deleted_tags().start().await;
     let image = fixture.push(2, &[5000]);
     assert_eq!(fixture.get(MANIFEST).await.status, 200);
     fixture.upstream.untag("app", "1");

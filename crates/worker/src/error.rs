@@ -340,7 +340,7 @@ mod tests {
         let error = Error::file("cannot write x")(io::Error::other("the disk is full"));
         let source = error.source().expect("a cause").to_string();
         assert_eq!(source, "the disk is full");
-        // When the error of the store is converted, its text does not change.
+        // Converting an error of the store keeps the text of the error.
         let inner = pierhead_toc::Error::Missing("content".into());
         let text = inner.to_string();
         assert_eq!(Error::from(inner).to_string(), text);

@@ -153,7 +153,7 @@ struct State<K> {
     bag: Vec<(K, u64, Note)>,
     model: Saved,
     clock: u64,
-    /// The recently entered keys: their fingerprints, and their positions in the list.
+    /// The fingerprint of each recently entered key, and its position in the list of all keys.
     entered: Vec<(u64, Option<u32>)>,
     head: usize,
     victims: f32,
@@ -274,8 +274,8 @@ impl<K: Key> Lhd<K> {
         self.table.take(slot).map(Victim::from)
     }
 
-    /// Returns the key with the lowest density among a sample and the recently entered keys. If all
-    /// of these keys are pinned, returns the next key of the list that is not pinned.
+    /// Returns the key with the lowest hit density among a random sample and the recently entered
+    /// keys. If all of these keys are pinned, returns the next key of the list that is not pinned.
     fn victim(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
         if self.bag.is_empty() {
             return None;
