@@ -45,7 +45,7 @@ impl<'a> Release<'a> {
     /// until it is ready.
     ///
     /// # Errors
-    /// When helm fails.
+    /// helm fails.
     pub(super) fn upgrade(&self, values: &str, words: &[&str]) -> Result<()> {
         let own = self.cluster.folder().join("values.yaml");
         std::fs::write(&own, values)?;
@@ -59,7 +59,7 @@ impl<'a> Release<'a> {
     /// Rolls the release back to a revision.
     ///
     /// # Errors
-    /// When helm fails.
+    /// helm fails.
     pub(super) fn rollback(&self, revision: &str) -> Result<()> {
         self.helm(["rollback", self.name, revision].into_iter().chain(WAIT))
     }
@@ -134,7 +134,7 @@ impl<'a> Release<'a> {
     /// The DaemonSet of the release.
     ///
     /// # Errors
-    /// When there is not exactly one.
+    /// The release has no DaemonSet, or more than one.
     pub(super) fn daemon_set(&self) -> Result<Value> {
         self.only("daemonsets")
     }

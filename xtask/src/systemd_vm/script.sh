@@ -1,7 +1,8 @@
-# Script of the virtual machine of `cargo xtask systemd-vm`. The init process of the machine,
-# xtask/src/guest/init.sh, runs this script. The script mounts the root folder of the host and a
-# disk for pierhead's data, and starts systemd. systemd starts only the units that are enabled on
-# every system, and no unit that the administrator of the host enabled.
+# Boots the virtual machine in which `cargo xtask systemd-vm` tests the Debian package. The init
+# process of the machine, xtask/src/guest/init.sh, runs this script. The script mounts the root
+# folder of the host and a disk for pierhead's data, and starts systemd. An empty folder over
+# /etc/systemd/system hides the units that the administrator of the host enabled: systemd starts
+# only the units of packages (/usr/lib/systemd/system) and the unit of the test.
 host_root
 # The addresses of the guest and the router in QEMU's network.
 ip link set lo up
@@ -23,8 +24,8 @@ printf '[Journal]\nStorage=volatile\n' >/root/run/systemd/journald.conf.d/guest.
 # Disables dpkg's trigger for manual pages, which would read all manual pages of the host.
 ln -sf /bin/true /root/usr/bin/mandb
 echo force-unsafe-io >/root/etc/dpkg/dpkg.cfg.d/guest
-# If the host is a container, removes the marks of a container, because systemd would believe that it
-# runs in one.
+# If the host is a container, removes the marks of a container, because systemd would believe that it runs in
+# one.
 rm -f /root/.dockerenv
 unset container
 exec switch_root /root /usr/lib/systemd/systemd

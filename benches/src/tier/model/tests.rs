@@ -1,5 +1,5 @@
-//! Tests of the timing models: the time of modelled accesses, and the bytes and durability of the
-//! modelled persistent-memory medium.
+//! Tests of the timing models of slow devices: the time of modelled accesses, and the bytes and
+//! durability of the modelled persistent-memory medium.
 
 use std::sync::Arc;
 

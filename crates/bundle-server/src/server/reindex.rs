@@ -1,4 +1,5 @@
-//! Makes the server index a ready image again, after a file of the image was lost or damaged.
+//! Queues an image for indexing again, after the server lost one of its own files about the image
+//! (such as its table of contents or a layer index), or found such a file damaged.
 
 use pierhead_oci::Digest;
 
@@ -6,7 +7,8 @@ use super::context::Context;
 use super::plan_store::request_key;
 use crate::Error;
 
-/// Deletes the plans of a ready image, and queues the image for indexing.
+/// Deletes the plans of a ready image (an image whose indexing is complete), and queues the image
+/// for indexing.
 pub(super) fn reindex(context: &Context, manifest: &Digest) -> Result<(), Error> {
     for layers in [false, true] {
         context.plans.delete(&request_key(manifest, &[], layers));

@@ -1,5 +1,6 @@
-//! The shared state of one fill: its leader, the worker that writes its bytes, and its readers use
-//! this state.
+//! The state of one fill (the download of one blob into the cache), shared by three parties: the
+//! leader, which passes the downloaded bytes; the worker, which writes these bytes to the medium;
+//! and the readers (followers), which read them.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -30,6 +31,7 @@ const BATCH_BYTES: usize = 256 * 1024;
 /// Maximum time that queued bytes wait to form a batch. A link of 100 MB/s fills a batch in 2.6 ms.
 const MAX_LINGER: Duration = Duration::from_millis(3);
 
+/// The state of one fill. Leader, worker and readers of the fill share it.
 pub(crate) struct SharedFill {
     pub(crate) digest: Digest,
     /// The registry from which the bytes come.

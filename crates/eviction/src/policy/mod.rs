@@ -25,7 +25,8 @@ pub struct Victim<K> {
 /// bounds:
 ///
 /// 1. A call takes O(1) or O(log n) time for n keys.
-/// 2. A key costs at most 64 bytes of memory in addition to the key itself.
+/// 2. A key costs at most 64 bytes of memory in addition to the key itself. The policy `learned` is
+///    exempt from this bound.
 /// 3. A policy remembers at most as many evicted keys (ghosts) as the cache holds keys, or 256
 ///    ghosts if the cache holds fewer keys. A ghost costs at most as much memory as a key of the
 ///    cache.

@@ -1,5 +1,6 @@
-//! Property tests: each policy and each admission filter decides as a naive model of its rule, for
-//! random requests, removals, evictions with pinned keys, and restarts.
+//! Property tests: the policies S3-FIFO, GDSF, CHERRY and size-split, the simulated cache with LRU,
+//! and each admission filter decide like naive models of their rules. The tests use random
+//! requests, removals, evictions with pinned keys, and restarts.
 
 mod admission;
 mod ranked;

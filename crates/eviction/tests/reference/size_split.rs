@@ -1,5 +1,6 @@
-//! A naive model of the policy `size-split` (two models of GDSF, all sizes in one list, sorted for each quantile,
-//! ghosts in vectors), and tests that the policy decides like the model.
+//! Compares the policy `size-split` with a naive model: two models of GDSF, one list of all sizes,
+//! which is sorted for each quantile, and ghosts (evicted keys that are still remembered) in
+//! vectors.
 
 use pierhead_eviction::policy::size_split::SizeSplitParameters;
 use pierhead_eviction::{Access, SizeSplit, Victim};

@@ -1,4 +1,5 @@
-//! The admin listener: metrics, health and the cache API. [`request_guard`] decides who may send which request.
+//! The admin listener: metrics, health, and the cache API under `/v1/`. [`request_guard`] decides
+//! which host may send which request.
 
 mod body;
 mod bundle;
@@ -41,7 +42,8 @@ use connection_limit::ConnectionLimit;
 pub(crate) use host_share::HostShareMetrics;
 use readiness::Readiness;
 
-/// Maximum number of connections of the admin listener: enough for a scraper, an operator, scripts and probes.
+/// Maximum number of connections of the admin listener: enough for a scraper, an operator, scripts
+/// and probes.
 const MAX_CONNECTIONS: usize = 64;
 /// Time limit of a connection of the admin listener for sending the head of a request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,10 +1,10 @@
 //! Decides whether the admin listener accepts a request.
 //!
-//! The admin API has no password. So the cache API accepts requests from this host only. But a web
-//! page in an operator's browser also sends its requests from this host: such a page can reach the
-//! admin listener by DNS rebinding or by cross-site requests. Therefore, the `Host` header must
-//! name the address of the listener, and a request that changes something must have [`HEADER`],
-//! which a browser does not send across origins.
+//! The admin API has no password. So its part under `/v1/` (the cache API) accepts requests from
+//! this host only. But a web page in an operator's browser also sends its requests from this host:
+//! such a page can reach the admin listener by DNS rebinding or by cross-site requests. Therefore,
+//! the `Host` header must name the address of the listener, and a request that changes something
+//! must have [`HEADER`], which a browser does not send across origins.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,5 +1,6 @@
-//! The two kinds of fills of the write-back tier: a fill that starts on the fast tier and may move
-//! to the disk, and a fill on the disk.
+//! Fills (downloads of blobs into the cache) in the write-back tier, which combines a fast tier
+//! with the disk. A [`FastFill`] starts on the fast tier and may move to the disk; a [`DiskFill`]
+//! is on the disk from its start.
 
 use std::io;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use crate::tier::{Blob, ReadAt, Staged, Trailer};
 
 /// Number of bytes that a fill of unknown length reserves on the fast tier in one step.
 const ROOM_STEP: u64 = 4 << 20;
+
 /// A fill on the fast tier. The fill moves to the disk when the fast tier has no room for it.
 pub(super) struct FastFill {
     fast: Arc<FastCopies>,

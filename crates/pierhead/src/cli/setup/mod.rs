@@ -43,8 +43,8 @@ pub(crate) struct SetupArgs {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Address at which this client reaches pierhead; HOST alone means http://HOST:5000 [default: the
-    /// address that a running pierhead of this host reports, else http://127.0.0.1:5000]
+    /// Address at which this client reaches pierhead; HOST alone means http://HOST:5000 [default:
+    /// the address that a running pierhead of this host reports, else http://127.0.0.1:5000]
     #[arg(long, value_name = "URL", conflicts_with = "undo")]
     pub(crate) address: Option<Address>,
 
@@ -68,9 +68,9 @@ pub(crate) struct SetupArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "undo")]
     pub(crate) ca: Option<PathBuf>,
 
-    /// Registry that the client pulls through pierhead; repeatable [default: containerd: all
-    /// registries; podman and CRI-O: the best-known registries; docker: docker.io, the only
-    /// registry for which docker supports mirrors]
+    /// Registry from which the client pulls through pierhead; repeatable [default: containerd: all
+    /// registries; podman and CRI-O: eight well-known registries, such as quay.io; docker:
+    /// docker.io, the only registry for which docker supports mirrors]
     #[arg(long = "registry", value_name = "NAME", conflicts_with = "undo")]
     pub(crate) registries: Vec<Registry>,
 
