@@ -7,7 +7,6 @@
 
 mod bundle;
 mod client;
-mod figures;
 mod image;
 mod layout;
 mod link;
@@ -21,6 +20,7 @@ mod scenario;
 mod server;
 mod small_cgroup;
 mod soak;
+mod statistics;
 mod target;
 mod tier;
 mod tls;

@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::Arguments;
 use crate::client::{self, Dial, Requests};
-use crate::figures::median;
 use crate::image::Image;
 use crate::process::Process;
+use crate::statistics::median;
 use crate::target::{Kind, Running, Target};
 use crate::tls::Tls;
 use crate::upstream::Upstream;

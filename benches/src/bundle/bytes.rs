@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::{Bench, Pair};
-use crate::figures::{mega, ratio};
+use crate::statistics::{mega, ratio};
 
 /// Target values of bundle sizes, for fresh pulls and updates.
 const MARKS: &str = "marks: fresh 0.80 × compressed; updates of up to 125 MB 1.15 × ideal in all and 1.3 × each; larger \

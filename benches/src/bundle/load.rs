@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use super::Bench;
-use crate::figures::{median, mega};
 use crate::nginx;
 use crate::process::{Process, listens};
+use crate::statistics::{median, mega};
 
 #[derive(Args)]
 pub(crate) struct Options {

@@ -12,10 +12,10 @@ use clap::Args;
 
 use super::volume::{Kind, Volume};
 use super::{Bench, Pair};
-use crate::figures::{median, mega};
 use crate::link::{Link, SERVER};
 use crate::process::{Process, checked};
 use crate::server::Server;
+use crate::statistics::{median, mega};
 
 /// Port of the server in its namespace.
 const PORT: u16 = 5000;

@@ -162,7 +162,7 @@ fn machines(options: &Options) -> Result<()> {
         println!(
             "{}: {:.1} MB",
             image.name,
-            crate::figures::mega(image.bytes())
+            crate::statistics::mega(image.bytes())
         );
     }
     report::measured(&rows, &images);

@@ -40,7 +40,7 @@ pub(super) fn measured(rows: &[Row], images: &[ImageRequests]) {
     println!(
         "\n{} images, {:.1} MB of blobs, pulled one after the other by all machines at once\n",
         images.len(),
-        crate::figures::mega(bytes)
+        crate::statistics::mega(bytes)
     );
     println!(
         "| machines | MB over the uplink: direct / empty / warm | less than direct: empty / warm | mean s of a machine: direct / empty / warm | last machine, s | shorter than direct: empty / warm | of single images | CPU ms a pull: empty / warm | CPU-s/GB, warm |"

@@ -15,9 +15,9 @@ use pierhead_tests::{paths, process, tool};
 use serde_json::json;
 
 use super::lab::{Lab, Shape};
-use crate::figures::{median, percentile};
 use crate::layout::Layout;
 use crate::server::Server;
+use crate::statistics::{median, percentile};
 
 /// AlphaBoot's published cold start in seconds.
 const PAPER: f64 = 0.08;

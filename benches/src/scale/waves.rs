@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use super::lab::Lab;
 use super::machine::ImageRequests;
 use crate::client::Dial;
-use crate::figures::{mean, median};
 use crate::server::Server;
+use crate::statistics::{mean, median};
 
 /// Time until all threads are ready to start.
 const HEAD_START: Duration = Duration::from_millis(300);

@@ -12,8 +12,8 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use pierhead_tests::cgroup::{Cgroup, Throttled};
 
-use crate::figures::{mega, percentile, ratio};
 use crate::server::{Server, loopback};
+use crate::statistics::{mega, percentile, ratio};
 use images::Images;
 use load::{Load, LoadResult};
 

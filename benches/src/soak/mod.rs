@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use crate::figures::median;
 use crate::process::Process;
 use crate::server::Server;
+use crate::statistics::median;
 use client::Tally;
 use upstream::Upstream;
 

@@ -10,7 +10,7 @@ use pierhead_cache::Placement;
 use super::hot_files::hot_layers;
 use super::images::{Image, generate};
 use super::setting::{Fast, Setting, World};
-use crate::figures::mega;
+use crate::statistics::mega;
 
 /// A placement of the layers of an image.
 struct Way {

@@ -12,7 +12,7 @@ use pierhead_cache::Placement;
 use super::hot_ranges::{HotRanges, Indices, sample};
 use super::images::Image;
 use super::setting::{Fast, Setting, World};
-use crate::figures::mega;
+use crate::statistics::mega;
 
 /// Size of one read of a start in bytes, as of a mounted file system.
 const PIECE: usize = 128 << 10;

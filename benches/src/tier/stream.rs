@@ -10,7 +10,7 @@ use pierhead_cache::Placement;
 
 use super::images::Image;
 use super::setting::{Fast, Setting, World};
-use crate::figures::mega;
+use crate::statistics::mega;
 
 /// Options of the stream.
 pub(super) struct Stream {

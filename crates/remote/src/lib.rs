@@ -45,4 +45,4 @@ pub use pull::blob_stream::{BlobSources, BlobStream};
 pub use pull::document::{DocumentResponse, Validators};
 pub use pull::probe::{HostProbe, ProbeResponse};
 pub use regular_file::{open_file, open_file_with};
-pub use upstream::directory::default_url;
+pub use upstream::upstreams::default_url;

@@ -3,13 +3,14 @@
 //! existing files in the target, and errors.
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
-#[path = "trees/disk.rs"]
-mod disk;
+#[path = "trees/compare.rs"]
+mod compare;
 
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
+use compare::{LinkCount, compare_tree};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions, digest_of};
 use pierhead_testkit::source::{MemoryBlob, MemorySource};
 use pierhead_toc::image_toc::{LayerEntries, Node};
@@ -108,7 +109,13 @@ fn an_exported_random_image_has_the_expected_files() {
         let summary = summary.expect("exported");
         assert_eq!(summary.entries, u64::from(toc.entries()));
         assert!(summary.complete() || !is_root(), "{summary:?}");
-        disk::compare(folder.path(), &image.tree, &image.contents, is_root());
+        compare_tree(
+            folder.path(),
+            &image.tree,
+            &image.contents,
+            is_root(),
+            LinkCount::OfTree,
+        );
     }
 }
 
@@ -217,8 +224,11 @@ fn linked_and_copied_files_have_the_attributes_of_their_own_tree() {
     }
     // Compares each tree only after all trees were written.
     for (folder, (reuse, _, tree)) in folders.iter().zip(trees) {
-        let linked = reuse == ReuseMode::HardLink;
-        disk::compare_but_links(folder.path(), tree, &image.contents, is_root(), linked);
+        let links = match reuse {
+            ReuseMode::HardLink => LinkCount::Any,
+            _ => LinkCount::OfTree,
+        };
+        compare_tree(folder.path(), tree, &image.contents, is_root(), links);
     }
     if is_root() {
         let [_, first, again, other, _, last] = shared[..] else {
@@ -239,7 +249,13 @@ fn linked_and_copied_files_have_the_attributes_of_their_own_tree() {
     let linked = with(ReuseMode::HardLink, 1);
     let summary = export(&other, &nothing, files, folder.path(), &linked).expect("exported");
     assert!(!is_root() || summary.shared > shared[3], "{summary:?}");
-    disk::compare_but_links(folder.path(), &changed, &image.contents, is_root(), true);
+    compare_tree(
+        folder.path(),
+        &changed,
+        &image.contents,
+        is_root(),
+        LinkCount::Any,
+    );
 }
 
 #[test]
@@ -276,7 +292,7 @@ fn concurrent_exports_keep_the_attributes_of_each_tree() {
     });
     for (nth, folder) in folders.iter().enumerate() {
         let tree = entries(&versions[nth % 2]);
-        disk::compare_but_links(folder.path(), &tree, &contents, false, true);
+        compare_tree(folder.path(), &tree, &contents, false, LinkCount::Any);
     }
 }
 
@@ -492,7 +508,13 @@ fn a_very_deep_tree_is_written() {
     let folder = tempfile::tempdir().expect("a folder");
     let none = MemorySource::default();
     export(&toc, &none, None, folder.path(), &Options::default()).expect("exported");
-    disk::compare(folder.path(), &self::entries(&toc), &[].into(), is_root());
+    compare_tree(
+        folder.path(),
+        &self::entries(&toc),
+        &[].into(),
+        is_root(),
+        LinkCount::OfTree,
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{fs, path::Path, process::Command};
 use anyhow::Result;
 
 use super::Chart;
-use crate::{check::count::Count, exec, place};
+use crate::{check::test_count::TestCount, exec, place};
 
 /// Lets promtool check the rules and the dashboard, and run the tests of the alerts.
 ///
@@ -16,7 +16,7 @@ pub(super) fn check(
     chart: &Chart<'_>,
     python: &Path,
     promtool: &Path,
-    count: &mut Count,
+    count: &mut TestCount,
 ) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let values = folder.path().join("values.yaml");

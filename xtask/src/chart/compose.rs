@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::{
-    check::count::Count,
+    check::test_count::TestCount,
     dist::{DATA, PORT, PROGRAM},
     exec, place,
 };
@@ -16,7 +16,7 @@ use crate::{
 ///
 /// # Errors
 /// When a program cannot be started. An error in the file is a failed test.
-pub(super) fn check(daemon: &Path, python: &Path, count: &mut Count) -> Result<()> {
+pub(super) fn check(daemon: &Path, python: &Path, count: &mut TestCount) -> Result<()> {
     let file = place::root().join("compose.yaml");
     let json = exec::output(
         Command::new(python)

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{check::count::Count, exec, place};
+use crate::{check::test_count::TestCount, exec, place};
 
 /// Exit code of pierhead when a file that the configuration names is missing.
 const NO_FILE: i32 = 66;
@@ -24,7 +24,7 @@ const MOUNTS: [&str; 2] = ["/etc/pierhead/", "/var/lib/pierhead/"];
 ///
 /// # Errors
 /// No manifest has a configuration, or a file cannot be created.
-pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Result<()> {
+pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut TestCount) -> Result<()> {
     let root = tempfile::tempdir()?;
     let pair = Pair::new()?;
     let mut some = false;

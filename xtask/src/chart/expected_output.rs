@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::Chart;
-use crate::{check::count::Count, exec, place};
+use crate::{check::test_count::TestCount, exec, place};
 
 /// A template that renders NOTES.txt as a ConfigMap, because `helm template` does not print the
 /// notes.
@@ -25,7 +25,7 @@ const NOTES: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: notes}\nd
     clippy::disallowed_methods,
     reason = "a build artifact, which the next run makes again after a crash"
 )]
-pub(super) fn check(chart: &Chart<'_>, count: &mut Count) -> Result<()> {
+pub(super) fn check(chart: &Chart<'_>, count: &mut TestCount) -> Result<()> {
     let copied = tempfile::tempdir()?;
     let copy = Chart {
         folder: copied.path().join(chart.name),

@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::{
-    check::{count::Count, programs},
+    check::{programs, test_count::TestCount},
     console::say,
     exec, install, place,
 };
@@ -106,8 +106,8 @@ const RELEASE: &str = "rel";
 ///
 /// # Errors
 /// helm or Python cannot be started. An error in a chart is a failed test.
-pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<Count> {
-    let mut count = Count::default();
+pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<TestCount> {
+    let mut count = TestCount::default();
     count.note("made from others", run(&Options { write: false }));
     let manifests = tempfile::tempdir()?;
     for chart in CHARTS {
@@ -158,7 +158,7 @@ pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<Count
 ///
 /// # Errors
 /// A file cannot be written. An error of helm is a failed test.
-pub(crate) fn render(helm: &Path, into: &Path, count: &mut Count) -> Result<()> {
+pub(crate) fn render(helm: &Path, into: &Path, count: &mut TestCount) -> Result<()> {
     for chart in CHARTS {
         let chart = Chart::open(helm, chart)?;
         for case in chart.cases()? {
@@ -192,7 +192,7 @@ impl<'a> Chart<'a> {
     }
 
     /// Runs `helm lint` with one combination of values, because a chart may have required values.
-    fn lint(&self, case: &[PathBuf], count: &mut Count) {
+    fn lint(&self, case: &[PathBuf], count: &mut TestCount) {
         let mut lint = Command::new(self.helm);
         lint.args(["lint", "--strict", "--quiet", "--kube-version", VERSION])
             .arg(&self.folder);
@@ -265,7 +265,7 @@ impl<'a> Chart<'a> {
     }
 
     /// Renders one combination of values into the folder of manifests, which are validated later.
-    fn render(&self, case: &[PathBuf], into: &Path, count: &mut Count) -> Result<()> {
+    fn render(&self, case: &[PathBuf], into: &Path, count: &mut TestCount) -> Result<()> {
         let stems = case.iter().filter_map(|file| file.file_stem());
         let stems: Vec<_> = stems.map(|stem| stem.to_string_lossy()).collect();
         let case_name = format!("{}+{}", self.name, stems.join("+"));
@@ -279,7 +279,7 @@ impl<'a> Chart<'a> {
 
     /// Renders the chart with the values of the DPF samples, as DPF would, into the folder of
     /// manifests.
-    fn of_dpf(&self, python: &Path, into: &Path, count: &mut Count) -> Result<()> {
+    fn of_dpf(&self, python: &Path, into: &Path, count: &mut TestCount) -> Result<()> {
         let values = tempfile::tempdir()?;
         exec::output(
             Command::new(python)
@@ -300,7 +300,7 @@ impl<'a> Chart<'a> {
     /// Checks a file of invalid values. Each document begins with a part of the expected error: of
     /// helm (`# fails: `), or of `pierhead config check` in the init container (`# config check:
     /// `).
-    fn refuses(&self, bad: &Path, daemon: &Path, count: &mut Count) -> Result<()> {
+    fn refuses(&self, bad: &Path, daemon: &Path, count: &mut TestCount) -> Result<()> {
         let text = fs::read_to_string(bad)?;
         let name = bad.file_stem().unwrap_or_default().to_string_lossy();
         for values in text.split("\n---\n") {

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fs, path::Path, process::Command};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::check::count::Count;
+use crate::check::test_count::TestCount;
 
 /// A value that no enumeration contains.
 const NONE: &str = "?";
@@ -16,7 +16,7 @@ const NONE: &str = "?";
 ///
 /// # Errors
 /// The schema has no enumeration, or the daemon cannot be started.
-pub(crate) fn check(daemon: &Path, config: &Value, count: &mut Count) -> Result<()> {
+pub(crate) fn check(daemon: &Path, config: &Value, count: &mut TestCount) -> Result<()> {
     let found = enumerations(config);
     if found.is_empty() {
         bail!("the schema of config has no enumeration");

@@ -3,10 +3,10 @@
 //! If one step fails, the other steps still run, so that one run reports all failures.
 
 pub(crate) mod aarch64;
-pub(crate) mod count;
 pub(crate) mod programs;
 mod schedule;
 mod steps;
+pub(crate) mod test_count;
 
 use std::{
     io::Write as _,
@@ -21,8 +21,8 @@ use crate::{
     console::{self, say},
     exec, install, place,
 };
-use count::Count;
 use steps::Shared;
+use test_count::TestCount;
 
 /// Flags of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -85,7 +85,7 @@ enum Outcome {
     /// The check passed.
     Passed,
     /// Tests ran; some may have failed.
-    Tests(Count),
+    Tests(TestCount),
     /// A part of the check passed. The rest of the check could not run, for this reason.
     Partly(&'static str, String),
     /// The check cannot run on this machine, for this reason.
@@ -482,9 +482,9 @@ mod tests {
             "deny",
             Ok(Outcome::Partly("advisories", "no network".into())),
         );
-        let mut count = Count {
+        let mut count = TestCount {
             passed: 4,
-            ..Count::default()
+            ..TestCount::default()
         };
         count.skips("pod::serves\n");
         report.add("e2e", Ok(Outcome::Tests(count)));

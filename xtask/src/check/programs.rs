@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::count::Count;
+use super::test_count::TestCount;
 use crate::{
     console::{self, say},
     exec, place,
@@ -199,7 +199,7 @@ impl Program {
     ///
     /// # Errors
     /// The program cannot be started, crashes, or exceeds the time limit.
-    pub(crate) fn run(&self, environment: &[(String, PathBuf)]) -> Result<Count> {
+    pub(crate) fn run(&self, environment: &[(String, PathBuf)]) -> Result<TestCount> {
         self.run_those(environment, &[])
     }
 
@@ -212,7 +212,7 @@ impl Program {
         &self,
         environment: &[(String, PathBuf)],
         filters: &[&str],
-    ) -> Result<Count> {
+    ) -> Result<TestCount> {
         let mut command = Command::new(&self.path);
         command
             .current_dir(&self.folder)
@@ -228,7 +228,7 @@ impl Program {
 ///
 /// # Errors
 /// As [`Program::run`].
-pub(crate) fn count(command: &mut Command) -> Result<Count> {
+pub(crate) fn count(command: &mut Command) -> Result<TestCount> {
     let skipped = tempfile::NamedTempFile::new()?;
     let mut child = command
         .env("PIERHEAD_SKIPPED", skipped.path())
@@ -252,7 +252,7 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
         }
     });
     let started = Instant::now();
-    let mut count = Count::default();
+    let mut count = TestCount::default();
     let mut exited: Option<Instant> = None;
     loop {
         if started.elapsed() > TIME_LIMIT {

@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 use super::{
     Outcome,
     aarch64::Dpu,
-    count::Count,
     programs::{self, Built, Program},
+    test_count::TestCount,
 };
 use crate::{
     chart,
@@ -324,7 +324,7 @@ fn run(
     let programs = shared.built()?.programs.iter();
     let wanted: Vec<_> = programs.filter(|program| is_wanted(program)).collect();
     let wanted = Mutex::new(wanted.into_iter());
-    let sum = Mutex::new(Count::default());
+    let sum = Mutex::new(TestCount::default());
     let console = Console::current();
     let work = || {
         loop {
@@ -337,7 +337,7 @@ fn run(
                 let log = place::step_log(&program.name);
                 let gathered = console::gather(&log, || run_one(shared, environment, program));
                 let (count, text) = gathered.unwrap_or_else(|error| {
-                    let mut count = Count::default();
+                    let mut count = TestCount::default();
                     count.note(&program.name, Err(error));
                     (count, Vec::new())
                 });
@@ -360,7 +360,7 @@ fn run(
 }
 
 /// Runs a test program and prints its result. A program without a result is a failure.
-fn run_one(shared: &Shared, environment: &[(String, PathBuf)], program: &Program) -> Count {
+fn run_one(shared: &Shared, environment: &[(String, PathBuf)], program: &Program) -> TestCount {
     let begun = Instant::now();
     let count = match program.run(environment) {
         Ok(count) => {
@@ -376,10 +376,10 @@ fn run_one(shared: &Shared, environment: &[(String, PathBuf)], program: &Program
         }
         Err(error) => {
             say!("  {}: {error:#}", program.name);
-            Count {
+            TestCount {
                 failed: 1,
                 failures: vec![format!("{}: {error:#}", program.name)],
-                ..Count::default()
+                ..TestCount::default()
             }
         }
     };

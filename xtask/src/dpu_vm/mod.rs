@@ -18,7 +18,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    check::{aarch64::Dpu, count::Count},
+    check::{aarch64::Dpu, test_count::TestCount},
     exec,
     guest::{Image, Peer, quote},
     install, place,
@@ -100,7 +100,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn suite_of(binary: PathBuf, peer: &Path) -> Result<Count> {
+pub(crate) fn suite_of(binary: PathBuf, peer: &Path) -> Result<TestCount> {
     let (machine, _scratch) = machine(binary, None, Duration::from_secs(600))?;
     suite::run(&machine, peer)
 }

@@ -7,7 +7,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::machine::Machine;
 use crate::{
-    check::count::Count,
+    check::test_count::TestCount,
     console::say,
     guest::{Peer, Up},
 };
@@ -22,9 +22,9 @@ pub(super) const OFF: &str = "finish TERM; tell \"exit $?\"; umount /data; sync;
 ///
 /// # Errors
 /// The machine does not boot.
-pub(super) fn run(machine: &Machine, peer: &Path) -> Result<Count> {
+pub(super) fn run(machine: &Machine, peer: &Path) -> Result<TestCount> {
     let mut peer = Peer::start(peer)?;
-    let mut checks = Count::default();
+    let mut checks = TestCount::default();
 
     let mut dpu = boot(machine, "first", &peer)?;
     let url = peer.url.clone();

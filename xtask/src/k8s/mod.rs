@@ -27,7 +27,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     chart,
-    check::{count::Count, programs},
+    check::{programs, test_count::TestCount},
     install,
 };
 use binaries::Binaries;
@@ -88,7 +88,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 /// A part of the suite.
 type Part<'a> = dyn Fn(&Cluster, &mut Steps<'_>) -> Result<()> + 'a;
 
-fn suite(binaries: &Binaries, cluster: &Cluster, daemon: &Path, only: &[String]) -> Result<Count> {
+fn suite(
+    binaries: &Binaries,
+    cluster: &Cluster,
+    daemon: &Path,
+    only: &[String],
+) -> Result<TestCount> {
     let carried_out = |cluster: &Cluster, steps: &mut Steps<'_>| {
         hosts::carried_out(cluster, binaries, daemon, steps)
     };
@@ -106,7 +111,7 @@ fn suite(binaries: &Binaries, cluster: &Cluster, daemon: &Path, only: &[String])
     if let Some(unknown) = only.iter().find(|name| !known(name)) {
         bail!("no part is called {unknown}");
     }
-    let mut count = Count::default();
+    let mut count = TestCount::default();
     ready(cluster)?;
     if chosen(VALUES) {
         let manifests = tempfile::tempdir_in(cluster.folder())?;

@@ -3,19 +3,19 @@
 
 use anyhow::Result;
 
-use crate::check::count::Count;
+use crate::check::test_count::TestCount;
 
 /// Counts checks below one name.
 pub(super) struct Steps<'a> {
     name: &'static str,
-    count: &'a mut Count,
+    count: &'a mut TestCount,
 }
 
 impl<'a> Steps<'a> {
     /// Runs checks that depend on earlier checks. The first failure ends the sequence.
     pub(super) fn run(
         name: &'static str,
-        count: &'a mut Count,
+        count: &'a mut TestCount,
         checks: impl FnOnce(&mut Steps<'a>) -> Result<()>,
     ) {
         let failed = count.failed;
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn each_failure_counts_once() {
-        let mut count = Count::default();
+        let mut count = TestCount::default();
         Steps::run("a", &mut count, |steps| {
             steps.note("good", Ok(()))?;
             steps.note("bad", Err(anyhow::anyhow!("it is")))?;

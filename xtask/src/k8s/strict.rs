@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Result, bail};
 
 use super::client::Client;
-use crate::{check::count::Count, place};
+use crate::{check::test_count::TestCount, place};
 
 /// Namespace that enforces the restricted Pod Security Standard: its pods use nothing of their
 /// node. A warning about a pod is a failure.
@@ -32,7 +32,7 @@ metadata:
 ///
 /// # Errors
 /// A file cannot be read. An object that the API server refuses is a failed test.
-pub(super) fn run(client: &Client, manifests: &Path, count: &mut Count) -> Result<()> {
+pub(super) fn run(client: &Client, manifests: &Path, count: &mut TestCount) -> Result<()> {
     let mut restricted = 0;
     for file in place::files(manifests, "yaml")? {
         let text = fs::read_to_string(&file)?;

@@ -20,8 +20,8 @@ use anyhow::{Result, bail};
 
 use crate::{
     check::{
-        count::Count,
         programs::{self, Program},
+        test_count::TestCount,
     },
     exec,
     guest::{Image, Said, quote},
@@ -149,11 +149,16 @@ fn survivor() -> Result<PathBuf> {
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn suite_of(programs: &[Program], daemon: &Path, survivor: &Path) -> Result<Count> {
+pub(crate) fn suite_of(programs: &[Program], daemon: &Path, survivor: &Path) -> Result<TestCount> {
     suite(&Options::default(), programs, daemon, survivor)
 }
 
-fn suite(options: &Options, programs: &[Program], daemon: &Path, survivor: &Path) -> Result<Count> {
+fn suite(
+    options: &Options,
+    programs: &[Program],
+    daemon: &Path,
+    survivor: &Path,
+) -> Result<TestCount> {
     let also = |it: &Program| {
         let mut also = ALSO.iter();
         also.any(|(package, test)| it.name == format!("{package}::{test}"))

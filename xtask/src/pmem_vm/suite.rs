@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 
 use super::machine::Machine;
 use crate::{
-    check::{count::Count, programs::Program},
+    check::{programs::Program, test_count::TestCount},
     console::say,
     guest::{Ended, Said, quote},
     place,
@@ -118,7 +118,7 @@ pub(super) fn run(
     programs: &[&Program],
     (survivor, daemon): (&Path, &Path),
     cut: u64,
-) -> Result<Count> {
+) -> Result<TestCount> {
     let of_daemon = |it: &&&Program| it.package == STAGED.0;
     let Some(staged) = programs.iter().find(of_daemon) else {
         bail!("there is no test of the daemon");
@@ -126,7 +126,7 @@ pub(super) fn run(
     let staged = |boot, last: &str| Job::staged(staged, daemon, boot, last);
     let survivor = |what: &str| Job::survivor(survivor, what);
     let whole = || survivor(&format!("check /mnt/pmem {WHOLE} {}", WHOLE_STEPS - 1));
-    let mut sum = Count::default();
+    let mut sum = TestCount::default();
 
     let mut first = vec![
         survivor("class /mnt/pmem pmem"),
@@ -166,7 +166,7 @@ pub(super) fn run(
 }
 
 /// Runs a boot that ends by itself.
-fn to_the_end(machine: &Machine, name: &str, jobs: &[Job]) -> Result<Count> {
+fn to_the_end(machine: &Machine, name: &str, jobs: &[Job]) -> Result<TestCount> {
     let mut boot = machine.boot(name, Path::new("/"), &script(jobs))?;
     let mut tally = Tally::of(jobs);
     while let Said::Line(line) = boot.listen()? {
@@ -182,7 +182,7 @@ fn to_the_end(machine: &Machine, name: &str, jobs: &[Job]) -> Result<Count> {
 
 /// Runs a boot whose last job prints `committed N` repeatedly, and kills the machine. Returns the
 /// last reported state, or `None` if the job failed before.
-fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<Last>)> {
+fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(TestCount, Option<Last>)> {
     let begun = Instant::now();
     let mut boot = machine.boot("second", Path::new("/"), &script(jobs))?;
     let mut tally = Tally::of(jobs);
@@ -247,8 +247,8 @@ fn script(jobs: &[Job]) -> String {
 /// Sums up the results of the jobs of one boot.
 struct Tally<'a> {
     jobs: std::slice::Iter<'a, Job>,
-    current: Option<(&'a Job, Instant, Count)>,
-    sum: Count,
+    current: Option<(&'a Job, Instant, TestCount)>,
+    sum: TestCount,
 }
 
 impl<'a> Tally<'a> {
@@ -256,7 +256,7 @@ impl<'a> Tally<'a> {
         Self {
             jobs: jobs.iter(),
             current: None,
-            sum: Count::default(),
+            sum: TestCount::default(),
         }
     }
 
@@ -265,7 +265,7 @@ impl<'a> Tally<'a> {
             self.current = self
                 .jobs
                 .next()
-                .map(|job| (job, Instant::now(), Count::default()));
+                .map(|job| (job, Instant::now(), TestCount::default()));
         } else if let Some(status) = line.strip_prefix(END) {
             self.end(status);
         } else if let Some((job, _, count)) = &mut self.current {
@@ -310,7 +310,7 @@ impl<'a> Tally<'a> {
     }
 
     /// The sum over all jobs.
-    fn close(mut self) -> Result<Count> {
+    fn close(mut self) -> Result<TestCount> {
         if let Some(job) = self.jobs.next() {
             bail!("the guest never came to {}", job.name);
         }
@@ -331,7 +331,7 @@ mod tests {
         })
     }
 
-    fn tally(jobs: &[Job], lines: &[&str]) -> Result<Count> {
+    fn tally(jobs: &[Job], lines: &[&str]) -> Result<TestCount> {
         let mut tally = Tally::of(jobs);
         for line in lines {
             tally.line(line);

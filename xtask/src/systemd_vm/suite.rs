@@ -11,7 +11,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::machine::Machine;
 use crate::{
-    check::count::Count,
+    check::test_count::TestCount,
     guest::{PORTS, Peer, Up, quote},
 };
 
@@ -44,9 +44,9 @@ pub(super) fn install(guest: &mut Up, package: &Path) -> Result<String> {
 ///
 /// # Errors
 /// The machine does not boot.
-pub(super) fn run(machine: &Machine, package: &Path, peer: &Path) -> Result<Count> {
+pub(super) fn run(machine: &Machine, package: &Path, peer: &Path) -> Result<TestCount> {
     let mut peer = Peer::start(peer)?;
-    let mut checks = Count::default();
+    let mut checks = TestCount::default();
     let mut guest = machine.boot()?;
     let (ready, took) = guest.ready();
     println!(

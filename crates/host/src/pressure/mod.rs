@@ -1,9 +1,9 @@
 //! The pressure of the host: how long tasks wait for memory, a CPU or the disk, and which work
 //! pauses or which limits shrink because of that.
 
-mod level;
 mod limit;
 mod monitor;
+mod pause;
 mod psi;
 
 pub use limit::PressureLimit;

@@ -12,7 +12,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
 
-use super::level::PressureLevel;
+use super::pause::PauseState;
 use super::psi::{PressureReader, Resource, Stall};
 use crate::background::BackgroundWork;
 
@@ -24,7 +24,7 @@ type ResourceLabel = [(&'static str, &'static str); 1];
 ///    shrinks at the earliest one reading later.
 pub struct PressureMonitor {
     background: BackgroundWork,
-    levels: Vec<(PressureLevel, PressureReader)>,
+    states: Vec<(PauseState, PressureReader)>,
     /// Reads the pressure of memory for a limit that follows this pressure.
     memory: Option<PressureReader>,
     metrics: PressureMetrics,
@@ -54,15 +54,15 @@ impl PressureMonitor {
             background: background.clone(),
             ..PressureMetrics::default()
         };
-        let levels = resources.iter().filter_map(|resource| {
+        let states = resources.iter().filter_map(|resource| {
             let reader = find(*resource, key, root)?;
             let label = label(*resource);
             metrics.paused.get_or_create(&label).set(0);
             metrics.paused_seconds.get_or_create(&label).inc_by(0.0);
-            Some((PressureLevel::new(*resource), reader))
+            Some((PauseState::new(*resource), reader))
         });
         Self {
-            levels: levels.collect(),
+            states: states.collect(),
             memory: None,
             background,
             metrics,
@@ -89,9 +89,9 @@ impl PressureMonitor {
     /// when background work has just paused, because that work may have caused the whole pressure.
     pub fn update(&mut self, now: Instant, passed: Duration) -> Option<Stall> {
         let mut just_paused = false;
-        for (level, reader) in &mut self.levels {
-            let label = label(level.resource());
-            if level.pauses_work() {
+        for (state, reader) in &mut self.states {
+            let label = label(state.resource());
+            if state.pauses_work() {
                 self.metrics
                     .paused_seconds
                     .get_or_create(&label)
@@ -102,10 +102,10 @@ impl PressureMonitor {
             };
             self.metrics.some.get_or_create(&label).set(stall.some);
             self.metrics.full.get_or_create(&label).set(stall.full);
-            if level.update(stall) {
+            if state.update(stall) {
                 let (some, full) = (percent(stall.some), percent(stall.full));
-                let resource = level.resource().name();
-                if level.pauses_work() {
+                let resource = state.resource().name();
+                if state.pauses_work() {
                     tracing::info!(
                         resource,
                         some,
@@ -115,18 +115,18 @@ impl PressureMonitor {
                 } else {
                     tracing::info!(resource, some, full, "the pressure of {resource} is over");
                 }
-                just_paused |= level.pauses_work() && level.resource() == Resource::Memory;
+                just_paused |= state.pauses_work() && state.resource() == Resource::Memory;
                 self.metrics
                     .paused
                     .get_or_create(&label)
-                    .set(level.pauses_work().into());
+                    .set(state.pauses_work().into());
             }
         }
-        let is_paused = self.levels.iter().any(|(level, _)| level.pauses_work());
+        let is_paused = self.states.iter().any(|(state, _)| state.pauses_work());
         let is_memory_short = self
-            .levels
+            .states
             .iter()
-            .any(|(level, _)| level.pauses_work() && level.resource() == Resource::Memory);
+            .any(|(state, _)| state.pauses_work() && state.resource() == Resource::Memory);
         self.background.set_memory_short(is_memory_short);
         if is_paused != self.background.is_paused() {
             self.background.set_paused(is_paused);

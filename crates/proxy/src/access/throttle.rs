@@ -7,69 +7,70 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Delay that each wrong password adds to the delay of the client's address.
-const GUESS_DELAY: Duration = Duration::from_secs(6);
-/// Maximum delay of one address after wrong passwords. If a guess (an attempt with a password)
-/// would exceed this delay, pierhead refuses the guess without verifying the password.
-const MAX_DELAY: Duration = Duration::from_secs(60);
-/// Maximum number of addresses with a delay for wrong passwords.
+/// Penalty time that each guess (an attempt with a password) adds to the client's address. A right
+/// password gives the penalty of its guess back.
+const GUESS_PENALTY: Duration = Duration::from_secs(6);
+/// Maximum penalty time of one address. If a guess would exceed this time, pierhead refuses the
+/// guess without verifying the password.
+const MAX_PENALTY: Duration = Duration::from_secs(60);
+/// Maximum number of addresses with a penalty time for wrong passwords.
 const MAX_THROTTLED_ADDRESSES: usize = 4096;
 
-/// For each address, the time at which its delay ends. Each guess adds [`GUESS_DELAY`]. A
-/// general-purpose cache cannot hold this table, because the addresses with the longest delays must
-/// stay when the table is full.
+/// For each address, the time at which its penalty ends. Each guess adds [`GUESS_PENALTY`]. A
+/// general-purpose cache cannot hold this table, because the addresses with the longest penalties
+/// must stay when the table is full.
 #[derive(Default)]
 pub(crate) struct Throttle(Mutex<HashMap<IpAddr, Instant>>);
 
 impl Throttle {
-    /// Adds the delay of one guess to an address. Called before the password is verified, so that
-    /// concurrent guesses are all counted. If the delay would exceed [`MAX_DELAY`], adds nothing
+    /// Adds the penalty of one guess to an address. Called before the password is verified, so that
+    /// concurrent guesses are all counted. If the penalty would exceed [`MAX_PENALTY`], adds nothing
     /// and returns `false`.
     pub(crate) fn charge(&self, address: IpAddr, now: Instant) -> bool {
-        let mut delays = self.0.lock();
+        let mut penalties = self.0.lock();
         let network = network(address);
-        if delays.len() >= MAX_THROTTLED_ADDRESSES && !delays.contains_key(&network) {
-            make_room(&mut delays, now);
+        if penalties.len() >= MAX_THROTTLED_ADDRESSES && !penalties.contains_key(&network) {
+            make_room(&mut penalties, now);
         }
-        let end = delays.entry(network).or_insert(now);
-        let next = (*end).max(now) + GUESS_DELAY;
-        if next > now + MAX_DELAY {
+        let end = penalties.entry(network).or_insert(now);
+        let next = (*end).max(now) + GUESS_PENALTY;
+        if next > now + MAX_PENALTY {
             return false;
         }
         *end = next;
         true
     }
 
-    /// Removes the delay of one guess, because the password of the guess was right.
+    /// Removes the penalty of one guess, because the password of the guess was right.
     pub(crate) fn refund(&self, address: IpAddr) {
-        let mut delays = self.0.lock();
-        if let Some(end) = delays.get_mut(&network(address)) {
-            *end = end.checked_sub(GUESS_DELAY).unwrap_or(*end);
+        let mut penalties = self.0.lock();
+        if let Some(end) = penalties.get_mut(&network(address)) {
+            *end = end.checked_sub(GUESS_PENALTY).unwrap_or(*end);
         }
     }
 
-    /// Whether a delay of this address is recorded, also one that has ended.
+    /// Whether a penalty of this address is recorded, also one that has ended.
     #[cfg(test)]
     pub(crate) fn has_charged(&self, address: IpAddr) -> bool {
         self.0.lock().contains_key(&network(address))
     }
 }
 
-/// Removes the addresses whose delay has ended. If all addresses have a delay, removes the half
-/// with the shortest delays. Thus many addresses with one guess each cannot displace an address
+/// Removes the addresses whose penalty has ended. If all addresses have a penalty, removes the half
+/// with the shortest penalties. Thus many addresses with one guess each cannot displace an address
 /// with many guesses.
-fn make_room(delays: &mut HashMap<IpAddr, Instant>, now: Instant) {
-    delays.retain(|_, end| *end > now);
-    if delays.len() < MAX_THROTTLED_ADDRESSES {
+fn make_room(penalties: &mut HashMap<IpAddr, Instant>, now: Instant) {
+    penalties.retain(|_, end| *end > now);
+    if penalties.len() < MAX_THROTTLED_ADDRESSES {
         return;
     }
-    let mut ends: Vec<_> = delays
+    let mut ends: Vec<_> = penalties
         .iter()
         .map(|(address, end)| (*end, *address))
         .collect();
     let (shortest, _, _) = ends.select_nth_unstable(MAX_THROTTLED_ADDRESSES / 2);
     for (_, address) in shortest {
-        delays.remove(address);
+        penalties.remove(address);
     }
 }
 
@@ -96,14 +97,14 @@ mod tests {
         assert_eq!((0..20).filter(|_| throttle.charge(one, now)).count(), 10);
         assert!(throttle.charge(other, now));
         assert!(throttle.charge("::ffff:192.0.2.2".parse().unwrap(), now));
-        assert!(!throttle.charge(one, now + GUESS_DELAY / 2));
-        assert!(throttle.charge(one, now + GUESS_DELAY));
-        assert!(!throttle.charge(one, now + GUESS_DELAY));
+        assert!(!throttle.charge(one, now + GUESS_PENALTY / 2));
+        assert!(throttle.charge(one, now + GUESS_PENALTY));
+        assert!(!throttle.charge(one, now + GUESS_PENALTY));
         throttle.refund(one);
-        assert!(throttle.charge(one, now + GUESS_DELAY));
+        assert!(throttle.charge(one, now + GUESS_PENALTY));
         assert_eq!(
             (0..20)
-                .filter(|_| throttle.charge(one, now + 30 * GUESS_DELAY))
+                .filter(|_| throttle.charge(one, now + 30 * GUESS_PENALTY))
                 .count(),
             10
         );

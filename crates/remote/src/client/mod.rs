@@ -18,9 +18,9 @@ use crate::pull::blob_stream::{self, BlobStream};
 use crate::pull::document::{DocumentResponse, Validators};
 use crate::pull::probe::{self, HostProbe};
 use crate::pull::{blob, manifest, referrers, tags};
-use crate::upstream::directory::Upstreams;
 use crate::upstream::failover::Candidates;
 use crate::upstream::limits::SharedLimits;
+use crate::upstream::upstreams::Upstreams;
 
 /// A client of all upstream registries. Clones share connections, tokens and limits.
 #[derive(Clone)]

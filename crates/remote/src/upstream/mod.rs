@@ -1,7 +1,6 @@
 //! The upstreams: for each registry its hosts, their addresses and health, retries, and failover
 //! from one host to the next.
 
-pub(crate) mod directory;
 pub(crate) mod failover;
 pub(crate) mod health;
 pub(crate) mod host;
@@ -9,3 +8,4 @@ pub(crate) mod limits;
 pub(crate) mod mismatches;
 pub(crate) mod retry;
 pub(crate) mod session;
+pub(crate) mod upstreams;

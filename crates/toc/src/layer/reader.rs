@@ -230,7 +230,7 @@ impl Source for LayerReader {
     }
 }
 
-/// Splits a read of a sparse file into reads of its stored parts. Calls `each` with an offset in
+/// Splits a read of a sparse file into reads of its stored extents. Calls `each` with an offset in
 /// the tar and a range of the buffer.
 fn pieces(
     extents: &[(u64, u64)],

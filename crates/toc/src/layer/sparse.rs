@@ -19,13 +19,13 @@ pub(super) struct Map(pub(super) Vec<(u64, u64)>);
 impl Map {
     /// Checks that extents are in order and within the file, and that their total length is
     /// `stored`.
-    pub(super) fn new(parts: &[(u64, u64)], size: u64, stored: u64) -> Result<Self, Error> {
+    pub(super) fn new(extents: &[(u64, u64)], size: u64, stored: u64) -> Result<Self, Error> {
         let mut all: Vec<(u64, u64)> = Vec::new();
         let (mut end, mut sum) = (0, 0u64);
-        for (offset, len) in parts.iter().copied() {
+        for (offset, len) in extents.iter().copied() {
             let after = offset.checked_add(len).filter(|after| *after <= size);
             if offset < end || after.is_none() {
-                return Err(bad("with parts out of order or bounds"));
+                return Err(bad("with extents out of order or bounds"));
             }
             end = offset + len;
             sum += len;
@@ -42,14 +42,14 @@ impl Map {
     }
 }
 
-/// The part of a map that is already parsed: pairs of offset and length.
+/// The extents of a map that are already parsed: pairs of offset and length.
 #[derive(Debug, Default)]
-pub(super) struct Parts(Vec<(u64, u64)>);
+pub(super) struct ParsedExtents(Vec<(u64, u64)>);
 
-impl Parts {
+impl ParsedExtents {
     fn push(&mut self, offset: u64, len: u64) -> Result<(), Error> {
         if self.0.len() == MAX_EXTENTS {
-            return Err(bad("of more parts than the limit of 65536"));
+            return Err(bad("of more extents than the limit of 65536"));
         }
         self.0.push((offset, len));
         Ok(())
@@ -71,8 +71,8 @@ impl Parts {
         Ok(this)
     }
 
-    /// Reads the parts in a header of GNU's format. Returns the size of the file, and whether a
-    /// block with more parts follows.
+    /// Reads the extents in a header of GNU's format. Returns the size of the file, and whether a
+    /// block with more extents follows.
     pub(super) fn old(&mut self, header: &[u8; BLOCK]) -> Result<(u64, bool), Error> {
         let header = Header::from_byte_slice(header);
         let Some(gnu) = header.as_gnu() else {
@@ -82,7 +82,7 @@ impl Parts {
         Ok((positive(&gnu.realsize)?, gnu.isextended[0] > 0))
     }
 
-    /// Reads the parts in a block after the header. Returns whether another block follows.
+    /// Reads the extents in a block after the header. Returns whether another block follows.
     pub(super) fn more(&mut self, block: &[u8; BLOCK]) -> Result<bool, Error> {
         let mut header = GnuExtSparseHeader::new();
         header.as_mut_bytes().copy_from_slice(block);
@@ -90,13 +90,13 @@ impl Parts {
         Ok(header.isextended[0] > 0)
     }
 
-    fn gnu(&mut self, parts: &[GnuSparseHeader]) -> Result<(), Error> {
-        for part in parts {
+    fn gnu(&mut self, extents: &[GnuSparseHeader]) -> Result<(), Error> {
+        for extent in extents {
             // An empty first byte marks the end of the list.
-            if part.offset[0] == 0 {
+            if extent.offset[0] == 0 {
                 break;
             }
-            self.push(positive(&part.offset)?, positive(&part.numbytes)?)?;
+            self.push(positive(&extent.offset)?, positive(&extent.numbytes)?)?;
         }
         Ok(())
     }
@@ -112,7 +112,7 @@ pub(super) enum Form {
     /// The file is not sparse.
     None,
     /// The file is sparse, and its map is in the extended header.
-    Here(Parts),
+    Here(ParsedExtents),
     /// The file is sparse, and its map is before the data, in decimal numbers.
     Ahead,
 }
@@ -130,12 +130,12 @@ pub(super) fn form(pax: &Pax) -> Result<Form, Error> {
         for text in map.split(|byte| *byte == b',') {
             numbers.push(decimal(text).ok_or_else(|| bad("of no numbers"))?);
         }
-        return Parts::of_numbers(&numbers).map(Form::Here);
+        return ParsedExtents::of_numbers(&numbers).map(Form::Here);
     }
     if pax.sparse.is_empty() {
         return Ok(Form::None);
     }
-    Parts::of_numbers(&pax.sparse).map(Form::Here)
+    ParsedExtents::of_numbers(&pax.sparse).map(Form::Here)
 }
 
 /// Parses the map of format 1.0 from the blocks before the data.
@@ -148,7 +148,7 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    pub(super) fn feed(&mut self, block: &[u8; BLOCK]) -> Result<Option<Parts>, Error> {
+    pub(super) fn feed(&mut self, block: &[u8; BLOCK]) -> Result<Option<ParsedExtents>, Error> {
         self.bytes += BLOCK as u64;
         if self.bytes > MAX_SPECIAL {
             return Err(bad("longer than the limit of 1 MiB"));
@@ -165,14 +165,14 @@ impl Ahead {
             self.line.clear();
             match self.wanted {
                 None if number > MAX_EXTENTS as u64 => {
-                    return Err(bad("of more parts than the limit of 65536"));
+                    return Err(bad("of more extents than the limit of 65536"));
                 }
                 None => self.wanted = Some(2 * number),
                 Some(_) => self.numbers.push(number),
             }
             // The rest of the block is padding.
             if self.wanted == Some(self.numbers.len() as u64) {
-                return Parts::of_numbers(&self.numbers).map(Some);
+                return ParsedExtents::of_numbers(&self.numbers).map(Some);
             }
         }
         Ok(None)
@@ -203,23 +203,23 @@ mod tests {
     }
 
     /// Feeds a map of format 1.0, padded to whole blocks.
-    fn ahead(text: &str) -> Result<Option<Parts>, Error> {
+    fn ahead(text: &str) -> Result<Option<ParsedExtents>, Error> {
         let mut bytes = text.as_bytes().to_vec();
         bytes.resize(bytes.len().next_multiple_of(BLOCK).max(BLOCK), 0);
         let mut map = Ahead::default();
         for block in bytes.as_chunks::<BLOCK>().0 {
-            if let Some(parts) = map.feed(block)? {
-                return Ok(Some(parts));
+            if let Some(extents) = map.feed(block)? {
+                return Ok(Some(extents));
             }
         }
         Ok(None)
     }
 
     proptest! {
-        /// The same parts in three formats give the same map.
+        /// The same extents in three formats give the same map.
         #[test]
-        fn all_formats_describe_the_same_parts(parts in proptest::collection::vec((0..1u64 << 40, 0..1u64 << 40), 1..60)) {
-            let numbers: Vec<_> = parts.iter().flat_map(|(at, len)| [at.to_string(), len.to_string()]).collect();
+        fn all_formats_describe_the_same_extents(extents in proptest::collection::vec((0..1u64 << 40, 0..1u64 << 40), 1..60)) {
+            let numbers: Vec<_> = extents.iter().flat_map(|(at, len)| [at.to_string(), len.to_string()]).collect();
             let oldest: Vec<_> = numbers
                 .iter()
                 .zip(["GNU.sparse.offset", "GNU.sparse.numbytes"].into_iter().cycle())
@@ -228,41 +228,41 @@ mod tests {
             let list = numbers.join(",");
             for records in [&oldest[..], &[("GNU.sparse.map", &list[..])]] {
                 match form(&pax(records)).unwrap() {
-                    Form::Here(found) => prop_assert_eq!(found.pairs(), &parts[..]),
+                    Form::Here(found) => prop_assert_eq!(found.pairs(), &extents[..]),
                     other => prop_assert!(false, "{:?}", other),
                 }
             }
-            let text = format!("{}\n{}\n", parts.len(), numbers.join("\n"));
+            let text = format!("{}\n{}\n", extents.len(), numbers.join("\n"));
             let found = ahead(&text).unwrap().unwrap();
-            prop_assert_eq!(found.pairs(), &parts[..]);
+            prop_assert_eq!(found.pairs(), &extents[..]);
         }
 
-        /// A map is valid exactly if its parts are ascending, within the file and as long as the
-        /// stored bytes. Its extents have the same bytes as its parts.
+        /// A map is valid exactly if its extents are ascending, within the file and as long as the
+        /// stored bytes. Its extents cover the same bytes as the pairs.
         #[test]
-        fn a_map_keeps_the_bytes_of_its_parts(
+        fn a_map_keeps_the_bytes_of_its_extents(
             gaps in proptest::collection::vec((0..4u64, 0..4u64), 0..12), short in 0..3u64,
         ) {
-            let (mut at, mut parts) = (0, Vec::new());
+            let (mut at, mut extents) = (0, Vec::new());
             for (gap, len) in gaps {
-                parts.push((at + gap, len));
+                extents.push((at + gap, len));
                 at += gap + len;
             }
-            let stored: u64 = parts.iter().map(|(_, len)| len).sum();
+            let stored: u64 = extents.iter().map(|(_, len)| len).sum();
             let bytes = |of: &[(u64, u64)]| -> Vec<u64> {
                 of.iter().flat_map(|(at, len)| *at..at + len).collect()
             };
-            let map = Map::new(&parts, at, stored).unwrap();
-            prop_assert_eq!(bytes(&map.0), bytes(&parts));
+            let map = Map::new(&extents, at, stored).unwrap();
+            prop_assert_eq!(bytes(&map.0), bytes(&extents));
             prop_assert!(map.0.iter().all(|(_, len)| *len > 0));
             prop_assert!(map.0.windows(2).all(|pair| pair[0].0 + pair[0].1 < pair[1].0));
-            prop_assert!(Map::new(&parts, at, stored + 1 + short).is_err());
+            prop_assert!(Map::new(&extents, at, stored + 1 + short).is_err());
             if at > 0 {
-                prop_assert!(Map::new(&parts, at - 1, stored).is_err());
+                prop_assert!(Map::new(&extents, at - 1, stored).is_err());
             }
             if stored > 0 {
-                parts.reverse();
-                let overlapping = [parts.clone(), parts].concat();
+                extents.reverse();
+                let overlapping = [extents.clone(), extents].concat();
                 prop_assert!(Map::new(&overlapping, at, 2 * stored).is_err());
             }
         }
@@ -305,22 +305,22 @@ mod tests {
         gnu.isextended = [1];
         gnu.sparse[0].offset = *b"00000000010\0";
         gnu.sparse[0].numbytes = *b"00000000002\0";
-        let mut parts = Parts::default();
-        assert_eq!(parts.old(header.as_bytes()).unwrap(), (512, true));
+        let mut extents = ParsedExtents::default();
+        assert_eq!(extents.old(header.as_bytes()).unwrap(), (512, true));
         let mut more = GnuExtSparseHeader::new();
         more.sparse_mut()[0].offset = *b"00000000100\0";
         more.sparse_mut()[0].numbytes = *b"00000000003\0";
         let block = *more.as_bytes();
-        assert!(!parts.more(&block).unwrap());
-        assert_eq!(parts.pairs(), [(8, 2), (64, 3)]);
-        let before = parts.pairs().len();
+        assert!(!extents.more(&block).unwrap());
+        assert_eq!(extents.pairs(), [(8, 2), (64, 3)]);
+        let before = extents.pairs().len();
         for _ in before..MAX_EXTENTS {
-            parts.more(&block).unwrap();
+            extents.more(&block).unwrap();
         }
         assert!(
-            parts.more(&block).is_err(),
-            "one part more than the maximum"
+            extents.more(&block).is_err(),
+            "one extent more than the maximum"
         );
-        assert!(parts.old(Header::new_ustar().as_bytes()).is_err());
+        assert!(extents.old(Header::new_ustar().as_bytes()).is_err());
     }
 }

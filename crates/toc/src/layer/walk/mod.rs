@@ -14,7 +14,7 @@ use super::pace::Pace;
 use super::paths::{self, MAX_PATH, Name};
 use super::pax::{MAX_SPECIAL, Pax};
 use super::request::Request;
-use super::sparse::{self, Ahead, Form, Map, Parts};
+use super::sparse::{self, Ahead, Form, Map, ParsedExtents};
 use super::stored::raw;
 
 use bytes::Bytes;
@@ -355,18 +355,18 @@ impl Walk<'_> {
         stored: u64,
     ) -> Result<(Option<Map>, u64, u64), Error> {
         let mut data = stored;
-        let (parts, size) = if fields.flag == b'S' {
-            let mut parts = Parts::default();
-            let (size, mut more) = parts.old(block)?;
+        let (extents, size) = if fields.flag == b'S' {
+            let mut extents = ParsedExtents::default();
+            let (size, mut more) = extents.old(block)?;
             while more {
                 let next = self.raw_block()?;
-                more = parts.more(&next)?;
+                more = extents.more(&next)?;
             }
-            (parts, size)
+            (extents, size)
         } else {
-            let parts = match sparse::form(pax)? {
+            let extents = match sparse::form(pax)? {
                 Form::None => return Ok((None, stored, stored)),
-                Form::Here(parts) => parts,
+                Form::Here(extents) => extents,
                 Form::Ahead => {
                     let mut ahead = Ahead::default();
                     loop {
@@ -374,8 +374,8 @@ impl Walk<'_> {
                             .checked_sub(BLOCK as u64)
                             .ok_or_else(|| image("has a sparse file shorter than its map"))?;
                         let block = self.raw_block()?;
-                        if let Some(parts) = ahead.feed(&block)? {
-                            break parts;
+                        if let Some(extents) = ahead.feed(&block)? {
+                            break extents;
                         }
                     }
                 }
@@ -385,9 +385,9 @@ impl Walk<'_> {
             }
             let real = pax.number("GNU.sparse.size")?;
             let real = real.or(pax.number("GNU.sparse.realsize")?);
-            (parts, real.unwrap_or(stored))
+            (extents, real.unwrap_or(stored))
         };
-        let map = Map::new(parts.pairs(), size, data)?;
+        let map = Map::new(extents.pairs(), size, data)?;
         Ok((Some(map), size, data))
     }
 

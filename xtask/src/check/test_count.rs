@@ -13,7 +13,7 @@ const CHILD: &str = "a child of";
 
 /// Numbers and names of tests, by outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Count {
+pub(crate) struct TestCount {
     /// Number of passed tests.
     pub(crate) passed: u64,
     /// Number of tests that failed or did not end.
@@ -29,7 +29,7 @@ pub(crate) struct Count {
     pub(crate) cpu_time: Duration,
 }
 
-impl Count {
+impl TestCount {
     /// Parses one line of output and counts it.
     pub(crate) fn line(&mut self, line: &str) {
         if let Some(rest) = line.strip_prefix("test result: ") {
@@ -64,7 +64,7 @@ impl Count {
     }
 }
 
-impl Count {
+impl TestCount {
     /// Runs one check of xtask itself, counts it, and prints its result.
     pub(crate) fn tell(&mut self, name: &str, check: impl FnOnce() -> Result<String>) {
         let outcome = check().map(|what| say!("  {name}: {what}"));
@@ -85,8 +85,8 @@ impl Count {
     }
 }
 
-impl AddAssign<&Count> for Count {
-    fn add_assign(&mut self, other: &Count) {
+impl AddAssign<&TestCount> for TestCount {
+    fn add_assign(&mut self, other: &TestCount) {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped.extend(other.skipped.iter().cloned());
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn reads_what_libtest_prints() {
-        let mut count = Count::default();
+        let mut count = TestCount::default();
         for line in [
             "running 5 tests",
             "test a::b ... ok",
@@ -116,7 +116,7 @@ mod tests {
         count.skips("a::f\n");
         assert_eq!(
             count,
-            Count {
+            TestCount {
                 passed: 2,
                 failed: 1,
                 skipped: vec!["a::d".to_owned(), "a::f".to_owned()],
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_program_that_stops_in_the_middle_has_not_ended() {
-        let mut count = Count::default();
+        let mut count = TestCount::default();
         count.line("test a::b ... ok");
         assert!(!count.ended);
     }

@@ -40,14 +40,14 @@ impl Resource {
 
 /// Whether the pressure of one resource pauses background work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct PressureLevel {
+pub(crate) struct PauseState {
     resource: Resource,
     is_paused: bool,
     /// Number of calm readings in a row.
     calm: u32,
 }
 
-impl PressureLevel {
+impl PauseState {
     pub(crate) fn new(resource: Resource) -> Self {
         Self {
             resource,
@@ -86,10 +86,10 @@ mod tests {
 
     #[test]
     fn work_pauses_at_once_and_resumes_after_calm_readings_in_a_row() {
-        let mut level = PressureLevel::new(Resource::Cpu);
+        let mut state = PauseState::new(Resource::Cpu);
         let mut after = |some, full| {
-            level.update(stall(some, full));
-            level.pauses_work()
+            state.update(stall(some, full));
+            state.pauses_work()
         };
         assert!(!after(0.39, 0.09));
         assert!(after(0.40, 0.0));
@@ -111,10 +111,10 @@ mod tests {
 
     #[test]
     fn a_change_of_the_decision_is_reported_once() {
-        let mut level = PressureLevel::new(Resource::Memory);
+        let mut state = PauseState::new(Resource::Memory);
         let mut changes = |some, readings| {
             (0..readings)
-                .filter(|_| level.update(stall(some, 0.0)))
+                .filter(|_| state.update(stall(some, 0.0)))
                 .count()
         };
         assert_eq!(changes(0.05, 10), 1);
@@ -125,11 +125,11 @@ mod tests {
     #[test]
     fn memory_pressure_pauses_work_before_it_shrinks_the_tier() {
         for stalled in [stall(0.05, 0.0), stall(0.0, 0.01)] {
-            let (mut level, mut limit) = (
-                PressureLevel::new(Resource::Memory),
+            let (mut state, mut limit) = (
+                PauseState::new(Resource::Memory),
                 super::super::PressureLimit::new(1600),
             );
-            assert!(level.update(stalled));
+            assert!(state.update(stalled));
             limit.update(stalled);
             assert_eq!(limit.limit(), 1600);
         }

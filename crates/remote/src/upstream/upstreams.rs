@@ -67,8 +67,8 @@ struct ConnectorFactory<'a> {
 }
 
 impl Upstreams {
-    /// Creates the directory of upstreams of a configuration. Takes the health of addresses from
-    /// `old`, the directory that the new directory replaces.
+    /// Creates the upstreams of a configuration. Takes the health of addresses from `old`, the
+    /// upstreams that the new ones replace.
     pub(crate) fn new(
         config: Config,
         metrics: &Metrics,

@@ -9,25 +9,23 @@ use std::path::{Path, PathBuf};
 
 use pierhead_toc::{Entry, FileDigest, Kind};
 
-/// Compares a folder with the expected tree, and panics at the first difference. Compares owners
-/// only with `as_root`, because only root can set owners.
-pub(crate) fn compare(
-    root: &Path,
-    tree: &[Entry],
-    contents: &BTreeMap<FileDigest, Vec<u8>>,
-    as_root: bool,
-) {
-    compare_but_links(root, tree, contents, as_root, false);
+/// Expected number of hard links of a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LinkCount {
+    /// The number of names that the file has in the tree.
+    OfTree,
+    /// Any number: files have further hard links in a store and in other trees.
+    Any,
 }
 
-/// Does the same as [`compare`]. With `linked`, files may have further hard links in a store and in
-/// other trees.
-pub(crate) fn compare_but_links(
+/// Compares a folder with the expected tree, and panics at the first difference. Compares owners
+/// only with `as_root`, because only root can set owners.
+pub(crate) fn compare_tree(
     root: &Path,
     tree: &[Entry],
     contents: &BTreeMap<FileDigest, Vec<u8>>,
     as_root: bool,
-    linked: bool,
+    links: LinkCount,
 ) {
     assert_eq!(count(root), tree.len());
     let at = |path: &[u8]| -> PathBuf { root.join(OsStr::from_bytes(path)) };
@@ -91,7 +89,7 @@ pub(crate) fn compare_but_links(
         let same = *inodes.entry(meta.ino()).or_insert(first);
         assert_eq!(same, first, "{entry:?} is one file with another");
         if let Some(names) = names.get(&entry.path)
-            && !linked
+            && links == LinkCount::OfTree
             && !kind.is_dir()
         {
             assert_eq!(meta.nlink(), *names, "{entry:?}");
