@@ -1,4 +1,5 @@
-//! The images of an OCI image layout, by their names, platforms and blobs.
+//! Reads and writes an OCI image layout on disk, and lists its images with their names, platforms
+//! and blobs.
 
 use std::{
     fs::{self, File},

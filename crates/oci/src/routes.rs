@@ -1,5 +1,5 @@
-//! The table of the API's paths with their methods and HTTP statuses. docs/reference/http-api.md is
-//! generated from it.
+//! The table of the paths of the Distribution API and of pierhead's extension, with their methods
+//! and HTTP statuses. docs/reference/http-api.md is generated from this table.
 
 /// One path of the API, with its methods, parameters and statuses.
 #[derive(Clone, Copy, Debug)]

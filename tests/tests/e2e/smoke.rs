@@ -1,5 +1,5 @@
-//! One short test of pull, cache, bundles and restart. `cargo xtask test` runs it under emulation
-//! for aarch64, where all tests would take hours.
+//! One short end-to-end test of pull, cache, bundles and restart. `cargo xtask test` runs this test
+//! under emulation for aarch64, where all end-to-end tests would take hours.
 
 use anyhow::{Context, Result, ensure};
 use pierhead_testkit::{images::Image, registry::FakeRegistry};

@@ -1,9 +1,9 @@
 """Writes promtool's input files from a rendered chart's PrometheusRule and a Grafana dashboard.
 
-chart/alerts.rs runs it. Arguments: a manifest, a dashboard, the tests of the alerts, an output folder. It writes
-`rules.yaml` (the rules unchanged), `dashboard.yaml` (each expression of the dashboard as a rule), `tested.yaml` (the
-rules with only the summary of their annotations) and `tests.yaml`. It fails unless each alert has a test in which it
-fires and one in which it does not.
+chart/alerts.rs runs this script. Arguments: a manifest, a dashboard, the tests of the alerts, an output folder. It
+writes `rules.yaml` (the rules unchanged), `dashboard.yaml` (each expression of the dashboard as a rule),
+`tested.yaml` (the rules with only the summary of their annotations) and `tests.yaml`. It fails unless each alert has
+a test in which it fires and one in which it does not.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""Prints a YAML file as JSON. chart/compose.rs runs it to parse compose.yaml, because xtask has no YAML parser."""
+"""Prints a YAML file as JSON.
+
+chart/compose.rs runs this script to parse compose.yaml, because xtask has no YAML parser.
+"""
 
 import json
 import sys

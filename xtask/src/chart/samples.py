@@ -1,6 +1,6 @@
 """Writes the Helm values that DPF passes to the chart: the values of each sample, and those that DPF adds, as JSON.
 
-chart/mod.rs runs it, because xtask has no YAML parser. Arguments: a folder of DPF samples, an output folder.
+chart/mod.rs runs this script, because xtask has no YAML parser. Arguments: a folder of DPF samples, an output folder.
 """
 
 import json

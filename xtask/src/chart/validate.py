@@ -1,6 +1,6 @@
 """Validates rendered manifests against the schemas of Kubernetes and of custom resources.
 
-chart/mod.rs runs it. Arguments: a Kubernetes version, a folder of schemas of custom resources, and a folder of
+chart/mod.rs runs this script. Arguments: a Kubernetes version, a folder of schemas of custom resources, and a folder of
 manifests, each RELEASE.NAME.yaml. Object names must contain RELEASE, unless it is `-`. The output has the format of
 Rust's test programs.
 """

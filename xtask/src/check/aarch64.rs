@@ -1,4 +1,4 @@
-//! Cross-compiles for arm64 and runs the result under QEMU's user-mode emulation.
+//! Cross-compiles pierhead and its tests for arm64, and runs them under QEMU's user-mode emulation.
 
 use std::{
     fs::{self, Permissions},

@@ -1,6 +1,6 @@
-# Script of the virtual machine of `cargo xtask dpu-vm` (a simulated DPU). The init process of the
-# machine, xtask/src/guest/init.sh, runs this script. The script sets up network and disk, starts
-# pierhead, and runs the commands that the host writes to /dev/hvc0.
+# Starts pierhead in the virtual machine of `cargo xtask dpu-vm`, a simulated DPU. The init process
+# of the machine, xtask/src/guest/init.sh, runs this script. The script sets up network and disk,
+# starts pierhead, and runs the commands that the host writes to /dev/hvc0.
 mkdir -p /data /run /tmp /root
 date -s "@$NOW" >/dev/null
 export HOME=/root

@@ -1,4 +1,5 @@
-//! One server process of the control plane, which ends with this process.
+//! One server process (such as etcd or the API server) of the Kubernetes control plane that `cargo
+//! xtask k8s` starts. The process ends when xtask ends.
 
 use std::{
     fs::{self, File},

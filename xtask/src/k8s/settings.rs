@@ -1,4 +1,5 @@
-//! Command-line flags and tokens of the servers of the control plane.
+//! Command-line flags and tokens of the servers (etcd, API server and others) of the Kubernetes
+//! control plane that `cargo xtask k8s` starts.
 
 use std::{
     fs::{self, File},

@@ -1,4 +1,5 @@
-//! Sends every rendered object in every combination of values to the API server as a dry run.
+//! Sends all objects of the Helm charts, rendered with many combinations of values, to the API
+//! server as a dry run. The API server must accept each object.
 
 use std::{fs, path::Path};
 

@@ -1,6 +1,7 @@
-# Script of the virtual machine of `cargo xtask pmem-vm`, which has emulated persistent memory. The
-# init process of the machine, xtask/src/guest/init.sh, runs this script. The script mounts the root
-# folder of the host, the shared folder and the NVDIMM, runs /job/command, and powers off.
+# Runs one command in the virtual machine of `cargo xtask pmem-vm`, which has emulated persistent
+# memory. The init process of the machine, xtask/src/guest/init.sh, runs this script. The script
+# mounts the root folder of the host, the shared folder and the NVDIMM, runs /job/command, and
+# powers the machine off.
 host_root
 mkdir -p /root/mnt/pmem /root/mnt/disk "/root$SHARE"
 mount -t 9p -o "rw,cache=mmap,$plan9" share "/root$SHARE" || die "mount $SHARE"

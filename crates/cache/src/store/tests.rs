@@ -1,5 +1,5 @@
-//! Tests the store in one race: while the store removes a damaged blob, the same blob is committed
-//! again.
+//! Tests a race in the store of blobs: one thread removes a damaged blob while another thread
+//! commits the same blob again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};

@@ -1,5 +1,5 @@
-//! Tests of the transfer and the file of a table of contents: encoding and decoding returns the
-//! same table, and damaged bytes give an error.
+//! Tests of the compressed form and the file of a table of contents (TOC): decoding an encoded TOC
+//! returns the same TOC, and damaged bytes give an error.
 
 use pierhead_toc::image_toc::{self, BlockCache, TocFile};
 use pierhead_toc::varint::{self, Reader};

@@ -1,5 +1,6 @@
-//! Stamps prove that a file which exported trees share by hard link is unchanged. Such a file has
-//! the mtime of an entry in the tree, and so no seal (see `content_dir`).
+//! Stamps: they prove that a file of the store is unchanged, if exported trees share this file by
+//! hard link. A shared file has the mtime of an entry in the tree, so this mtime cannot be the
+//! file's seal (the mtime by which `content_dir` recognizes all other verified files).
 //!
 //! A stamp is a hash over the digest of a content and the metadata of its inode. The metadata
 //! includes the ctime, which no system call can set. The resolution of the ctime may be one tick of

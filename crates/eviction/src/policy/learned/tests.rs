@@ -1,5 +1,5 @@
-//! Tests of the whole policy `learned`: it reduces waiting if the requests have a pattern; if they
-//! have none, clients wait at most 1 % longer than with the heuristic.
+//! Tests of the whole policy `learned`: clients wait less if the requests have a pattern. If the
+//! requests have no pattern, clients wait at most 1 % longer than with the heuristic.
 
 use super::*;
 use crate::building_blocks::hash;

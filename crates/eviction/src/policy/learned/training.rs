@@ -1,5 +1,5 @@
-//! Training of the policy `learned`: turns pairs of nominees into labels and labels into gradients,
-//! within a budget of training steps.
+//! Training of the neural network of the policy `learned`: turns pairs of nominees (candidates for
+//! an eviction) into labels, and labels into gradients, within a budget of training steps.
 //!
 //! The labels follow HALP (NSDI '23, section 4.3): if two keys were nominated for the same
 //! eviction, the key that is requested first should have stayed.
