@@ -8,7 +8,7 @@
 use crate::Error;
 use pierhead_toc::FileDigest;
 
-/// Maximum decoded size of a frame in bytes. This bounds the memory of a worker.
+/// Maximum decoded size of a frame in bytes. This limit bounds the memory of a worker.
 pub const MAX_FRAME: u64 = 4 << 20;
 
 /// Maximum size of all bases of one frame together, in bytes.

@@ -95,12 +95,12 @@ impl Metrics {
         );
         registry.register(
             "failed_fills",
-            "Fills that failed",
+            "Fills (downloads into the cache) that failed",
             self.failed_fills.clone(),
         );
         registry.register_with_unit(
             "written",
-            "Content written to staging",
+            "Bytes of blobs written to staging files",
             Unit::Bytes,
             self.written_bytes.clone(),
         );

@@ -5,12 +5,12 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Maximum bytes of `db`, the log of a database. sled reads it in segments of some KiB.
+/// Maximum bytes of `db`, the log of a sled database. sled reads this log in segments of some KiB.
 const MAX_LOG_BYTES: u64 = 4 << 30;
 /// Maximum bytes of one value in the folder `blobs`. `snap.*` (the positions of all pages) may have
 /// as many bytes, or as many as `db` if `db` is larger. sled reads such a file as a whole.
 const MAX_WHOLE_BYTES: u64 = 64 << 20;
-/// Maximum bytes of `conf`, a text file. sled reads it as a whole.
+/// Maximum bytes of `conf`, a text file of a sled database. sled reads `conf` as a whole.
 const MAX_CONF_BYTES: u64 = 64 << 10;
 
 /// Checks the kind and the size of each file of the sled database in `folder`. A folder that does

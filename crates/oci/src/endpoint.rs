@@ -82,7 +82,7 @@ pub enum Endpoint {
 }
 
 /// Maximum length of a path or query in bytes. The longest valid path (registry, name and SHA-512
-/// digest, with each byte percent-encoded) is shorter than this.
+/// digest, with each byte percent-encoded) is shorter.
 const MAX_LEN: usize = 4096;
 
 /// Characters of a name that must be percent-encoded in a path: the brackets around an IPv6

@@ -47,7 +47,7 @@ pub const ROUTES: &[Route] = &[
         path: "/v2/<name>/tags/list",
         parameters: &[
             ("n", "at most this number of tags"),
-            ("last", "only tags after this one, in lexical order"),
+            ("last", "only tags after this tag, in lexical order"),
         ],
         statuses: &[200],
         purpose: "The tags of a repository. `Link` names the next page.",
@@ -78,7 +78,7 @@ pub const ROUTES: &[Route] = &[
         path: "/v2/<name>/_oci/ext/discover",
         parameters: &[],
         statuses: &[200],
-        purpose: "The same for one repository.",
+        purpose: "The extensions of one repository: `_pierhead` if bundles are enabled.",
     },
     Route {
         methods: POST,
@@ -133,7 +133,7 @@ pub const STATUSES: &[(u16, &str)] = &[
     ),
     (
         401,
-        "pierhead requires credentials (`auth.mode`), or refuses these.",
+        "pierhead requires credentials (`auth.mode`), or refuses the credentials of the request.",
     ),
     (
         403,

@@ -21,8 +21,8 @@ impl Unit {
     }
 }
 
-/// Maximum number of characters of a subject, so that the subject, the bytes and the rate fit into
-/// 80 columns.
+/// Maximum number of characters of a progress bar's subject, such as an image, so that the subject,
+/// the bytes and the rate fit into 80 columns.
 const MAX_SUBJECT_CHARS: usize = 24;
 
 /// A progress bar. All clones control the same bar.

@@ -3,7 +3,8 @@
 
 use std::fmt::{self, Write as _};
 
-/// Maximum number of characters of a platform. A longer text would widen every row of a table.
+/// Maximum number of characters of a platform in a printed table. A longer text would widen every
+/// row of the table.
 pub(crate) const MAX_PLATFORM_CHARS: usize = 64;
 
 /// Returns `text` with escaped control characters, truncated after `max_chars` characters.

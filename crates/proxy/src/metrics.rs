@@ -301,13 +301,13 @@ impl Metrics {
         );
         registry.register_with_unit(
             "first_byte",
-            "From the request's head to the first byte of the response",
+            "Time from the request's head to the first byte of the response",
             Unit::Seconds,
             self.first_byte.family.clone(),
         );
         registry.register_with_unit(
             "response",
-            "From the request's head to the last byte of the response",
+            "Time from the request's head to the last byte of the response",
             Unit::Seconds,
             self.total.family.clone(),
         );

@@ -6,7 +6,7 @@ use pierhead_toc::FileDigest;
 
 use super::record_location::RecordLocation;
 
-/// Maximum number of members of one frame in a pack. This bounds the size of an entry in the index
+/// Maximum number of members of one frame in a pack. This limit bounds the size of an entry in the index
 /// of a pack (360 KB).
 pub const MAX_MEMBERS: usize = 8192;
 

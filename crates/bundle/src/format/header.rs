@@ -21,7 +21,7 @@ pub const MAX_BODY: usize = 10 << 20;
 /// memory.
 pub const MAX_DOCUMENTS: usize = 4 << 20;
 
-/// Maximum size of a TOC in its canonical form, in bytes: about 220 000 files. This bounds the
+/// Maximum size of a TOC in its canonical form, in bytes: about 220 000 files. This limit bounds the
 /// memory of a worker.
 pub const MAX_TOC: usize = 16 << 20;
 

@@ -49,7 +49,7 @@ impl Collector for StateCollector {
                 ),
                 (
                     "daily_write_budget",
-                    "Limit of written_today; 0: no limit",
+                    "Value of cache.daily_write_budget; 0: no limit",
                     Some(Unit::Bytes),
                     limit,
                 ),
@@ -62,25 +62,25 @@ impl Collector for StateCollector {
                 ("blobs", "Committed blobs", None, count(state.index.len())),
                 (
                     "unreadable",
-                    "Unreadable files of blobs and tags: they are kept, and read again later",
+                    "Unreadable files of blobs and tags, which pierhead keeps and reads again later",
                     None,
                     count(state.unreadable()),
                 ),
                 (
                     "used",
-                    "Committed blobs on disk",
+                    "Bytes of committed blobs on disk",
                     Some(Unit::Bytes),
                     state.used,
                 ),
                 (
                     "reserved",
-                    "Running fills, partial fills, and deleted files that readers have open",
+                    "Bytes reserved for running and interrupted downloads, and for deleted files that readers have open",
                     Some(Unit::Bytes),
                     state.reserved,
                 ),
                 (
                     "tags",
-                    "Tags and tag lists on disk",
+                    "Bytes of tags and tag lists on disk",
                     Some(Unit::Bytes),
                     state.tag_bytes,
                 ),
@@ -98,11 +98,16 @@ impl Collector for StateCollector {
                 ),
                 (
                     "pinned",
-                    "Committed blobs that are pinned",
+                    "Bytes of committed blobs that are pinned",
                     Some(Unit::Bytes),
                     state.pinned_bytes,
                 ),
-                ("fills", "Running fills", None, count(state.fills.len())),
+                (
+                    "fills",
+                    "Running fills (downloads into the cache)",
+                    None,
+                    count(state.fills.len()),
+                ),
                 (
                     "memory",
                     "Bytes of the small blobs that are in memory",
@@ -124,7 +129,7 @@ impl Collector for StateCollector {
         }
         let described = encoder.encode_descriptor(
             "policy_figures",
-            "Figures of the eviction policy",
+            "Statistics of the eviction policy, by name",
             None,
             of_policy.metric_type(),
         )?;
@@ -269,7 +274,7 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
         ),
         (
             "tier_corrupt_blobs",
-            "Corrupt blobs on the fast tier, a part of corrupt_blobs",
+            "Corrupt blobs on the fast tier, a part of pierhead_cache_corrupt_blobs_total",
             &None,
             fast.corrupt,
         ),

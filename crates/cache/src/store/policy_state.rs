@@ -18,8 +18,8 @@ const VERSION: u16 = 1;
 const HEADER_LEN: usize = 8 + 2 + 4 * 8;
 const CHECKSUM_LEN: usize = 4;
 
-/// Maximum length of the file in bytes: enough for about 800 000 blobs. A state that is longer is
-/// not saved, and a file that is longer is ignored.
+/// Maximum length of the policy state's file in bytes: enough for about 800 000 blobs. The cache
+/// does not save a longer state, and ignores a longer file.
 const MAX_FILE_LEN: usize = 64 << 20;
 /// The file takes at most this part (1/n) of the capacity of the cache.
 const CAPACITY_SHARE: u64 = 16;

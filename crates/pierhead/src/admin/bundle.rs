@@ -67,7 +67,7 @@ impl Collector for BundleMetrics {
                 None,
                 stat.fast_layers,
             ),
-            ("packs", "Packs on disk", bytes.clone(), stat.packs),
+            ("packs", "Bytes of packs on disk", bytes.clone(), stat.packs),
             (
                 "packs_capacity",
                 "Maximum bytes of packs on disk",
@@ -76,7 +76,7 @@ impl Collector for BundleMetrics {
             ),
             (
                 "plans",
-                "Plans and their patches on disk",
+                "Bytes of plans and their patches on disk",
                 bytes.clone(),
                 stat.plans,
             ),
@@ -88,7 +88,7 @@ impl Collector for BundleMetrics {
             ),
             (
                 "index",
-                "Layer indexes and tables of contents on disk",
+                "Bytes of layer indexes and tables of contents on disk",
                 bytes.clone(),
                 stat.index,
             ),

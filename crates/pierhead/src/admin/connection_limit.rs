@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use pierhead_host::ClientKey;
 use tokio::sync::Notify;
 
-/// Maximum number of connections that the admin listener serves beyond its normal maximum. They
-/// serve only health probes.
+/// Maximum number of connections that the admin listener serves beyond its normal maximum. These
+/// connections serve only health probes.
 const RESERVED_SLOTS: usize = 8;
 
 /// The limit of admin connections. All clones share one limit.

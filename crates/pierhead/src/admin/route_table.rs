@@ -118,7 +118,7 @@ pub(crate) const ROUTES: &[Route] = &[
         output: "`Removed`",
         statuses: &[200, 404, 409],
         purpose: "Deletes an image by tag or digest, with its bundles and the blobs that no other cached image \
-                  uses. 404: it is not cached. 409: it is pinned.",
+                  uses. 404: the image is not cached. 409: the image is pinned.",
         action: Action::RemoveImage,
     },
     Route {
@@ -136,7 +136,7 @@ pub(crate) const ROUTES: &[Route] = &[
         input: "`?image=REFERENCE`",
         output: "`Pin`",
         statuses: &[200, 404, 507],
-        purpose: "Pins a cached image, so that no blob of it is evicted. 404: it is not cached.",
+        purpose: "Pins a cached image, so that none of its blobs is evicted. 404: the image is not cached.",
         action: Action::Pin,
     },
     Route {
@@ -154,7 +154,7 @@ pub(crate) const ROUTES: &[Route] = &[
         input: "",
         output: "`Tier`",
         statuses: &[200, 404],
-        purpose: "The fast tier. 404: there is none.",
+        purpose: "The fast tier. 404: pierhead has no fast tier.",
         action: Action::ShowTier,
     },
     Route {
@@ -192,7 +192,7 @@ pub(crate) const ROUTES: &[Route] = &[
         input: "`Warm`",
         output: "lines of `Event`",
         statuses: &[200],
-        purpose: "Pulls manifests and blobs of images into the cache. It makes no bundle.",
+        purpose: "Pulls manifests and blobs of images into the cache, and makes no bundles.",
         action: Action::Warm,
     },
 ];
@@ -214,7 +214,7 @@ pub(crate) const STATUSES: &[(u16, &str)] = &[
     (500, "pierhead failed; the text has the cause."),
     (
         503,
-        "Too many connections: only `/livez` and `/readyz` have reserved ones.",
+        "Too many connections: only `/livez` and `/readyz` have reserved connections.",
     ),
 ];
 

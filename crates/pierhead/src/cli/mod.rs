@@ -58,7 +58,7 @@ Examples:
 
 Environment:
   https_proxy, HTTPS_PROXY   proxy for connections to registries
-  no_proxy, NO_PROXY         hosts that pierhead reaches without that proxy
+  no_proxy, NO_PROXY         hosts that pierhead reaches without the proxy
   XDG_DATA_HOME, HOME        default data folder of a user other than root
   DOCKER_CONFIG              folder of Docker's config.json, for `pull`,
                              `trace`, `inspect` and `diff`

@@ -17,10 +17,10 @@ pub(crate) enum Size {
 }
 
 impl Size {
-    /// Minimum of `auto` in bytes: a smaller cache has little use. The free space of
-    /// `cache.min_free` is kept nevertheless.
+    /// Minimum of `cache.size = "auto"` in bytes: a smaller cache has little use. pierhead keeps
+    /// the space of `cache.min_free` free even then.
     pub(crate) const MIN_AUTO_BYTES: u64 = 1 << 30;
-    /// Maximum of `auto` in bytes. An operator must configure a larger cache.
+    /// Maximum of `cache.size = "auto"` in bytes. An operator must configure a larger cache.
     pub(crate) const MAX_AUTO_BYTES: u64 = 1 << 40;
 
     /// Returns the size in bytes. `total` is the size of the file system, and `available` is the

@@ -17,7 +17,7 @@ use crate::admin_client::AdminClient;
 use crate::api::Stat;
 use crate::config::{Config, Overrides};
 
-/// Time limit of a query. The daemon is on this host, so it responds quickly.
+/// Time limit of one request of `pierhead doctor` to the daemon, which is on the same host.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(3);
 /// Uptime in seconds before which a daemon without any client request is normal.
 const MIN_UPTIME_WITH_REQUESTS: u64 = 600;

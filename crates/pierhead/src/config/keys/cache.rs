@@ -150,7 +150,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
         name: "workers",
         help: "Threads that index images for bundles. The same number of low-priority threads build patches; they pause while \
                pierhead indexes an image. An indexing thread takes up to 60MB of memory, a low-priority thread up to 150MB. \
-               Each takes at most half a core, or what the profile says, unless a request waits for its image.",
+               Each of these threads takes at most half a core, or the share that the profile sets, unless a request waits \
+               for the image on which the thread works.",
         kind: Kind::Count { min: 1, max: 64 },
         example: "1",
         reload: Reload::Restart(|new, old| new.bundle.workers = old.bundle.workers),

@@ -90,9 +90,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "allow_open_proxy_with_credentials",
-        help: "Allow upstream credentials on a listener without client authentication: every client that reaches it can pull \
-               with these credentials. Without this key, upstream credentials need tls.client_ca or auth.mode, or listen on \
-               loopback.",
+        help: "Allow upstream credentials on a listener without client authentication: every client that reaches the listener \
+               can pull with these credentials. Without this key, upstream credentials need tls.client_ca or auth.mode, or \
+               listen on loopback.",
         kind: Kind::Boolean,
         example: "false",
         reload: Reload::Live,

@@ -40,10 +40,10 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "downloads",
-        help: "Maximum number of parallel downloads of blobs from all upstreams; further downloads wait. One client gets half of \
-               them, and 503 when its running and waiting downloads are four times as many. One registry gets three quarters. \
-               A quarter is reserved for registries that this file names, and an eighth for clients with less than an \
-               eighth.",
+        help: "Maximum number of parallel downloads of blobs from all upstreams; further downloads wait. One client gets at \
+               most half of these downloads, and 503 when its running and waiting downloads are four times this half. One \
+               registry gets at most three quarters of these downloads. A quarter is reserved for registries that this file \
+               names, and an eighth for clients that have less than an eighth.",
         kind: Kind::Count { min: 1, max: 4096 },
         example: "32",
         reload: Reload::Live,
@@ -71,7 +71,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         section: "limits",
         name: "upstream_timeout",
         help: "A download that receives nothing for this long, or less than 10KiB/s on average, is cancelled and resumed. \
-               Connecting to an upstream (DNS, TCP and TLS) takes at most 3s of it, and the response headers 4s.",
+               Of this time, connecting to an upstream (DNS, TCP and TLS) takes at most 3s, and the response headers at most 4s.",
         kind: Kind::Duration {
             min: MILLISECOND,
             max: HOUR,
@@ -102,9 +102,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "memory",
-        help: "Memory that pierhead may use. It determines the defaults of bundle.size, bundle.workers and limits.connections, \
-               the memory for responses (128MiB without this key) and that for small blobs (4MiB without it). A quarter is \
-               reserved for the page cache and sockets.",
+        help: "Memory that pierhead may use. This key determines the defaults of bundle.size, bundle.workers and \
+               limits.connections, the memory for responses (128MiB without this key) and the memory for small blobs (4MiB \
+               without this key). A quarter of limits.memory is reserved for the page cache and sockets.",
         kind: Kind::BytesOrOff {
             min: 128 << 20,
             max: 1 << 44,
@@ -126,8 +126,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "cores",
-        help: "CPUs that pierhead runs on: \"all\" that it may use, the \"last 4\" of these, or numbers such as \"4-7\". Each CPU gets \
-               one thread, up to 16 threads and the CPU quota of the cgroup.",
+        help: "CPUs that pierhead runs on: \"all\" CPUs that the process may use, the \"last 4\" of these CPUs, or numbers such as \
+               \"4-7\". pierhead starts one thread per CPU, at most 16, and no more than the CPU quota of the cgroup keeps busy.",
         kind: Kind::Text,
         example: "\"all\"",
         reload: Reload::Restart(|new, old| new.limits.cores.clone_from(&old.limits.cores)),

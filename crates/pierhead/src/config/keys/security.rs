@@ -8,7 +8,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tls",
         name: "cert",
-        help: "PEM file with the server certificate, then its intermediate certificates. It needs tls.key.",
+        help: "PEM file with the server certificate, then its intermediate certificates. tls.cert needs tls.key.",
         kind: Kind::Path,
         example: "\"/etc/pierhead/tls.crt\"",
         reload: Reload::Restart(|new, old| new.tls.cert.clone_from(&old.tls.cert)),
@@ -50,7 +50,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         section: "auth",
         name: "mode",
         help: "Authentication of clients: \"htpasswd\" needs a user and password of auth.htpasswd, \"mtls\" a certificate of \
-               tls.client_ca, \"mtls-or-htpasswd\" one of the two. With tls.client_ca, \"htpasswd\" needs both. With \
+               tls.client_ca, \"mtls-or-htpasswd\" one of the two. With tls.client_ca, \"htpasswd\" needs password and certificate. With \
                \"pass-through\", pierhead checks at the upstream that the client's own credentials may read the repository; \
                clients without credentials may pull public images. \"pass-through-login\" refuses clients without credentials; \
                use it for docker, which sends credentials only after a 401 response. A change to or from \"mtls-or-htpasswd\" needs a restart.",
@@ -78,8 +78,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "auth",
         name: "htpasswd",
-        help: "File of users with one USER:HASH per line, with bcrypt hashes (`htpasswd -B`). pierhead reads it again when it \
-               changes.",
+        help: "File of users with one USER:HASH per line, with bcrypt hashes (`htpasswd -B`). pierhead reads the file again \
+               when the file changes.",
         kind: Kind::Path,
         example: "\"/etc/pierhead/htpasswd\"",
         reload: Reload::Live,
