@@ -14,12 +14,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{blob, open, open_with, store, tag, walk};
+use common::{blob, open, open_with, store, tag, tag_record, walk};
 use pierhead_cache::tier::DiskTier;
-use pierhead_cache::{Cache, Config, Error, TagRecord};
+use pierhead_cache::{Cache, Config, Error};
 use pierhead_eviction::Lru;
 use pierhead_host::BackgroundTask;
-use pierhead_oci::{Digest, MediaType};
+use pierhead_oci::Digest;
 use pierhead_testkit::tier::{Faulty, Op};
 use pierhead_testkit::wait;
 
@@ -68,16 +68,6 @@ fn data() -> (tempfile::TempDir, PathBuf) {
     (folder, data)
 }
 
-fn record(number: u64) -> TagRecord {
-    TagRecord {
-        digest: blob(number, 10).0,
-        media_type: MediaType::new(MediaType::OCI_INDEX).unwrap(),
-        etag: None,
-        warnings: Vec::new(),
-        validated: number,
-    }
-}
-
 #[tokio::test]
 async fn an_unreadable_pin_prevents_the_start_and_is_kept() {
     for how in [Broken::Open, Broken::Read] {
@@ -107,7 +97,7 @@ async fn unreadable_tags_are_kept_and_become_readable_again() {
         let (_folder, data) = data();
         let cache = open(&data);
         for number in 0..8 {
-            let put = cache.tags().put(&tag(number), record(number)).await;
+            let put = cache.tags().put(&tag(number), tag_record(number)).await;
             put.unwrap();
         }
         let counted = cache.stat().names;
@@ -120,7 +110,7 @@ async fn unreadable_tags_are_kept_and_become_readable_again() {
         let cache = open_with(config);
         assert_eq!(cache.tags().len(), 0);
         // A new record replaces one of the unreadable files.
-        let anew = cache.tags().put(&tag(3), record(30)).await;
+        let anew = cache.tags().put(&tag(3), tag_record(30)).await;
         anew.unwrap();
         let old = names.iter().find(|file| !file.is_symlink()).unwrap();
         let rest: Vec<_> = names.iter().filter(|it| *it != old).cloned().collect();
@@ -130,12 +120,84 @@ async fn unreadable_tags_are_kept_and_become_readable_again() {
         for number in 0..8 {
             let known = cache.tags().get(&tag(number)).unwrap();
             let wanted = if number == 3 { 30 } else { number };
-            assert_eq!(known.digest, record(wanted).digest);
+            assert_eq!(known.digest, tag_record(wanted).digest);
         }
         assert_eq!(cache.stat().names, counted);
         cache.close().await;
         drop(cache);
         assert_eq!(open(&data).tags().len(), 8);
+    }
+}
+
+#[test]
+fn records_without_read_permission_are_kept() {
+    let (_folder, data) = data_of_user();
+    as_user(|| {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let pinned = vec![blob(1, 10).0];
+        runtime.block_on(async {
+            let cache = open(&data);
+            for number in 0..3 {
+                let put = cache.tags().put(&tag(number), tag_record(number)).await;
+                put.unwrap();
+            }
+            cache.pin("image", pinned.clone()).await.unwrap();
+            cache.close().await;
+        });
+        let set_modes = |files: &[PathBuf], mode: u32| {
+            for file in files {
+                fs::set_permissions(file, fs::Permissions::from_mode(mode)).unwrap();
+            }
+        };
+        let names = files(&data, "names");
+        set_modes(&names, 0o000);
+        runtime.block_on(async {
+            let mut config = Config::new(&data, common::ROOMY);
+            config.flush_interval = Duration::from_millis(20);
+            let cache = open_with(config);
+            assert_eq!(cache.tags().len(), 0);
+            set_modes(&names, 0o600);
+            let all = || cache.tags().len() == 3;
+            wait::until_async("the tags", all).await;
+            cache.close().await;
+        });
+        let pins = files(&data, "pins");
+        set_modes(&pins, 0o000);
+        let error = common::refused(Config::new(&data, common::ROOMY));
+        let Error::UnreadablePin { path, source } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(
+            (path, source.kind()),
+            (&pins[0], ErrorKind::PermissionDenied)
+        );
+        set_modes(&pins, 0o600);
+        assert_eq!(open(&data).pins(), [("image".to_owned(), pinned)]);
+    });
+}
+
+#[tokio::test]
+async fn a_damaged_pin_is_deleted_and_the_other_pins_stay() {
+    let (_folder, data) = data();
+    let cache = open(&data);
+    for seed in 0..3 {
+        let label = format!("image {seed}");
+        cache.pin(&label, vec![blob(seed, 10).0]).await.unwrap();
+    }
+    cache.close().await;
+    drop(cache);
+    let damaged = files(&data, "pins").swap_remove(0);
+    let mut text = fs::read(&damaged).unwrap();
+    text[1] ^= 1;
+    fs::write(&damaged, text).unwrap();
+    let cache = open(&data);
+    assert!(!damaged.exists());
+    assert_eq!(files(&data, "pins").len(), 2);
+    let pins = cache.pins();
+    assert_eq!(pins.len(), 2);
+    for (label, digests) in pins {
+        let seed: u64 = label.strip_prefix("image ").unwrap().parse().unwrap();
+        assert_eq!(digests, [blob(seed, 10).0]);
     }
 }
 
@@ -273,14 +335,20 @@ fn as_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 /// The user ID of "nobody" on most systems.
 const USER: u32 = 65_534;
 
-#[test]
-fn a_folder_without_permissions_prevents_the_start_and_is_named() {
+/// Creates a data folder that belongs to the user of [`as_user`].
+fn data_of_user() -> (tempfile::TempDir, PathBuf) {
     let (folder, data) = data();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     fs::create_dir(&data).unwrap();
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&data, Some(USER), None).unwrap();
     }
+    (folder, data)
+}
+
+#[test]
+fn a_folder_without_permissions_prevents_the_start_and_is_named() {
+    let (_folder, data) = data_of_user();
     let opened = || {
         let config = Config::new(&data, common::ROOMY);
         Cache::open(config, Box::new(Lru::default())).map(drop)

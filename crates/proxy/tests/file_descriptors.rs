@@ -7,22 +7,18 @@
 
 mod common;
 
-use std::fs::File;
 use std::time::Duration;
 
 use common::{Fixture, FixtureOptions, eventually, in_time};
 use pierhead_bundle_server::State;
+use pierhead_testkit::file_descriptors::{LIMIT, OccupiedDescriptors};
 use pierhead_testkit::http::{Connection, Request, Response};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 const BUNDLE: &str = "/v2/app/_pierhead/bundle";
 const TRACE: &str = "/v2/app/_pierhead/trace";
-/// Limit of the number of file descriptors. The limit is higher than the number of files that the
-/// test has open.
-const LIMIT: u64 = 512;
 
 /// A lock, so that one test runs at a time.
 static SERIAL: Mutex<()> = Mutex::const_new(());
@@ -33,34 +29,6 @@ async fn fixture() -> Fixture {
         ..FixtureOptions::default()
     };
     options.start().await
-}
-
-/// Occupies all file descriptors of this process except for a given number, until this value is
-/// dropped.
-struct OccupiedDescriptors {
-    before: Rlimit,
-    _files: Vec<File>,
-}
-
-impl OccupiedDescriptors {
-    fn all_but(free: usize) -> Self {
-        let before = getrlimit(Resource::Nofile);
-        let current = Some(LIMIT);
-        setrlimit(Resource::Nofile, Rlimit { current, ..before }).unwrap();
-        let mut files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
-        assert!(files.len() > free);
-        files.truncate(files.len() - free);
-        Self {
-            before,
-            _files: files,
-        }
-    }
-}
-
-impl Drop for OccupiedDescriptors {
-    fn drop(&mut self) {
-        setrlimit(Resource::Nofile, self.before).unwrap();
-    }
 }
 
 /// Sends a POST request on an open connection.
@@ -119,7 +87,7 @@ async fn only_the_plan_fails_without_file_descriptors() {
     });
     let mut refused = 0;
     for free in 0..LIMIT {
-        let occupied = OccupiedDescriptors::all_but(usize::try_from(free).unwrap());
+        let occupied = OccupiedDescriptors::all_but(free);
         let response = post(&mut connection, BUNDLE, &query).await;
         drop(occupied);
         for image in [&old, &new] {

@@ -8,6 +8,7 @@
 
 pub mod admission;
 pub mod corpus;
+pub mod file_descriptors;
 pub mod http;
 pub mod images;
 pub mod layout;

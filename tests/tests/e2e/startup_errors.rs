@@ -114,6 +114,34 @@ fn a_data_folder_of_another_user_is_an_error() -> Result<()> {
 }
 
 #[test]
+fn a_pin_without_read_permission_is_an_error() -> Result<()> {
+    let folder = paths::scratch("data")?;
+    let data = folder.path().join("data");
+    let pin = data.join("pins").join("0".repeat(64));
+    fs::create_dir_all(data.join("pins"))?;
+    fs::write(data.join("version"), "1\n")?;
+    fs::write(&pin, "")?;
+    deny(&pin, 0o000)?;
+    let options = Options::new()
+        .data(&data)
+        .inside(namespace::without_capabilities());
+    let shown = pin.display().to_string();
+    assert_refused(
+        &options,
+        77,
+        &[
+            "data: cannot read the pin ",
+            &shown,
+            "Permission denied",
+            "mode 0000",
+            "chmod u+rwX",
+        ],
+    )?;
+    assert!(pin.exists(), "the pin was deleted");
+    Ok(())
+}
+
+#[test]
 fn a_file_as_the_data_folder_is_an_error() -> Result<()> {
     let folder = paths::scratch("data")?;
     let data = folder.path().join("data");

@@ -7,9 +7,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pierhead_cache::tier::Tier;
-use pierhead_cache::{BlobReader, Cache, Claim, Config, Error, Fill, Origin, TagKey, TailReader};
+use pierhead_cache::{
+    BlobReader, Cache, Claim, Config, Error, Fill, Origin, TagKey, TagRecord, TailReader,
+};
 use pierhead_eviction::Lru;
-use pierhead_oci::{Algorithm, Digest};
+use pierhead_oci::{Algorithm, Digest, MediaType};
 
 pub(crate) const ROOMY: u64 = 64 << 20;
 
@@ -37,6 +39,17 @@ pub(crate) fn refused(config: Config) -> Error {
 pub(crate) fn tag(number: u64) -> TagKey {
     let text = format!("registry.example/some/image:v{number}");
     TagKey::Manifest(text.parse().expect("a reference"))
+}
+
+/// Returns a record of a tag, whose digest and time follow from this number.
+pub(crate) fn tag_record(number: u64) -> TagRecord {
+    TagRecord {
+        digest: blob(number, 10).0,
+        media_type: MediaType::new(MediaType::OCI_INDEX).unwrap(),
+        etag: None,
+        warnings: Vec::new(),
+        validated: number,
+    }
 }
 
 /// Returns the registry that sends all bytes in these tests.

@@ -68,6 +68,28 @@ async fn a_data_folder_of_another_version_is_an_error_and_unchanged() {
 }
 
 #[tokio::test]
+async fn an_unreadable_pin_is_an_error_with_its_file_and_is_kept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().join("data");
+    let pin = data.join("pins").join("0".repeat(64));
+    std::fs::create_dir_all(data.join("pins")).expect("a folder");
+    std::fs::write(data.join("version"), "1\n").expect("the file is written");
+    // Every open of this link fails (ELOOP).
+    std::os::unix::fs::symlink(&pin, &pin).expect("a link");
+    let output = refuse(folder.path(), &[]).await;
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    let shown = format!("cannot read the pin {}", pin.display());
+    for words in [&shown, "make the file readable", "symbolic links"] {
+        assert!(
+            message.contains(words),
+            "{words:?} is missing in: {message}"
+        );
+    }
+    assert!(pin.is_symlink(), "the pin was deleted");
+}
+
+#[tokio::test]
 async fn a_port_in_use_is_an_error_with_its_address() {
     let daemon = Daemon::start("", &[]).await;
     let folder = tempfile::tempdir().expect("a folder");
