@@ -11,7 +11,8 @@ use pierhead_testkit::skip;
 #[derive(Debug)]
 pub struct Missing {
     reason: String,
-    /// Whether the program cannot be installed on this machine. If so, CI may skip the test.
+    /// Whether the program cannot be installed on this machine. CI may skip a test whose program
+    /// cannot be installed.
     excused: bool,
 }
 

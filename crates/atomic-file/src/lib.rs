@@ -1,15 +1,15 @@
 //! Atomic file writes: at any moment, a reader of the file finds all of its old contents or all of
 //! its new contents.
 //!
-//! A write has four steps. It fills a temporary file beside the target, syncs that file, renames it
-//! to the target, and syncs the folder. Invariants:
+//! A write has four steps: it fills a temporary file beside the target, syncs the temporary file,
+//! renames the temporary file to the target, and syncs the folder. Invariants:
 //!
-//! 1. At every moment, the target holds its old contents or all of its new contents. This holds
-//!    after a crash of the process. Unless [`Options::without_sync`] is set, it holds after a power
-//!    cut as well.
+//! 1. At every moment, the target holds its old contents or all of its new contents. The same
+//!    is true after a crash of the process and, unless [`Options::without_sync`] is set, after a
+//!    power cut.
 //! 2. After `Ok`, the new contents survive a power cut (except with [`Options::without_sync`]).
 //! 3. After an error, no temporary file remains. When the last step fails, the target may already
-//!    hold the new contents, but they may not survive a power cut.
+//!    hold the new contents, but the new contents may not survive a power cut.
 //! 4. Two writers of one target never write to the same temporary file. The last rename wins.
 //!
 //! The temporary file is named `TARGET.partial`, or `TARGET.N.partial` while other writers hold a

@@ -21,8 +21,8 @@ where
         .build()
 }
 
-/// Whether the cache has the key. This counts as a use of the entry; `contains_key` of the cache
-/// does not.
+/// Whether the cache has the key. A call counts as a use of the entry; a call of the cache's own
+/// `contains_key` does not.
 pub(crate) fn has_key<K>(cache: &Cache<K, ()>, key: &K) -> bool
 where
     K: Eq + Hash + Send + Sync + 'static,

@@ -412,7 +412,7 @@ fn failed(doing: &'static str, what: &Failure) -> Error {
 #[error("{what}")]
 struct Failure {
     what: String,
-    /// Whether the files of the database are damaged. If so, a retry with the same files is
+    /// Whether the files of the database are damaged. After damage, a retry with the same files is
     /// useless.
     is_damage: bool,
 }

@@ -213,8 +213,8 @@ impl Queue {
         self.positions.insert(manifest, (client, id, is_awaited));
     }
 
-    /// Whether a client waits for an image that could begin now. If so, the job in progress does
-    /// not pause.
+    /// Whether a client waits for an image that could begin now. While a client waits, the job in
+    /// progress does not pause.
     fn is_wanted(&self, now: Instant) -> bool {
         let mut waiters = self.images.waiters();
         waiters.any(|(_, it)| it.is_awaited && it.is_due(now))

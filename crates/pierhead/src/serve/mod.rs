@@ -94,8 +94,8 @@ fn raise_open_files() {
     }
 }
 
-/// Logs the profile, and binds the process to `limits.cores`. This must happen before any other
-/// thread starts, since threads inherit the set of CPUs.
+/// Logs the profile, and binds the process to `limits.cores`. The caller calls this function before
+/// any other thread starts, since threads inherit the set of CPUs.
 fn apply_profile_and_cores(config: &Config, machine: &Machine) {
     if let Some(profile) = config.profile {
         let memory = config.limits.memory.unwrap_or(0);

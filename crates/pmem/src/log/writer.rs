@@ -30,7 +30,7 @@ pub struct Writer<M: Medium> {
     open: Option<OpenRecord>,
     /// Whether a call failed. After that, all further calls fail.
     has_failed: bool,
-    /// Whether the medium failed. If so, the segment must be retired.
+    /// Whether the medium failed. After a failure of the medium, the segment must be retired.
     medium_failed: bool,
 }
 

@@ -27,8 +27,8 @@ pub(crate) fn has_bare_lf(head: &[u8]) -> bool {
     head.first() == Some(&b'\n') || head.iter().zip(behind).fold(false, is_bare)
 }
 
-/// Whether only hyper can tell where the body of the request ends. If so, the connection must close
-/// after the response.
+/// Whether only hyper can tell where the body of the request ends. After such a request, the
+/// connection must close after the response.
 pub(crate) fn ends_unknown(headers: &HeaderMap) -> bool {
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     let (first, more) = (lengths.next(), lengths.next());

@@ -83,7 +83,7 @@ pub struct UpstreamAddress {
     pub url: String,
     /// Credentials for this address only. Credentials of other addresses are never sent here.
     pub credentials: Option<Credentials>,
-    /// Whether another party runs this address. If so, the address gets no credentials of clients.
+    /// Whether another party runs this address. Such an address gets no credentials of clients.
     /// If this address responds 404 or refuses access, pierhead asks the next address.
     pub mirror: bool,
 }

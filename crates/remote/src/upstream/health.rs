@@ -2,9 +2,9 @@
 //! requests whether the host works, and the rate limits that the host states.
 //!
 //! ```text
-//! closed --MAX_FAILURES in a row--> open --ejection over, or all are open--> half-open (one request)
-//!   ^                                 ^-------------- the request fails ------------|
-//!   '------------------------------------ the host responds ------------------------'
+//! closed --MAX_FAILURES in a row--> open --ejection over, or all are open--> half-open (one
+//! request) ^                                 ^-------------- the request fails ------------|
+//! '------------------------------------ the host responds ------------------------'
 //! ```
 
 use std::sync::Arc;
@@ -262,8 +262,8 @@ impl Health {
         }
     }
 
-    /// Whether the last response bodies of this host were empty. If so, other hosts are asked
-    /// first.
+    /// Whether the last response bodies of this host were empty. While this is true, other hosts
+    /// are asked first.
     pub(crate) fn is_sending_empty_bodies(&self) -> bool {
         let state = self.state.lock();
         let is_recent = |at: Instant| at.elapsed() < MAX_EJECTION;

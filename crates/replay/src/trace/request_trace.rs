@@ -145,8 +145,8 @@ impl RequestTrace {
         })
     }
 
-    /// Returns the future of the trace, for policies that know the future. This takes 8 more bytes
-    /// per request.
+    /// Returns the future of the trace, for policies that know the future. The future
+    /// takes 8 bytes of memory per request, in addition to the trace.
     pub fn future(&self) -> Future {
         Future::of(self.requests.iter().map(|request| request.object))
     }

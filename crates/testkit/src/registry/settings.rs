@@ -12,7 +12,7 @@ pub struct Settings {
     /// Whether the registry redirects (307) requests for blobs to the CDN. The CDN refuses a
     /// request with an `Authorization` header.
     pub redirect_blobs: bool,
-    /// Whether the registry has the referrers API. If not, requests to this API get a 404, and
+    /// Whether the registry has the referrers API. Without the API, requests to it get a 404, and
     /// clients use the referrers tag.
     pub referrers_api: bool,
     /// Maximum number of tags per page, even if the client requests more.

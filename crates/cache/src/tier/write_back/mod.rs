@@ -61,8 +61,8 @@ pub struct Options {
     /// Upper bound of `limit` in bytes, which also applies to later changes of the limit. The upper
     /// bound is the space of the medium.
     pub max_limit: u64,
-    /// Whether the fast tier loses its contents on a power loss. If so, after a restart the cache
-    /// keeps only those blobs of the fast tier that the disk has, too.
+    /// Whether the fast tier loses its contents on a power loss. For such a tier, after a restart
+    /// the cache keeps only those blobs of the fast tier that the disk has, too.
     pub volatile: bool,
     /// Maximum bytes per second of the write-back. The value 0 means no maximum.
     pub write_back_rate: u64,

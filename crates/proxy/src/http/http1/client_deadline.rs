@@ -16,7 +16,8 @@ pub(crate) struct ClientDeadline {
     start: Instant,
     /// The deadline in milliseconds since `start`, or [`NO_DEADLINE`].
     due: AtomicU64,
-    /// Whether the client must read bytes before the deadline. If not, the client must send bytes.
+    /// Whether the client must read bytes before the deadline. If false, the client must send bytes
+    /// before the deadline.
     is_for_reading: AtomicBool,
     /// Set once, when the shutdown begins.
     is_shutdown: AtomicBool,
