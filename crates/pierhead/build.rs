@@ -1,7 +1,8 @@
 //! Cargo build script of `pierhead`: passes the build target, the build profile and the date of the
 //! sources to the compiler, as environment variables that the binary reads with `env!`.
 
-/// Date of the sources in seconds since 1970, if `SOURCE_DATE_EPOCH` is not set: 2026-01-01 00:00 UTC.
+/// Date of the sources in seconds since 1970, if `SOURCE_DATE_EPOCH` is not set: 2026-01-01 00:00
+/// UTC.
 const DEFAULT_SOURCE_DATE: u64 = 1_767_225_600;
 
 fn main() {

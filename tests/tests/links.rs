@@ -1,5 +1,5 @@
-//! Checks the links of the documentation: every relative link and anchor leads to an existing target,
-//! every page that source code mentions exists, and the index lists every page of docs.
+//! Checks the links of the documentation: every relative link and anchor leads to an existing
+//! target, every page that source code mentions exists, and the index lists every page of docs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

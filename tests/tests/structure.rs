@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 /// Maximum number of files in an import cycle of a crate.
 const MAX_CYCLE: usize = 3;
 
-/// Words that no identifier may contain, each with its replacement. An identifier is split at `_` and
-/// at upper-case letters, so that `rot` does not forbid `rotate`.
+/// Words that no identifier may contain, each with its replacement. An identifier is split at `_`
+/// and at upper-case letters, so that `rot` does not forbid `rotate`.
 const RETIRED: &[(&str, &str)] = &[
     ("door", "admission"),
     ("errand", "operation"),
@@ -588,9 +588,8 @@ fn base_of(first: &str, module: &[String], modules: &BTreeSet<Vec<String>>) -> O
     }
 }
 
-/// Walks a path or use tree from `at`, after a `::`. Calls `found` with each complete path and its local
-/// name.
-/// Returns the end of the tree.
+/// Walks a path or use tree from `at`, after a `::`. Calls `found` with each complete path and its
+/// local name. Returns the end of the tree.
 fn tree(
     tokens: &[Token],
     mut at: usize,

@@ -75,7 +75,8 @@ pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
 
 /// Sums the fields utime, stime, cutime and cstime (14 to 17, in clock ticks) of `/proc/PID/stat`.
 fn parse_cpu_time(stat: &str) -> Option<Duration> {
-    // Field 2 is the name of the program in parentheses. The name can contain spaces and parentheses.
+    // Field 2 is the name of the program in parentheses. The name can contain spaces and
+    // parentheses.
     let (_, fields) = stat.rsplit_once(')')?;
     let times = fields.split_whitespace().skip(11).take(4);
     let ticks = times.map(str::parse::<u64>).sum::<Result<u64, _>>().ok()?;

@@ -22,10 +22,10 @@ impl Ord for Time {
     }
 }
 
-/// A resource that does one second of work per second. The counter `served` has the
-/// seconds of work that each active job has received since the start. A job of `work` seconds that
-/// arrives at `served` ends when the counter reaches `served + work`. So one counter serves all jobs, and an event costs
-/// the logarithm of the number of jobs.
+/// A resource that does one second of work per second. The counter `served` has the seconds of work
+/// that each active job has received since the start. A job of `work` seconds that arrives at
+/// `served` ends when the counter reaches `served + work`. So one counter serves all jobs, and an
+/// event costs the logarithm of the number of jobs.
 #[derive(Debug)]
 pub(super) struct Shared<T> {
     now: f64,

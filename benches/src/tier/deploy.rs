@@ -1,5 +1,5 @@
-//! Benchmark of deployments with a fast cache tier (as in the paper N-Docker): the time to store an image
-//! after its download, and the number of bytes on the fast medium.
+//! Benchmark of deployments with a fast cache tier (as in the paper N-Docker): the time to store an
+//! image after its download, and the number of bytes on the fast medium.
 
 use std::collections::HashSet;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Benchmarks of the cache with a fast tier, on simulated media: deployments and container starts (as
-//! in the paper N-Docker), a stream of pulls (as in the paper CHERRY), and CPU costs.
+//! Benchmarks of the cache with a fast tier, on simulated media: deployments and container starts
+//! (as in the paper N-Docker), a stream of pulls (as in the paper CHERRY), and CPU costs.
 
 mod deploy;
 mod hot_files;

@@ -1,6 +1,6 @@
-//! Benchmark of container starts with a fast cache tier (as in the paper N-Docker): the time to read the
-//! files of a start from disk, from NVM, and with only the hot ranges on NVM, and the used bytes of
-//! the NVM.
+//! Benchmark of container starts with a fast cache tier (as in the paper N-Docker): the time to
+//! read the files of a start from disk, from NVM, and with only the hot ranges on NVM, and the used
+//! bytes of the NVM.
 
 use std::collections::HashSet;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Benchmark of a mixed stream of pulls (as in the paper CHERRY): images of different popularity, and a fast
-//! cache tier with space for a part of them.
+//! Benchmark of a mixed stream of pulls (as in the paper CHERRY): images of different popularity,
+//! and a fast cache tier with space for a part of them.
 
 use std::collections::HashSet;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Checks for the fuzz target `elf`: the ELF reader, which finds the libraries that a program needs,
-//! obeys its limits on any input. The input comes from images that clients choose.
+//! Checks for the fuzz target `elf`: the ELF reader, which finds the libraries that a program
+//! needs, obeys its limits on any input. The input comes from images that clients choose.
 
 use crate::plan::elf_needs;
 

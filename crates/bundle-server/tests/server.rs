@@ -333,8 +333,8 @@ fn unawaited_work_pauses_and_awaited_images_are_indexed() {
     }
     rest.set_paused(true);
     blobs.1.close(None);
-    // A new image wakes the low-priority thread, which would otherwise sleep for up to 30 s before it
-    // pauses.
+    // A new image wakes the low-priority thread, which would otherwise sleep for up to 30 s before
+    // it pauses.
     offer_image(fourth);
     while rest.paused_workers() < 2 {
         std::thread::sleep(Duration::from_millis(2));

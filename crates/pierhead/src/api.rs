@@ -346,7 +346,8 @@ pub(crate) struct Warm {
     pub(crate) pin: bool,
 }
 
-/// One line of a response of newline-delimited JSON. A response without the event `done` is incomplete.
+/// One line of a response of newline-delimited JSON. A response without the event `done` is
+/// incomplete.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {

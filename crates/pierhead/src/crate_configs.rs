@@ -154,8 +154,8 @@ pub(crate) fn bundle_server(
     server
 }
 
-/// Returns the memory for TOCs (tables of contents) of planning: an eighth of `limits.memory`, at most
-/// [`MAX_TOC_MEMORY`].
+/// Returns the memory for TOCs (tables of contents) of planning: an eighth of `limits.memory`, at
+/// most [`MAX_TOC_MEMORY`].
 fn toc_memory(limit: Option<u64>) -> u64 {
     /// The part of `limits.memory` for TOCs: one in this number.
     const TOC_SHARE: u64 = 8;
@@ -208,7 +208,8 @@ pub(crate) fn cpu_budget(machine: &Machine) -> Option<CpuBudget> {
 /// Returns the number of worker threads: one per core of `limits.cores`, and at most as many as the
 /// CPU quota of the cgroup keeps busy.
 pub(crate) fn worker_threads(config: &Config, machine: &Machine) -> usize {
-    /// Maximum number of worker threads. More threads take memory and do not raise the throughput of an uplink.
+    /// Maximum number of worker threads. More threads take memory and do not raise the throughput
+    /// of an uplink.
     const MAX_THREADS: usize = 16;
     let cores = config.limits.cores.resolve(machine).ok().flatten();
     let cores = cores.map_or(MAX_THREADS, |cores| cores.len());

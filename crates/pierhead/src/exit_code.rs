@@ -42,7 +42,8 @@ exits! {
     /// `EX_NOINPUT`: an image does not exist, or pierhead cannot read the configuration file or a
     /// file that it names.
     MissingFile = 66,
-    /// `EX_NOHOST`: the network interface does not exist or has no address, or no interface has the listen address.
+    /// `EX_NOHOST`: the network interface does not exist or has no address, or no interface has the
+    /// listen address.
     NoInterface = 68,
     /// `EX_UNAVAILABLE`: another process uses the listen address or the data folder.
     InUse = 69,

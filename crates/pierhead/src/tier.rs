@@ -68,7 +68,8 @@ pub(crate) fn bytes_in_memory(tier: &Tier) -> u64 {
     path.map_or(0, |_| tier.size)
 }
 
-/// Whether the limit of the tier shrinks under memory pressure: only a tier in memory can free memory.
+/// Whether the limit of the tier shrinks under memory pressure: only a tier in memory can free
+/// memory.
 pub(crate) fn follows_pressure(config: &Config) -> bool {
     let is_watched = config.limits.pause_under.contains(&Resource::Memory);
     is_watched && config.tier.kind == TierKind::File && bytes_in_memory(&config.tier) > 0

@@ -15,7 +15,8 @@ pub(crate) fn is_quiet() -> bool {
     IS_QUIET.load(Ordering::Relaxed)
 }
 
-/// Prints a message like `eprintln!`, unless `--quiet` is set. Warnings and errors use `eprintln!` itself.
+/// Prints a message like `eprintln!`, unless `--quiet` is set. Warnings and errors use `eprintln!`
+/// itself.
 macro_rules! note {
     ($($text:tt)*) => {
         if !$crate::verbosity::is_quiet() {

@@ -88,8 +88,8 @@ pub fn routed(input: &[u8]) {
     assert!(!both.split('/').any(climbs), "{both}");
 }
 
-/// Checks the filter of cached referrers, and the pages of a cached list of tags. The first line of the input is the
-/// query, the rest is the list.
+/// Checks the filter of cached referrers, and the pages of a cached list of tags. The first line of
+/// the input is the query, the rest is the list.
 pub fn lists(input: &[u8]) {
     let range = input.iter().position(|byte| *byte == b'\n');
     let (query, list) = range.map_or((&b""[..], input), |range| {

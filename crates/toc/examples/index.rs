@@ -122,7 +122,8 @@ fn rate(bytes: u64, took: Duration) -> f64 {
     bytes as f64 / 1e6 / took.as_secs_f64()
 }
 
-/// All layers of the index or manifest of a descriptor, by digest. Skips blobs that the layout lacks.
+/// All layers of the index or manifest of a descriptor, by digest. Skips blobs that the layout
+/// lacks.
 fn collect(
     layout: &OciLayout,
     descriptor: &Value,

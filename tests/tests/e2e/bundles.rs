@@ -1,5 +1,5 @@
-//! End-to-end tests of bundles (downloads with only the missing files of an image): `pierhead pull`,
-//! `export`, `trace`, `diff` and `inspect` against a running daemon.
+//! End-to-end tests of bundles (downloads with only the missing files of an image): `pierhead
+//! pull`, `export`, `trace`, `diff` and `inspect` against a running daemon.
 
 use std::{
     fs,

@@ -14,9 +14,9 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Step;
 
-/// Number of steps that run at the same time: usually, one step compiles or runs unit tests, and the
-/// end-to-end tests wait for daemons. With three steps on two cores, pulls in the virtual machine
-/// with persistent memory exceeded their time limit.
+/// Number of steps that run at the same time: usually, one step compiles or runs unit tests, and
+/// the end-to-end tests wait for daemons. With three steps on two cores, pulls in the virtual
+/// machine with persistent memory exceeded their time limit.
 const WORKERS: usize = 2;
 
 /// Increase of the nice value in the steps that yield. On a busy CPU, such a thread gets a third of

@@ -1,5 +1,5 @@
-//! Counts passed, failed and skipped tests: in the output of Rust's test programs, and of the checks
-//! that xtask itself runs.
+//! Counts passed, failed and skipped tests: in the output of Rust's test programs, and of the
+//! checks that xtask itself runs.
 
 use std::{ops::AddAssign, time::Duration};
 

@@ -1,4 +1,5 @@
-//! Lists the crates that are linked into a program, as `cargo tree` resolves them for this program alone.
+//! Lists the crates that are linked into a program, as `cargo tree` resolves them for this program
+//! alone.
 //!
 //! `cargo metadata` is not sufficient, because it unifies the features that all workspace members
 //! request.
@@ -79,8 +80,9 @@ fn tree(arch: Arch, root: &str, options: &[&str]) -> Result<String> {
     )
 }
 
-/// Parses the lines of `cargo tree`, such as `2tokio v1.2.3`: a depth and a crate. Returns the crate
-/// at depth 0 and the dependencies of all crates. A repeated crate has no dependencies below it.
+/// Parses the lines of `cargo tree`, such as `2tokio v1.2.3`: a depth and a crate. Returns the
+/// crate at depth 0 and the dependencies of all crates. A repeated crate has no dependencies below
+/// it.
 fn read(tree: &str) -> Result<(Id, BTreeMap<Id, BTreeSet<Id>>)> {
     let mut root = None;
     let mut dependencies: BTreeMap<Id, BTreeSet<Id>> = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! `cargo xtask dist`: builds the programs, the container image and the Debian packages of a release, reproducibly.
+//! `cargo xtask dist`: builds the programs, the container image and the Debian packages of a
+//! release, reproducibly.
 
 mod arch;
 mod deb;
@@ -123,7 +124,8 @@ pub(crate) fn missing_for_trial() -> Vec<&'static str> {
 /// Name of the image's folder in the output of [`trial`] and [`run`].
 pub(crate) const IMAGE: &str = "image";
 
-/// Writes a release. The image of each platform in `bounded` must have fewer than `max` compressed bytes.
+/// Writes a release. The image of each platform in `bounded` must have fewer than `max` compressed
+/// bytes.
 #[expect(
     clippy::disallowed_methods,
     reason = "a build artifact, which the next run makes again after a crash"

@@ -1,4 +1,5 @@
-//! Builds a program for release, with zig as its linker so that an old glibc suffices, and checks its ELF header.
+//! Builds a program for release, with zig as its linker so that an old glibc suffices, and checks
+//! its ELF header.
 
 use std::{
     env, fs,
@@ -17,9 +18,9 @@ use crate::{exec, install, place};
 /// The glibc of Ubuntu 20.04, the oldest system that BlueField ships with.
 pub(crate) const OLDEST: Glibc = (2, 31);
 
-/// Symbols that glibc 2.31 has under an older version. glibc 2.34 absorbed libpthread and libdl; 2.33
-/// turned inline functions into symbols. A test program, linked against a newer glibc, requires the
-/// newer version of these symbols. A release does not.
+/// Symbols that glibc 2.31 has under an older version. glibc 2.34 absorbed libpthread and libdl;
+/// 2.33 turned inline functions into symbols. A test program, linked against a newer glibc,
+/// requires the newer version of these symbols. A release does not.
 const MOVED: &[&str] = &[
     "__libc_start_main",
     "dlsym",
@@ -187,7 +188,8 @@ impl Program {
         Ok(())
     }
 
-    /// Names of the Debian packages with the required libraries, and the lowest version if one is known.
+    /// Names of the Debian packages with the required libraries, and the lowest version if one is
+    /// known.
     ///
     /// # Errors
     /// When the program requires a library that is not part of glibc.

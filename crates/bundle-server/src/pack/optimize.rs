@@ -17,8 +17,8 @@ const SYNC_INTERVAL: u64 = 64 << 20;
 /// fast frames are not deleted. After a shutdown or a kill, the next call continues after the last
 /// recorded frame.
 ///
-/// The function `pause` is called with the number of bytes that were compressed. The function `flush` makes
-/// `frame_index` durable. The work takes memory for two frames and the zstd context.
+/// The function `pause` is called with the number of bytes that were compressed. The function
+/// `flush` makes `frame_index` durable. The work takes memory for two frames and the zstd context.
 ///
 /// # Errors
 /// [`Error::Missing`] and [`Error::Malformed`] when a fast frame is lost; errors of the packs, of

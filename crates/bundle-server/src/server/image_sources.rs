@@ -14,8 +14,8 @@ use pierhead_toc::layer::LayerIndex;
 /// Size of the cache of decoded frames while patches are made, in bytes.
 const DECODED_MEMORY: usize = 8 << 20;
 
-/// Returns a reader of the file contents of these images. The reader takes a content from a pack, or
-/// from a layer that is still cached.
+/// Returns a reader of the file contents of these images. The reader takes a content from a pack,
+/// or from a layer that is still cached.
 pub(super) fn contents(context: &Context, images: &[Digest]) -> Contents {
     let layers = Arc::new(open_layers(context, images));
     Contents::new(

@@ -46,8 +46,8 @@ pub(super) struct PlanStore {
     budget: u64,
     resume_window: Duration,
     open: Mutex<Vec<(FileDigest, Arc<PlanFile>)>>,
-    /// Locks of plans that are deleted or replaced now, by the key of the plan. Opening a plan needs
-    /// no lock.
+    /// Locks of plans that are deleted or replaced now, by the key of the plan. Opening a plan
+    /// needs no lock.
     changing: KeyedLock<FileDigest>,
     /// Plans that a request or a response may be using.
     in_use: Mutex<Vec<Weak<PlanFile>>>,
@@ -585,9 +585,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (store, key) = (store(folder.path()), FileDigest::of(b"key"));
         let path = store.paths.plan(&key);
-        // The damaged plan is a pipe: a request that opens it waits until the pipe has a writer, and
-        // then until the writer closes the pipe. So the test knows when the request has the damaged
-        // plan open.
+        // The damaged plan is a pipe: a request that opens it waits until the pipe has a writer,
+        // and then until the writer closes the pipe. So the test knows when the request has the
+        // damaged plan open.
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
         std::thread::scope(|scope| {

@@ -1,9 +1,9 @@
 //! Makes the plan of a bundle for one request.
 //!
-//! A bundle is a header and a sequence of frames. A *frame* is a group of file contents, or parts of
-//! them, that are compressed together; its bytes on disk and on the wire are its record. A *plan* is
-//! a file with the header of one bundle and the location of each record in the packs or in the plan
-//! file itself. So the server sends a bundle without decoding or compressing anything.
+//! A bundle is a header and a sequence of frames. A *frame* is a group of file contents, or parts
+//! of them, that are compressed together; its bytes on disk and on the wire are its record. A
+//! *plan* is a file with the header of one bundle and the location of each record in the packs or
+//! in the plan file itself. So the server sends a bundle without decoding or compressing anything.
 //!
 //! This module selects the frames that the worker lacks from a plan that already exists, and writes
 //! the header.

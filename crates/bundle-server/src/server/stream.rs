@@ -1,8 +1,8 @@
 //! Divides the body of a response into pieces: the body is a bundle, or one file of an image.
 //!
-//! The plan of a bundle is a file with the bundle's header and the location of each record. A record
-//! is the stored form of a frame (a group of file contents that are compressed together). Adjacent
-//! records of a pack or a plan file are one piece, which the caller sends by `sendfile`.
+//! The plan of a bundle is a file with the bundle's header and the location of each record. A
+//! record is the stored form of a frame (a group of file contents that are compressed together).
+//! Adjacent records of a pack or a plan file are one piece, which the caller sends by `sendfile`.
 
 use std::fs::File;
 use std::ops::Range;

@@ -18,7 +18,8 @@ pub const MAX_MEMBERS: usize = 1 << 14;
 pub const MAX_FRAME_LIST: usize = 4 << 20;
 
 /// Maximum number of contents that are incomplete at any position of a frame list: earlier frames
-/// contain some ranges of the content, and later frames the rest. This limit bounds the memory of a reader.
+/// contain some ranges of the content, and later frames the rest. This limit bounds the memory of a
+/// reader.
 const MAX_OPEN: usize = 1 << 16;
 
 const WHAT: &str = "frame list";

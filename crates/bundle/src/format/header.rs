@@ -21,8 +21,8 @@ pub const MAX_BODY: usize = 10 << 20;
 /// memory.
 pub const MAX_DOCUMENTS: usize = 4 << 20;
 
-/// Maximum size of a TOC in its canonical form, in bytes: about 220 000 files. This limit bounds the
-/// memory of a worker.
+/// Maximum size of a TOC in its canonical form, in bytes: about 220 000 files. This limit bounds
+/// the memory of a worker.
 pub const MAX_TOC: usize = 16 << 20;
 
 const MAGIC: [u8; 8] = *b"\x89PHB\r\n\x1a\n";

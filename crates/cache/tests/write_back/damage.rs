@@ -1,6 +1,6 @@
 //! Tests of damaged copies on the fast tier and on the disk. A reader that finds damage gets an
-//! error. The next reader gets the other copy of the blob. Without another copy, the blob is fetched
-//! again.
+//! error. The next reader gets the other copy of the blob. Without another copy, the blob is
+//! fetched again.
 
 use std::sync::Arc;
 

@@ -6,8 +6,8 @@
 //! unknown version.
 //!
 //! If an imported file has a section of a plugin, containerd 1.x ignores the same section of the
-//! main file. Therefore, the caller passes the last file that has the section. If no
-//! file has the section, the caller passes a new file of the imported folder, or else the main file.
+//! main file. Therefore, the caller passes the last file that has the section. If no file has the
+//! section, the caller passes a new file of the imported folder, or else the main file.
 
 use toml::{Table, Value};
 

@@ -26,8 +26,8 @@ impl Resource {
     /// CPU and disk: some waiting is normal on a shared machine and harms no client. Work pauses if
     /// at least one task waits for 40 % of the time (two tasks that never sleep reach 100 % on one
     /// core). Work also pauses if all tasks of the cgroup wait for the CPU for 10 % of the time,
-    /// because this means that the quota of the cgroup is used up, or if all tasks wait for the disk
-    /// for 20 % of the time.
+    /// because this means that the quota of the cgroup is used up, or if all tasks wait for the
+    /// disk for 20 % of the time.
     fn thresholds(self) -> Thresholds {
         let (pause, calm) = match self {
             Self::Memory => (stall(0.05, 0.01), stall(0.01, 0.002)),

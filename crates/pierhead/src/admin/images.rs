@@ -12,7 +12,8 @@ use super::routes::Outcome;
 use super::{Admin, disk_usage};
 use crate::api::{Disk, Image, ImagePlatform, Images, Prune, Pruned, Removed};
 
-/// Maximum number of images in a list. For each image, pierhead reads one tag file and one or two manifests.
+/// Maximum number of images in a list. For each image, pierhead reads one tag file and one or two
+/// manifests.
 const MAX_IMAGES: usize = 1000;
 
 fn fail(status: StatusCode, error: impl ToString) -> Box<super::body::AdminResponse> {

@@ -1,4 +1,5 @@
-//! The check behind `/readyz`: a small read from the data folder, on the threads that read blobs for clients.
+//! The check behind `/readyz`: a small read from the data folder, on the threads that read blobs
+//! for clients.
 
 use std::fs::File;
 use std::io::{self, Read as _};

@@ -105,8 +105,9 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
 }
 
 /// Runs a command for each image. An error of one image does not stop the work on the other images:
-/// each error is one line on standard error, and the first error determines the exit code. A timeout
-/// of the connection ends the command, because each further image would wait for the same timeout.
+/// each error is one line on standard error, and the first error determines the exit code. A
+/// timeout of the connection ends the command, because each further image would wait for the same
+/// timeout.
 async fn for_each_image(
     images: &[Reference],
     run: impl AsyncFn(&Reference) -> anyhow::Result<()>,

@@ -1,4 +1,5 @@
-//! Shows the events of `cache warm` and `cache verify`: a progress bar on a terminal, a line per item, or JSON.
+//! Shows the events of `cache warm` and `cache verify`: a progress bar on a terminal, a line per
+//! item, or JSON.
 
 use std::io;
 

@@ -89,7 +89,8 @@ pub(crate) enum Command {
     /// Configure docker, containerd, podman or CRI-O on this host to pull through pierhead, or undo
     /// this setup
     Setup(setup::SetupArgs),
-    /// Check pierhead, its disk, its upstreams and the clients of this host, and print the fix for each problem
+    /// Check pierhead, its disk, its upstreams and the clients of this host, and print the fix for
+    /// each problem
     Doctor(doctor::DoctorArgs),
     /// Pull an image as a delta bundle: only the file contents that this host does not have yet
     Pull(Box<worker::PullArgs>),
@@ -200,8 +201,8 @@ mod tests {
         }
     }
 
-    /// The lines of the examples and other footers are wrapped by hand. On a terminal of 80 columns,
-    /// clap would wrap a line of more than 80 characters again.
+    /// The lines of the examples and other footers are wrapped by hand. On a terminal of 80
+    /// columns, clap would wrap a line of more than 80 characters again.
     #[test]
     fn a_footer_fits_80_columns() {
         for (path, command) in commands() {

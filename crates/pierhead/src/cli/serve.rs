@@ -27,7 +27,8 @@ in progress; a second one aborts them.";
 #[derive(Args, Clone)]
 #[command(after_help = EXAMPLES, args_override_self = true)]
 pub(crate) struct ServeArgs {
-    /// Configuration file in TOML [default: none; `pierhead config show --default` prints the defaults]
+    /// Configuration file in TOML [default: none; `pierhead config show --default` prints the
+    /// defaults]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
@@ -68,7 +69,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
 
-    /// File to which pierhead writes its addresses as {"listen":[…],"admin":…} when it is ready [default: none]
+    /// File to which pierhead writes its addresses as {"listen":[…],"admin":…} when it is ready
+    /// [default: none]
     #[arg(long, value_name = "FILE")]
     pub(crate) ready_file: Option<PathBuf>,
 }
@@ -90,8 +92,8 @@ pub(super) fn parse_profile(text: &str) -> Result<ProfileName, String> {
 #[derive(Clone, Copy)]
 struct Admin(Option<SocketAddr>);
 
-/// Parses the value of `--admin`: `IP:PORT`, `off`, or `http://IP:PORT`, the form of `pierhead cache
-/// --admin`.
+/// Parses the value of `--admin`: `IP:PORT`, `off`, or `http://IP:PORT`, the form of `pierhead
+/// cache --admin`.
 fn parse_admin(text: &str) -> Result<Admin, String> {
     let bare = text.strip_prefix("http://");
     let bare = bare.map_or(text, |text| text.trim_end_matches('/'));

@@ -1,4 +1,5 @@
-//! File and line of each configured key, for messages that pierhead prints after it has read the file.
+//! File and line of each configured key, for messages that pierhead prints after it has read the
+//! file.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

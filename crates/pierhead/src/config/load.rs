@@ -1,4 +1,5 @@
-//! Loads the configuration: merges defaults, profile, file and command line, and validates the result.
+//! Loads the configuration: merges defaults, profile, file and command line, and validates the
+//! result.
 
 use std::fmt;
 use std::fs::File;

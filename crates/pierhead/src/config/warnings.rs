@@ -1,4 +1,5 @@
-//! Warnings about a configuration that is valid but probably not intended. Each message has its fix.
+//! Warnings about a configuration that is valid but probably not intended. Each message has its
+//! fix.
 
 use pierhead_oci::units::human_bytes;
 

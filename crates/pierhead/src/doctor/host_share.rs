@@ -1,4 +1,5 @@
-//! Checks the share of the host that pierhead takes: profile, CPU quota, pressure and network interface.
+//! Checks the share of the host that pierhead takes: profile, CPU quota, pressure and network
+//! interface.
 
 use std::net::IpAddr;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! `pierhead doctor`: checks configuration, host, upstreams and clients, and prints the fix for each problem.
+//! `pierhead doctor`: checks configuration, host, upstreams and clients, and prints the fix for
+//! each problem.
 //!
 //! The checks run concurrently, each with its own time limit, so that the command ends in seconds
 //! even if a check hangs. The speed test of the disk writes a temporary file; no other check writes

@@ -1,4 +1,5 @@
-//! Generates docs/reference/cli.md from the definition of the command line and the table of exit codes.
+//! Generates docs/reference/cli.md from the definition of the command line and the table of exit
+//! codes.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,5 @@
-//! Generates docs/reference/http-api.md from the route tables of both listeners and the documents of the admin API.
+//! Generates docs/reference/http-api.md from the route tables of both listeners and the documents
+//! of the admin API.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
-//! Checks that docs/reference/limits.md lists the constants of the code that are limits, and writes the
-//! page for `cargo xtask docs --write`.
+//! Checks that docs/reference/limits.md lists the constants of the code that are limits, and writes
+//! the page for `cargo xtask docs --write`.
 //!
 //! A constant is a limit if its name begins with one of [`PREFIXES`] or ends with one of
 //! [`SUFFIXES`]. A limit needs a doc comment that is clear alone, since the page shows the comment

@@ -101,7 +101,8 @@ pub(super) async fn open_request_log(
     let Some(file) = config.request_log.file.clone() else {
         return Ok(None);
     };
-    /// Maximum size of the request log and its rotated copy together, in bytes: about a million requests of 60 bytes.
+    /// Maximum size of the request log and its rotated copy together, in bytes: about a million
+    /// requests of 60 bytes.
     const MAX_LOG_BYTES: u64 = 64 << 20;
     let data = config.data.clone();
     let panics = background.panics().clone();

@@ -23,7 +23,8 @@ use pierhead_host::network_interface::{MissingAddress, NetworkInterface, all_add
 /// Interval at which a starting daemon reads the addresses of `network.interface`. One read of the
 /// addresses takes some microseconds.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Interval at which the running daemon reads the addresses of the interface. Addresses change about once a day.
+/// Interval at which the running daemon reads the addresses of the interface. Addresses change
+/// about once a day.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Number of consecutive reads in which an address must be missing before pierhead closes the
 /// listener of this address.
@@ -108,7 +109,8 @@ pub(super) fn watched_addresses(listen: Vec<SocketAddr>, bound: &[SocketAddr]) -
     Arc::new(Mutex::new(WatchedAddresses::new(listen, bound)))
 }
 
-/// Sends each address that the interface `name` gets or loses, until the receiver of `changes` is dropped.
+/// Sends each address that the interface `name` gets or loses, until the receiver of `changes` is
+/// dropped.
 pub(super) async fn watch(
     name: String,
     addresses: SharedAddresses,

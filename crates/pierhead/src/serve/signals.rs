@@ -16,7 +16,8 @@ pub(super) struct Signals {
 
 impl Signals {
     pub(super) fn new() -> io::Result<Self> {
-        // SIGXFSZ kills a process by default. With a handler, a write beyond RLIMIT_FSIZE returns an error instead.
+        // SIGXFSZ kills a process by default. With a handler, a write beyond RLIMIT_FSIZE returns
+        // an error instead.
         drop(signal(SignalKind::from_raw(Number::XFSZ.as_raw()))?);
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,

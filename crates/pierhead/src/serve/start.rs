@@ -1,4 +1,5 @@
-//! Starts the daemon: opens all components in an order in which an early failure has no side effects.
+//! Starts the daemon: opens all components in an order in which an early failure has no side
+//! effects.
 
 use std::path::Path;
 use std::sync::Arc;

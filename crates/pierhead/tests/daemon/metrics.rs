@@ -1,4 +1,5 @@
-//! Tests of the metrics of all crates: naming rules, `promtool`, and the page docs/reference/metrics.md.
+//! Tests of the metrics of all crates: naming rules, `promtool`, and the page
+//! docs/reference/metrics.md.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{ErrorKind, Seek as _, Write as _};

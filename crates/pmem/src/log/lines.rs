@@ -9,7 +9,8 @@ const PAGE: u64 = 4096;
 /// Maximum number of unreadable lines. A region with more unreadable lines is not opened.
 const MAX_UNREADABLE_LINES: u64 = 1 << 12;
 
-/// Reads the 64-byte lines of a region by offset. Reads a page once for successive lines of the page.
+/// Reads the 64-byte lines of a region by offset. Reads a page once for successive lines of the
+/// page.
 pub(super) struct Lines<'a, M> {
     medium: &'a M,
     page: Option<u64>,

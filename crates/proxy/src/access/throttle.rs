@@ -24,8 +24,8 @@ pub(crate) struct Throttle(Mutex<HashMap<IpAddr, Instant>>);
 
 impl Throttle {
     /// Adds the penalty of one guess to an address. Called before the password is verified, so that
-    /// concurrent guesses are all counted. If the penalty would exceed [`MAX_PENALTY`], adds nothing
-    /// and returns `false`.
+    /// concurrent guesses are all counted. If the penalty would exceed [`MAX_PENALTY`], adds
+    /// nothing and returns `false`.
     pub(crate) fn charge(&self, address: IpAddr, now: Instant) -> bool {
         let mut penalties = self.0.lock();
         let network = network(address);

@@ -1,5 +1,5 @@
-//! Answers HEAD requests for blobs: whether the cache has the blob, and otherwise the size of the blob
-//! from the upstream.
+//! Answers HEAD requests for blobs: whether the cache has the blob, and otherwise the size of the
+//! blob from the upstream.
 
 use std::sync::Arc;
 

@@ -75,8 +75,8 @@ async fn check_blobs(
     {
         return Err(not_cached(reference, missing));
     }
-    // The upstream may work again, or it may refuse only manifests (Docker Hub's rate limit), or the
-    // tag alone was deleted. A HEAD request for the missing part shows which is true.
+    // The upstream may work again, or it may refuse only manifests (Docker Hub's rate limit), or
+    // the tag alone was deleted. A HEAD request for the missing part shows which is true.
     let available = async {
         match missing {
             MissingPart::Blob(digest) => {

@@ -1,7 +1,7 @@
 //! Policy `fifo`, first in, first out: evicts the key that entered first.
 //!
-//! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2),
-//! 1966, section "Simple algorithms".
+//! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
+//! 5(2), 1966, section "Simple algorithms".
 
 use pierhead_eviction::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use pierhead_eviction::building_blocks::queues::Queues;

@@ -2,8 +2,8 @@
 //! key that leaves the window replaces the victim of the main part only if the key was requested
 //! more often than this victim.
 //!
-//! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4), 2017,
-//! section 4.1 (figure 5), with sizes in bytes.
+//! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4),
+//! 2017, section 4.1 (figure 5), with sizes in bytes.
 
 use serde::{Deserialize, Serialize};
 

@@ -193,7 +193,8 @@ mod tests {
         super::Cli::command().debug_assert();
     }
 
-    /// `cargo xtask docs --write` runs this test with `PIERHEAD_WRITE_DOCS=1`, which writes the page.
+    /// `cargo xtask docs --write` runs this test with `PIERHEAD_WRITE_DOCS=1`, which writes the
+    /// page.
     #[test]
     fn the_reference_page_is_current() {
         let path = concat!(

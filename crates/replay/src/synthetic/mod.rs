@@ -6,8 +6,9 @@
 //! version is deleted. A node requests a manifest at each pull, and then those blobs that its own
 //! bounded store lacks. The workload is the sum of these requests.
 //!
-//! Anwar et al., "Improving Docker registry design based on production workload analysis", FAST '18;
-//! Zhao et al., "Large-scale analysis of the Docker Hub dataset", CLUSTER '19. See [`WorkloadParameters`].
+//! Anwar et al., "Improving Docker registry design based on production workload analysis", FAST
+//! '18; Zhao et al., "Large-scale analysis of the Docker Hub dataset", CLUSTER '19. See
+//! [`WorkloadParameters`].
 
 mod catalogue;
 mod kind;

@@ -46,8 +46,8 @@ pub struct WorkloadParameters {
     /// Share of pulls that request an older version than the newest. Each older version is half as
     /// likely as the next newer version.
     pub pinned: f64,
-    /// Range of the number of a repository's own layers. Values in the range are log-uniform. Its base
-    /// image adds two to seven layers.
+    /// Range of the number of a repository's own layers. Values in the range are log-uniform. Its
+    /// base image adds two to seven layers.
     pub own_layers: (usize, usize),
     /// Share of an image's own layers that are the empty layer of 32 bytes.
     pub empty: f64,

@@ -1,7 +1,8 @@
 //! Parsers of two published logs by IBM: of its container registry and of its object store.
 //!
-//! The container registry: Anwar et al., "Improving Docker Registry Design based on Production Workload
-//! Analysis", FAST '18. The object store: Eytan et al., "It's Time to Revisit LRU vs. FIFO", HotStorage '20.
+//! The container registry: Anwar et al., "Improving Docker Registry Design based on Production
+//! Workload Analysis", FAST '18. The object store: Eytan et al., "It's Time to Revisit LRU vs.
+//! FIFO", HotStorage '20.
 
 use super::csv::position;
 use super::{Parsed, TraceErrorKind, fields, key};

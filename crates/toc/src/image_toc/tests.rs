@@ -242,8 +242,8 @@ fn a_hard_link_keeps_what_its_target_was() {
     let lower = [file("b", "old"), file("z", "other")];
     let upper = [link("a", "b"), file("b", "new"), link("y", "z"), gone("z")];
     assert_eq!(tree(&[&lower, &upper]), ["a=old", "b=new", "y=other"]);
-    // Of several hard-linked names, the first name in path order has the content. The other names are
-    // hard links to this first name.
+    // Of several hard-linked names, the first name in path order has the content. The other names
+    // are hard links to this first name.
     let first = [link("a", "b"), link("c", "a")];
     assert_eq!(tree(&[&lower, &first])[..3], ["a=old", "b=>a", "c=>a"]);
     // A hard link may also lead to a symbolic link itself, and to a device.

@@ -1,5 +1,5 @@
-//! A model of how container runtimes unpack layers, and a generator of random layers, on which tests
-//! compare the model with the crate.
+//! A model of how container runtimes unpack layers, and a generator of random layers, on which
+//! tests compare the model with the crate.
 //!
 //! The model is a map from paths to files, which shares no code with the crate. The model is slow,
 //! and does not support symbolic links in the middle of paths.

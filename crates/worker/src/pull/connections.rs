@@ -19,8 +19,8 @@ use crate::http::{Body, Session};
 
 /// Maximum number of bytes that all shares (the parallel parts of one bundle) together buffer until
 /// the header of the bundle has arrived. The header arrives three or four round trips after the
-/// first byte of a share. Bytes beyond this maximum stay in socket buffers, and so the sender has to
-/// wait. With a maximum of 4 MiB, a pull of 24 MB over a round trip of 150 ms took 0.3 s longer.
+/// first byte of a share. Bytes beyond this maximum stay in socket buffers, and so the sender has
+/// to wait. With a maximum of 4 MiB, a pull of 24 MB over a round trip of 150 ms took 0.3 s longer.
 const MAX_BUFFERED: usize = 14 << 20;
 const READ_SIZE: usize = 32 << 10;
 

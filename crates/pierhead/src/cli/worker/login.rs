@@ -13,8 +13,8 @@ use zeroize::Zeroizing;
 use super::args::LoginArgs;
 use crate::config::files;
 
-/// Returns the value of the `Authorization` header for a server, or `None` without credentials. `default_config` is the path
-/// of Docker's config.json without the flag `--docker-config`.
+/// Returns the value of the `Authorization` header for a server, or `None` without credentials.
+/// `default_config` is the path of Docker's config.json without the flag `--docker-config`.
 ///
 /// # Errors
 /// A message for the user: a file is invalid, or the password would cross the network without TLS.

@@ -7,7 +7,8 @@ use crate::config::kind::Kind;
 /// Prefix of the name of the management link between a host and its DPU, on both ends of the link:
 /// `tmfifo_net0`, or `tmfifo_net1` for a second DPU in the host.
 pub(crate) const MANAGEMENT: &str = "tmfifo_net";
-/// Maximum length of the name of an interface in bytes: the kernel's `IFNAMSIZ` without the zero byte.
+/// Maximum length of the name of an interface in bytes: the kernel's `IFNAMSIZ` without the zero
+/// byte.
 const MAX_NAME_BYTES: usize = 15;
 
 /// The configuration keys of `[network]`.

@@ -1,6 +1,5 @@
-//! HTTP/1.1 fast path: serves common requests with `sendfile`. When a
-//! connection sends a request that the fast path does not accept, the fast path hands the connection
-//! to hyper.
+//! HTTP/1.1 fast path: serves common requests with `sendfile`. When a connection sends a request
+//! that the fast path does not accept, the fast path hands the connection to hyper.
 //!
 //! Both the fast path and hyper get their responses from [`handle`]. [`head`] decides which
 //! requests the fast path accepts. A connection that was handed to hyper stays with hyper, which
