@@ -260,6 +260,35 @@ const GLOBAL_IN: &[(&str, &str)] = &[
     ),
 ];
 
+/// Calls that start an asynchronous task whose panics nobody counts.
+const SPAWNS: &[&str] = &[
+    "tokio::spawn(",
+    "task::spawn(",
+    "runtime.spawn(",
+    "handle.spawn(",
+    "TokioExecutor::new(",
+];
+
+/// The places that may start such a task, as beginnings of paths, each with the reason.
+const SPAWN_IN: &[(&str, &str)] = &[
+    (
+        "crates/host/src/background/panics.rs",
+        "Panics::spawn_on logs and counts the panics of a task",
+    ),
+    (
+        "crates/remote/src/connect/pool.rs",
+        "hyper drives connections to registries; a request fails if its connection panics",
+    ),
+    (
+        "crates/pierhead/src/admin_client/connection.rs",
+        "a command, not the daemon: the response of the daemon breaks off",
+    ),
+    (
+        "crates/pierhead/src/doctor/docker_socket.rs",
+        "a command, not the daemon: the response of dockerd breaks off",
+    ),
+];
+
 /// Modules that `eviction` must not use. The replay of a trace is exact because the crate has no
 /// clock, no I/O and no randomness.
 const NOT_IN_EVICTION: &[&str] = &["std::time", "std::fs", "std::net", "std::thread"];
@@ -375,6 +404,15 @@ fn only_the_binary_reads_the_environment() {
     let wrong: Vec<_> = product_lines("crates")
         .filter(|line| !line.path.starts_with("crates/pierhead/"))
         .filter(|line| names(&line.code, "std::env") || names(&line.code, "env::"))
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn tasks_of_the_daemon_start_through_the_counter_of_panics() {
+    let wrong: Vec<_> = product_lines("crates")
+        .filter(|line| SPAWNS.iter().any(|call| line.code.contains(call)))
+        .filter(|line| !SPAWN_IN.iter().any(|(path, _)| line.path.starts_with(path)))
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

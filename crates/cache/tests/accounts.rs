@@ -12,6 +12,7 @@ use pierhead_cache::tier::Tier;
 use pierhead_cache::{Cache, Config, Error};
 use pierhead_host::BackgroundTask;
 use pierhead_oci::Digest;
+use pierhead_testkit::log::capture;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 use pierhead_testkit::wait;
 
@@ -74,7 +75,7 @@ async fn a_panic_of_a_leader_fails_its_readers_and_the_digest_can_be_fetched_aga
     // The task that writes the bytes of the fill panics.
     let (mut fill, tail) = lead(&cache, &digest).await;
     assert_eq!(fill.offset(), 458_752);
-    let panics = cache.panics().clone();
+    let (lines, panics) = (capture(), cache.panics().clone());
     let owner = tokio::spawn(async move {
         let _watch = panics.watch(BackgroundTask::FillOwner);
         fill.begin(Some(1_000_000)).await.unwrap();
@@ -89,6 +90,12 @@ async fn a_panic_of_a_leader_fails_its_readers_and_the_digest_can_be_fetched_aga
             (BackgroundTask::CacheFill, 2),
             (BackgroundTask::FillOwner, 1)
         ]
+    );
+    let logged = lines.with("a background task panicked");
+    assert_eq!(logged.len(), 1, "{logged:?}");
+    assert!(
+        logged[0].contains("ERROR") && logged[0].contains("task=\"fill-owner\""),
+        "{logged:?}"
     );
     store(&cache, &digest, &content).await;
     assert_eq!(cache.stat().reserved, 0);

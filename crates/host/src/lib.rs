@@ -32,7 +32,9 @@ pub mod network_interface;
 pub mod pressure;
 pub mod profile;
 
-pub use background::{BackgroundTask, BackgroundWork, PanicGuard, Panics, PausedWorker};
+pub use background::{
+    BackgroundTask, BackgroundWork, PanicGuard, Panics, PausedWorker, WatchedFuture,
+};
 pub use cpu_budget::{CpuAllowance, CpuBudget, CpuReading, thread_time};
 pub use cpu_pacer::{CpuMeter, CpuPacer, PIECE_BYTES, metered};
 pub use database_files::check_database_files;

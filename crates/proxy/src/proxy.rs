@@ -81,6 +81,7 @@ impl Proxy {
         };
         let access = Authenticator::new(&config.auth, &access_metrics, cache.panics());
         cache.tags().set_configured(config.configured());
+        let refusals = RefusalLog::new(cache.panics().clone());
         let shared = SharedState {
             client,
             access_metrics,
@@ -89,7 +90,7 @@ impl Proxy {
             config: ArcSwap::from_pointee(config),
             metrics,
             log_dedup: LogDedup::default(),
-            refusals: RefusalLog::default(),
+            refusals,
             parsing: Semaphore::new(MAX_PARSING),
             limits,
             fill_owners: FillOwners::default(),

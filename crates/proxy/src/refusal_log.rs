@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use pierhead_host::ClientKey;
+use pierhead_host::{BackgroundTask, ClientKey, Panics};
 use pierhead_oci::Registry;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
@@ -32,15 +32,15 @@ const MAX_ERROR_BYTES: usize = 256;
 
 /// Decides which refusals are logged. Clones share one table. Each use takes a lock, so it is used
 /// only for refusals and failures.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct RefusalLog(Arc<RefusalTable>);
 
 /// The table of recent refusals. A general-purpose cache cannot replace this table, because the
 /// counts of its entries must not get lost.
-#[derive(Default)]
 struct RefusalTable {
     hashes: RandomState,
     entries: Mutex<HashMap<Key, Entry>>,
+    panics: Panics,
 }
 
 /// A refusal or failure to log.
@@ -71,6 +71,15 @@ struct Entry {
 }
 
 impl RefusalLog {
+    /// Creates an empty table. `panics` counts panics of the tasks that log repetitions.
+    pub(crate) fn new(panics: Panics) -> Self {
+        Self(Arc::new(RefusalTable {
+            hashes: RandomState::new(),
+            entries: Mutex::default(),
+            panics,
+        }))
+    }
+
     /// Whether to log this refusal now. A refusal that is not logged is counted for the line at the
     /// end of the window.
     pub(crate) fn is_new(
@@ -131,8 +140,8 @@ impl RefusalLog {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        let log = self.clone();
-        runtime.spawn(async move {
+        let (log, panics) = (self.clone(), &self.0.panics);
+        panics.spawn_on(&runtime, BackgroundTask::RefusalLog, async move {
             tokio::time::sleep_until(until).await;
             let Some(entry) = log.lock().remove(&key) else {
                 return;
@@ -182,7 +191,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn repeats_are_one_line_and_a_count_when_the_window_ends() {
         let lines = capture();
-        let log = RefusalLog::default();
+        let log = RefusalLog::new(Panics::default());
         let one = registry(1);
         let again = || log.is_new(&refusal(client(1), &one), "app:1", &Error::Timeout);
         assert!(again());
@@ -214,7 +223,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_few_images_are_logged_and_the_others_are_counted() {
-        let log = RefusalLog::default();
+        let log = RefusalLog::new(Panics::default());
         let one = registry(1);
         let named = (0..1000)
             .filter(|image| log.is_new(&refusal(client(1), &one), image, &Error::Timeout))
@@ -224,7 +233,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_table_and_its_lines_are_bounded() {
-        let log = RefusalLog::default();
+        let log = RefusalLog::new(Panics::default());
         let long = "x".repeat(4 * MAX_ERROR_BYTES);
         let mut lines = 0;
         for nth in 0..3 * MAX_ENTRIES {

@@ -66,15 +66,14 @@ where
             in_progress: self.in_progress.clone(),
             key: key.clone(),
         };
-        let watch = self.panics.watch(BackgroundTask::SharedRequest);
-        tokio::spawn(async move {
-            let _watch = watch;
-            let result = request.await;
-            // The entry is removed before the result is sent, so that a later caller starts a new
-            // request and does not get an old result.
-            drop(entry);
-            sender.send_replace(Some(result));
-        });
+        self.panics
+            .spawn(BackgroundTask::SharedRequest, async move {
+                let result = request.await;
+                // The entry is removed before the result is sent, so that a later caller starts a new
+                // request and does not get an old result.
+                drop(entry);
+                sender.send_replace(Some(result));
+            });
         Ok(PendingResponse(receiver))
     }
 }
@@ -104,6 +103,7 @@ impl<K: Eq + Hash, V> Drop for InProgressEntry<K, V> {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    use pierhead_testkit::log::capture;
     use tokio::sync::Semaphore;
 
     use super::*;
@@ -152,6 +152,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_that_panics_is_counted_and_the_next_one_starts_anew() {
+        let lines = capture();
         let panics = Panics::default();
         let requests: SharedRequests<u8, u8> = SharedRequests::new(panics.clone());
         let panicked = requests.join(&1, || Ok(async { panic!("on purpose") }));
@@ -159,6 +160,13 @@ mod tests {
         let next = requests.join(&1, || Ok(async { 7 })).unwrap();
         assert_eq!(next.result().await, Some(7));
         assert_eq!(panics.counts(), [(BackgroundTask::SharedRequest, 1)]);
+        let logged = lines.with("a background task panicked");
+        assert_eq!(logged.len(), 1, "{logged:?}");
+        assert!(
+            logged[0].contains("ERROR") && logged[0].contains("task=\"shared-request\""),
+            "{logged:?}"
+        );
+        assert!(logged[0].contains("panic=\"on purpose\""), "{logged:?}");
     }
 
     #[tokio::test]

@@ -276,6 +276,7 @@ impl Cache {
                             origin,
                             self.store.clone(),
                             self.store.metrics.written_bytes.get(),
+                            self.panics().clone(),
                         ));
                         state.fills.insert(*digest, shared_fill.clone());
                         Ok(shared_fill)

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use pierhead_host::{BackgroundTask, Panics};
 use pierhead_oci::{Digest, MediaType};
 use tokio::sync::{Notify, watch};
 
@@ -65,6 +66,7 @@ pub(crate) struct SharedFill {
     queue: Mutex<Queue>,
     /// Notified when the queue has room again, or is closed.
     room_available: Notify,
+    panics: Panics,
     pub(crate) runtime: tokio::runtime::Handle,
 }
 
@@ -173,11 +175,13 @@ impl Progress {
 
 impl SharedFill {
     /// Creates the state. `written` is the number of bytes that all fills have written so far.
+    /// `panics` counts panics of the timer that starts the worker.
     pub(crate) fn new(
         digest: Digest,
         origin: Origin,
         owner: Arc<dyn BlobOwner>,
         written: u64,
+        panics: Panics,
     ) -> Self {
         Self {
             digest,
@@ -196,6 +200,7 @@ impl SharedFill {
             cost: AtomicU32::new(f32::NAN.to_bits()),
             queue: Mutex::default(),
             room_available: Notify::new(),
+            panics,
             runtime: tokio::runtime::Handle::current(),
         }
     }
@@ -294,7 +299,7 @@ impl SharedFill {
     /// Starts a timer that runs the worker after [`MAX_LINGER`].
     fn linger(self: &Arc<Self>) {
         let shared_fill = Arc::downgrade(self);
-        self.runtime.spawn(async move {
+        let timer = async move {
             tokio::time::sleep(MAX_LINGER).await;
             let Some(shared_fill) = shared_fill.upgrade() else {
                 return;
@@ -305,7 +310,9 @@ impl SharedFill {
                 queue.due |= !queue.pieces.is_empty();
             }
             shared_fill.wake();
-        });
+        };
+        self.panics
+            .spawn_on(&self.runtime, BackgroundTask::CacheFill, timer);
     }
 
     /// Gives an order to the worker. The order replaces an earlier order that the worker has not

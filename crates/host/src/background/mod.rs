@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-pub use panics::{PanicGuard, Panics};
+pub use panics::{PanicGuard, Panics, WatchedFuture};
 pub use task::BackgroundTask;
 
 use crate::cpu_budget::CpuBudget;

@@ -2,12 +2,16 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 use super::BackgroundTask;
 
@@ -29,7 +33,67 @@ pub struct PanicGuard {
     task: BackgroundTask,
 }
 
+/// A future whose panics are logged and counted: see [`Panics::watch_future`].
+#[derive(Debug)]
+pub struct WatchedFuture<F> {
+    panics: Panics,
+    task: BackgroundTask,
+    /// The future is in a box, so that this type can pin it without unsafe code.
+    future: Pin<Box<F>>,
+}
+
+impl<F: Future> Future for WatchedFuture<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.get_mut();
+        let polled = catch_unwind(AssertUnwindSafe(|| this.future.as_mut().poll(context)));
+        polled.unwrap_or_else(|panic| {
+            this.panics.note(this.task, &*panic);
+            resume_unwind(panic)
+        })
+    }
+}
+
 impl Panics {
+    /// Starts `future` as a task of the current runtime. If the future panics, logs and counts a
+    /// panic of `task`. All code of the daemon starts its asynchronous tasks through `Panics`, so
+    /// that no task ends unnoticed.
+    ///
+    /// # Panics
+    /// If the caller is not in the context of a runtime.
+    pub fn spawn<F>(&self, task: BackgroundTask, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        self.spawn_on(&Handle::current(), task, future)
+    }
+
+    /// Starts `future` as a task of `runtime`, like [`Self::spawn`].
+    pub fn spawn_on<F>(
+        &self,
+        runtime: &Handle,
+        task: BackgroundTask,
+        future: F,
+    ) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        runtime.spawn(self.watch_future(task, future))
+    }
+
+    /// Wraps `future`. If the future panics, the wrapper logs and counts a panic of `task`, and
+    /// then continues the panic.
+    pub fn watch_future<F: Future>(&self, task: BackgroundTask, future: F) -> WatchedFuture<F> {
+        WatchedFuture {
+            panics: self.clone(),
+            task,
+            future: Box::pin(future),
+        }
+    }
+
     /// Returns the tasks that panicked, and the number of panics of each task.
     pub fn counts(&self) -> Vec<(BackgroundTask, u64)> {
         self.0
@@ -42,16 +106,15 @@ impl Panics {
     /// Logs and counts a panic of `task` that the caller has caught.
     pub fn note(&self, task: BackgroundTask, panic: &(dyn Any + Send)) {
         self.count(task);
-        let message = message(panic);
         tracing::error!(
             task = task.name(),
-            message,
+            panic = message(panic),
             "a background task panicked, which is a bug in pierhead"
         );
     }
 
-    /// Returns a guard for a thread or a future. If a panic of the thread or future drops the
-    /// guard, the guard logs and counts a panic of `task`.
+    /// Returns a guard for blocking work. If a panic of the work drops the guard, the guard logs
+    /// and counts a panic of `task`.
     pub fn watch(&self, task: BackgroundTask) -> PanicGuard {
         PanicGuard {
             panics: self.clone(),
@@ -163,6 +226,20 @@ mod tests {
                 (BackgroundTask::TagWriter, 3)
             ]
         );
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_is_counted_before_its_result_is_known() {
+        let panics = Panics::default();
+        let spawned = panics.spawn(BackgroundTask::FillOwner, async { 7 });
+        assert_eq!(spawned.await.ok(), Some(7));
+        assert_eq!(panics.counts(), []);
+        let spawned = panics.spawn(BackgroundTask::FillOwner, async {
+            tokio::task::yield_now().await;
+            panic!("by intent")
+        });
+        assert!(spawned.await.is_err_and(|error| error.is_panic()));
+        assert_eq!(panics.counts(), [(BackgroundTask::FillOwner, 1)]);
     }
 
     #[test]

@@ -47,11 +47,14 @@ tasks! {
     CacheVerify = "cache-verify",
     /// Pulls images at the request of the operator.
     CacheWarm = "cache-warm",
+    /// Accepts the connections of clients.
+    ClientListener = "client-listener",
     /// Serves one connection of a client.
     Connection = "connection",
     /// Checks the credentials of a client.
     CredentialCheck = "credential-check",
-    /// Fetches a blob on behalf of all clients that wait for it.
+    /// Fetches a blob on behalf of all clients that wait for it, or waits for a download slot of
+    /// that fetch.
     FillOwner = "fill-owner",
     /// Passes the hot ranges of images to the fast tier of the cache.
     HotRanges = "hot-ranges",
@@ -59,8 +62,12 @@ tasks! {
     InterfaceWatch = "interface-watch",
     /// Reads the pressure of the host (how long tasks wait for resources).
     PressureMonitor = "pressure-monitor",
+    /// Logs how often a refusal repeated in a time window.
+    RefusalLog = "refusal-log",
     /// Writes the request log of the cache.
     RequestLog = "request-log",
+    /// Sends keep-alives to the service manager.
+    ServiceManager = "service-manager",
     /// Sends a request to a registry that several clients share.
     SharedRequest = "shared-request",
     /// Passes the images in the cache to the bundle server.

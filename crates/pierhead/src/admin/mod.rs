@@ -178,9 +178,7 @@ impl Admin {
             // If all slots are in use, `acquire` closes an idle connection.
             let slot = limit.acquire(ClientKey::of(peer.ip())).await;
             let admin = Arc::clone(&self);
-            let watch = self.cache.panics().watch(BackgroundTask::AdminConnection);
-            connections.spawn(async move {
-                let _watch = watch;
+            let connection = async move {
                 let slot_of_requests = Arc::clone(&slot);
                 let service = service_fn(move |request| {
                     let (admin, slot) = (Arc::clone(&admin), Arc::clone(&slot_of_requests));
@@ -205,7 +203,9 @@ impl Admin {
                         tracing::debug!("admin connection of {peer}: closed: idle, and another connection needs its slot");
                     }
                 }
-            });
+            };
+            let panics = self.cache.panics();
+            connections.spawn(panics.watch_future(BackgroundTask::AdminConnection, connection));
         }
     }
 }

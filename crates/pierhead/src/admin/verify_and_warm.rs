@@ -27,8 +27,8 @@ impl Admin {
             )));
         };
         let (lines, response) = Lines::response();
-        tokio::spawn(async move {
-            let _watch = self.cache.panics().watch(BackgroundTask::CacheVerify);
+        let panics = self.cache.panics().clone();
+        panics.spawn(BackgroundTask::CacheVerify, async move {
             self.verify_all(&lines).await;
             drop(permit);
         });
@@ -99,8 +99,8 @@ impl Admin {
             );
         }
         let (lines, response) = Lines::response();
-        tokio::spawn(async move {
-            let _watch = self.cache.panics().watch(BackgroundTask::CacheWarm);
+        let panics = self.cache.panics().clone();
+        panics.spawn(BackgroundTask::CacheWarm, async move {
             tokio::select! {
                 () = self.warm_all(&images, &platforms, warm.pin, &lines) => {}
                 () = lines.client_left() => {}

@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, anyhow};
+use pierhead_host::{BackgroundTask, Panics};
 use pierhead_proxy::{Proxy, Tls};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
@@ -14,6 +15,7 @@ use tokio::task::JoinSet;
 pub(super) struct ClientListeners {
     proxy: Proxy,
     tls: Option<Tls>,
+    panics: Panics,
     is_stopping: watch::Receiver<bool>,
     tasks: JoinSet<(SocketAddr, io::Result<()>)>,
     open: Vec<OpenListener>,
@@ -30,11 +32,17 @@ struct OpenListener {
 
 impl ClientListeners {
     /// Creates a set without listeners. All listeners of the set close when `is_stopping` becomes
-    /// true.
-    pub(super) fn new(proxy: Proxy, tls: Option<Tls>, is_stopping: watch::Receiver<bool>) -> Self {
+    /// true. `panics` counts panics of the tasks that serve listeners.
+    pub(super) fn new(
+        proxy: Proxy,
+        tls: Option<Tls>,
+        panics: Panics,
+        is_stopping: watch::Receiver<bool>,
+    ) -> Self {
         Self {
             proxy,
             tls,
+            panics,
             is_stopping,
             tasks: JoinSet::new(),
             open: Vec::new(),
@@ -48,7 +56,7 @@ impl ClientListeners {
         let (close_on_drop, closed) = oneshot::channel::<()>();
         let (proxy, tls) = (self.proxy.clone(), self.tls.clone());
         let mut is_stopping = self.is_stopping.clone();
-        self.tasks.spawn(async move {
+        let serving = async move {
             let stop = async move {
                 tokio::select! {
                     // The wait fails only if the sender is dropped, which also means that the
@@ -58,7 +66,11 @@ impl ClientListeners {
                 }
             };
             (requested, proxy.serve(listener, tls, stop).await)
-        });
+        };
+        let watched = self
+            .panics
+            .watch_future(BackgroundTask::ClientListener, serving);
+        self.tasks.spawn(watched);
         self.open.push(OpenListener {
             requested,
             bound,

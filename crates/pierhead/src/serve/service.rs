@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Cache;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 
 use super::background_tasks::BackgroundTasks;
 use super::client_listeners::ClientListeners;
@@ -33,7 +32,7 @@ pub(super) struct Service {
     pub(super) is_stopping: watch::Sender<bool>,
     pub(super) service_manager: Arc<ServiceManager>,
     /// The task that sends keep-alives to the watchdog until the shutdown is complete.
-    pub(super) keepalives: JoinHandle<()>,
+    pub(super) keepalives: BackgroundTasks,
 }
 
 impl Service {
@@ -117,7 +116,7 @@ impl Service {
         if let Some(path) = &args.ready_file {
             let _ = std::fs::remove_file(path);
         }
-        self.keepalives.abort();
+        drop(self.keepalives);
         anyhow::ensure!(
             !is_aborted,
             "a second signal aborted the responses in progress"

@@ -70,7 +70,8 @@ pub(super) async fn start(
 
     let (is_stopping, stopping) = watch::channel(false);
     let tls = crate_configs::tls(&config);
-    let mut listeners = ClientListeners::new(proxy.clone(), tls, stopping.clone());
+    let panics = background.panics().clone();
+    let mut listeners = ClientListeners::new(proxy.clone(), tls, panics, stopping.clone());
     let bound = bind::bind_all(&addresses)?;
     let admin_listener = bind::bind_admin(&config)?;
     for (address, listener) in addresses.iter().zip(bound) {
@@ -154,7 +155,11 @@ pub(super) async fn start(
     }
     tracing::info!("pierhead is ready");
     service_manager.notify(State::Ready);
-    let keepalives = tokio::spawn(Arc::clone(&service_manager).send_keepalives());
+    let mut keepalives = BackgroundTasks::new(background.panics().clone());
+    let keepalive_sender = Arc::clone(&service_manager);
+    keepalives.spawn(BackgroundTask::ServiceManager, move || {
+        Arc::clone(&keepalive_sender).send_keepalives()
+    });
     Ok(Service {
         state: DaemonState {
             config,

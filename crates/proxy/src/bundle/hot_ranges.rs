@@ -48,8 +48,8 @@ impl HotRanges {
     pub(crate) fn report(&self, bundle_server: BundleServer, cache: Cache, image: Digest) {
         if cache.tier().is_some() && self.waiting().insert(image) {
             let hot_ranges = self.clone();
-            tokio::spawn(async move {
-                let _watch = cache.panics().watch(BackgroundTask::HotRanges);
+            let panics = cache.panics().clone();
+            panics.spawn(BackgroundTask::HotRanges, async move {
                 let _permit = hot_ranges.0.reporting.acquire().await;
                 // The image is removed before its report: if a further trace of the image arrives
                 // during the report, the image is reported again.

@@ -30,8 +30,8 @@ pub(crate) fn progress(
         PullStart::Started(slot, lost) => (slot, lost),
     };
     let (context, client) = (context.clone(), client.clone());
-    tokio::spawn(Box::pin(async move {
-        let _watch = context.cache.panics().watch(BackgroundTask::BundlePull);
+    let panics = context.cache.panics().clone();
+    panics.spawn(BackgroundTask::BundlePull, async move {
         let reference = &slot.image;
         let report = |progress: crate::pull::warm::Progress| {
             slot.report(Progress {
@@ -52,6 +52,6 @@ pub(crate) fn progress(
             tracing::info!(%reference, why, "pull for a bundle failed");
             slot.failed(why);
         }
-    }));
+    });
     Ok(JUST_STARTED)
 }

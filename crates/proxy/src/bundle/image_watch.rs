@@ -36,8 +36,8 @@ pub(crate) fn add(
     }
     let (context, document) = (context.clone(), document.clone());
     let repository = format!("{}/{}", reference.registry, reference.repository);
-    tokio::spawn(async move {
-        let _watch = context.cache.panics().watch(BackgroundTask::BundleArrival);
+    let panics = context.cache.panics().clone();
+    panics.spawn(BackgroundTask::BundleArrival, async move {
         let Ok(bytes) = document.bytes(Manifest::MAX_SIZE).await else {
             return;
         };

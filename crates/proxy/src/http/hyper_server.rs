@@ -9,9 +9,11 @@ use bytes::Bytes;
 use http::header::{CONNECTION, HeaderValue};
 use http::{Request, Version};
 use hyper::body::Incoming;
+use hyper::rt::Executor;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use pierhead_host::{BackgroundTask, Panics};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::config::Config;
@@ -71,7 +73,7 @@ where
             Ok::<_, Infallible>(response)
         }
     });
-    let builder = builder(&config);
+    let builder = builder(&config, shared.cache.panics());
     let checker = LineEndChecker::new(head::parser_bytes(&config.limits));
     let stream = ClientStream::new((front, stream), checker, stall, activity.clone());
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
@@ -135,9 +137,22 @@ fn reached(error: &(dyn std::error::Error + 'static)) -> Option<Limit> {
     (io.kind() == std::io::ErrorKind::TimedOut).then_some(Limit::Stalled)
 }
 
-fn builder(config: &Config) -> Builder<TokioExecutor> {
+/// Runs the tasks of hyper. Over HTTP/2, hyper runs each stream in a task of its own.
+#[derive(Clone)]
+struct StreamExecutor(Panics);
+
+impl<F> Executor<F> for StreamExecutor
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    fn execute(&self, stream: F) {
+        self.0.spawn(BackgroundTask::Connection, stream);
+    }
+}
+
+fn builder(config: &Config, panics: &Panics) -> Builder<StreamExecutor> {
     let head = head::parser_bytes(&config.limits);
-    let mut builder = Builder::new(TokioExecutor::new());
+    let mut builder = Builder::new(StreamExecutor(panics.clone()));
     builder
         .http1()
         .timer(TokioTimer::new())

@@ -115,9 +115,9 @@ impl Acceptor {
             }
         };
         let (state, tls) = (self.state.clone(), self.tls.clone());
-        let watch = shared.cache.panics().watch(BackgroundTask::Connection);
-        tokio::spawn(async move {
-            let _guards = (open, connected, refusal, watch);
+        let panics = shared.cache.panics();
+        panics.spawn(BackgroundTask::Connection, async move {
+            let _guards = (open, connected, refusal);
             let tls = match tls {
                 Some(reloading) => Some(reloading.current().await),
                 None => None,

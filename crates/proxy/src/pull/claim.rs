@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use pierhead_cache::{BlobReader, Claim, Fill, StoredBlob};
+use pierhead_host::BackgroundTask;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 
@@ -109,7 +110,8 @@ pub(crate) async fn claim(
                 let waiters = reader
                     .readers()
                     .map_or_else(DownloadWaiters::owner, DownloadWaiters::readers);
-                tokio::spawn(async move {
+                let panics = context.cache.panics().clone();
+                panics.spawn(BackgroundTask::FillOwner, async move {
                     download::offer_slot(&context, permit, (&request, waiters), offer).await;
                 });
             }

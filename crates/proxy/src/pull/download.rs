@@ -27,10 +27,10 @@ pub(crate) fn start(
     permit: UpstreamPermit,
 ) -> oneshot::Receiver<HandedOverStream> {
     let (pass, handed_over) = oneshot::channel();
-    tokio::spawn(async move {
+    let panics = context.cache.panics().clone();
+    panics.spawn(BackgroundTask::FillOwner, async move {
         // If this task panics, dropping the fill reports an error to its readers. The next request
         // downloads the blob again.
-        let _watch = context.cache.panics().watch(BackgroundTask::FillOwner);
         let waiters = DownloadWaiters::readers(fill.readers());
         let slot = acquire_slot_for_fill(&context, (&request, waiters), permit, &owner).await;
         let mut stream = None;

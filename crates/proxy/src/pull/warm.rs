@@ -98,10 +98,10 @@ pub(crate) async fn warm(
             };
             let (context, arrived) = (context.clone(), arrived.clone());
             let left = left_by_all.clone();
-            running.spawn(async move {
-                let _watch = context.cache.panics().watch(BackgroundTask::FillOwner);
+            let panics = context.cache.panics().clone();
+            running.spawn(panics.watch_future(BackgroundTask::FillOwner, async move {
                 pull_blob(&context, request, &arrived, left).await
-            });
+            }));
         }
         tokio::select! {
             ended = running.join_next() => match ended {
