@@ -2,10 +2,11 @@
 //! minute.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use pierhead_host::ClientKey;
 
 /// Penalty time that each guess (an attempt with a password) adds to the client's address. A right
 /// password gives the penalty of its guess back.
@@ -16,11 +17,11 @@ const MAX_PENALTY: Duration = Duration::from_secs(60);
 /// Maximum number of addresses with a penalty time for wrong passwords.
 const MAX_THROTTLED_ADDRESSES: usize = 4096;
 
-/// For each address, the time at which its penalty ends. Each guess adds [`GUESS_PENALTY`]. A
+/// For each client, the time at which its penalty ends. Each guess adds [`GUESS_PENALTY`]. A
 /// general-purpose cache cannot hold this table, because the addresses with the longest penalties
 /// must stay when the table is full.
 #[derive(Default)]
-pub(crate) struct Throttle(Mutex<HashMap<IpAddr, Instant>>);
+pub(crate) struct Throttle(Mutex<HashMap<ClientKey, Instant>>);
 
 impl Throttle {
     /// Adds the penalty of one guess to an address. Called before the password is verified, so that
@@ -28,11 +29,11 @@ impl Throttle {
     /// nothing and returns `false`.
     pub(crate) fn charge(&self, address: IpAddr, now: Instant) -> bool {
         let mut penalties = self.0.lock();
-        let network = network(address);
-        if penalties.len() >= MAX_THROTTLED_ADDRESSES && !penalties.contains_key(&network) {
+        let client = ClientKey::of(address);
+        if penalties.len() >= MAX_THROTTLED_ADDRESSES && !penalties.contains_key(&client) {
             make_room(&mut penalties, now);
         }
-        let end = penalties.entry(network).or_insert(now);
+        let end = penalties.entry(client).or_insert(now);
         let next = (*end).max(now) + GUESS_PENALTY;
         if next > now + MAX_PENALTY {
             return false;
@@ -44,7 +45,7 @@ impl Throttle {
     /// Removes the penalty of one guess, because the password of the guess was right.
     pub(crate) fn refund(&self, address: IpAddr) {
         let mut penalties = self.0.lock();
-        if let Some(end) = penalties.get_mut(&network(address)) {
+        if let Some(end) = penalties.get_mut(&ClientKey::of(address)) {
             *end = end.checked_sub(GUESS_PENALTY).unwrap_or(*end);
         }
     }
@@ -52,37 +53,25 @@ impl Throttle {
     /// Whether a penalty of this address is recorded, also one that has ended.
     #[cfg(test)]
     pub(crate) fn has_charged(&self, address: IpAddr) -> bool {
-        self.0.lock().contains_key(&network(address))
+        self.0.lock().contains_key(&ClientKey::of(address))
     }
 }
 
 /// Removes the addresses whose penalty has ended. If all addresses have a penalty, removes the half
 /// with the shortest penalties. Thus many addresses with one guess each cannot displace an address
 /// with many guesses.
-fn make_room(penalties: &mut HashMap<IpAddr, Instant>, now: Instant) {
+fn make_room(penalties: &mut HashMap<ClientKey, Instant>, now: Instant) {
     penalties.retain(|_, end| *end > now);
     if penalties.len() < MAX_THROTTLED_ADDRESSES {
         return;
     }
     let mut ends: Vec<_> = penalties
         .iter()
-        .map(|(address, end)| (*end, *address))
+        .map(|(client, end)| (*end, *client))
         .collect();
     let (shortest, _, _) = ends.select_nth_unstable(MAX_THROTTLED_ADDRESSES / 2);
-    for (_, address) in shortest {
-        penalties.remove(address);
-    }
-}
-
-/// Returns an IPv4 address unchanged, and an IPv6 address as its /64 network, because one machine
-/// may use all addresses of its /64.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => IpAddr::V4(address),
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-        }
+    for (_, client) in shortest {
+        penalties.remove(client);
     }
 }
 
