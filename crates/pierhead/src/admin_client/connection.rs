@@ -27,7 +27,7 @@ const MAX_LINE_BYTES: usize = 1 << 20;
     "nothing responds at http://{authority} ({error}): start pierhead with `pierhead serve`, \
      or pass the address of its admin listener with --admin http://HOST:PORT"
 )]
-pub(super) struct UnreachableListener {
+pub(crate) struct UnreachableListener {
     pub(super) authority: Authority,
     pub(super) error: io::Error,
 }

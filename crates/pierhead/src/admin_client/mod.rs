@@ -17,8 +17,7 @@ use crate::api::{
 use crate::cli::cache::{CacheArgs, CacheCommand, TierCommand};
 use crate::exit_code::{CommandError, describe, is_broken_pipe, reason_of};
 use crate::terminal::escaped_lines;
-pub(crate) use connection::AdminClient;
-use connection::UnreachableListener;
+pub(crate) use connection::{AdminClient, UnreachableListener};
 use output::Output;
 
 /// Runs a `cache` command.

@@ -67,8 +67,8 @@ Example:
   pierhead cache rm docker.io/library/redis:6";
 
 const WARM: &str = "\
-This command makes no bundles: pierhead indexes an image when a client pulls it
-or requests a bundle of it.
+pierhead indexes an image for bundles when a client pulls the image or requests
+a bundle of it.
 
 Example:
   pierhead cache warm docker.io/library/redis:7 --platform linux/arm64 --pin";
@@ -202,7 +202,7 @@ pub(crate) enum CacheCommand {
         after_help = "pierhead fetches a removed blob again at the next request.\nExit code 1: at least one blob was corrupt.\n\nExample:\n  pierhead cache verify"
     )]
     Verify,
-    /// Pull the manifests and blobs of images into the cache in advance
+    /// Pull the manifests and blobs of images into the cache in advance; makes no bundles
     #[command(after_help = WARM)]
     Warm {
         /// References of the images to pull, such as docker.io/library/redis:7

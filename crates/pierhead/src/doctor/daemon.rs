@@ -13,7 +13,7 @@ use pierhead_oci::units::human_bytes;
 use pierhead_client_setup::Address;
 
 use super::report::Finding;
-use crate::admin_client::AdminClient;
+use crate::admin_client::{AdminClient, UnreachableListener};
 use crate::api::Stat;
 use crate::config::{Config, Overrides};
 
@@ -147,10 +147,9 @@ pub(crate) async fn query(admin: Option<SocketAddr>) -> RunningDaemon {
             admin,
             // The finding of this check already states that no daemon responds, so the reason is
             // omitted.
-            why: if error.to_string().starts_with("nothing responds") {
-                String::new()
-            } else {
-                format!(": {error:#}")
+            why: match error.is::<UnreachableListener>() {
+                true => String::new(),
+                false => format!(": {error:#}"),
             },
         },
         Err(_) => RunningDaemon::Unreachable {
@@ -458,6 +457,28 @@ mod tests {
             findings[1].what.contains("its data folder is /elsewhere"),
             "{findings:?}"
         );
+    }
+
+    #[tokio::test]
+    async fn only_another_error_than_a_closed_port_has_a_reason() {
+        let why = async |admin: SocketAddr| match query(Some(admin)).await {
+            RunningDaemon::Unreachable { why, .. } => why,
+            _ => panic!("no daemon runs"),
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("a port");
+        let admin = listener.local_addr().expect("an address");
+        // Another program, which closes each connection.
+        let program = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                drop(stream);
+            }
+        });
+        let other = why(admin).await;
+        assert!(other.contains("does not respond with HTTP"), "{other}");
+        program.abort();
+        let _ = program.await;
+        assert_eq!(why(admin).await, "");
     }
 
     #[tokio::test]
