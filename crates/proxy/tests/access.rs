@@ -13,6 +13,7 @@ use pierhead_oci::Digest;
 use pierhead_proxy::Auth;
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, random_bytes};
+use pierhead_testkit::log::capture;
 use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, Fault, Gate, TokenAuth};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -87,6 +88,35 @@ async fn users_of_an_htpasswd_file_are_admitted_and_their_passwords_are_not_sent
         0,
         "a password for pierhead is not for the upstream"
     );
+}
+
+#[tokio::test]
+async fn repeated_refusals_of_credentials_have_one_line() {
+    // Each password is different, because pierhead does not verify a known wrong password again.
+    let passwords = ["wrong-1", "wrong-2", "wrong-3", "wrong-4"];
+    let lines = capture();
+    let (fixture, _folder) = with_htpasswd().await;
+    for password in passwords {
+        assert!(is_refused(
+            &get(&fixture, "/v2/", Some(("ann", password))).await
+        ));
+    }
+    let refused = lines.with("login refused");
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(refused[0].contains("client=127.0.0.1"), "{refused:?}");
+    let fixture = private(FixtureOptions::default()).await;
+    fixture.push(1, &[1000]);
+    for password in passwords {
+        assert!(is_refused(
+            &get(&fixture, MANIFEST, Some(("ann", password))).await
+        ));
+    }
+    let denied = lines.with("upstream denied a client's credentials");
+    assert_eq!(denied.len(), 1, "{denied:?}");
+    assert!(denied[0].contains("repository=app"), "{denied:?}");
+    for secret in passwords {
+        assert!(!lines.text().contains(secret), "{}", lines.text());
+    }
 }
 
 #[tokio::test]

@@ -769,6 +769,23 @@ async fn an_image_that_cannot_be_indexed_is_refused() {
 }
 
 #[tokio::test]
+async fn a_repeated_refusal_of_a_bundle_has_one_line() {
+    let fixture = with_bundles().await;
+    fixture.push(1, &[1000]);
+    let lines = capture();
+    for _ in 0..5 {
+        let refused = bundle(&fixture, &json!({"want": "1"})).await;
+        assert_eq!(refused.status, 422);
+    }
+    let refused = lines.with("bundle refused");
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(
+        refused[0].contains("repository=app want=\"1\""),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test]
 async fn a_layer_beyond_the_compression_ratio_is_not_bundled_and_is_served() {
     let fixture = with_bundles().await;
     let image = Image::of_zeros(96 << 20);

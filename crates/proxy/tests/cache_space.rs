@@ -173,3 +173,46 @@ async fn tags_of_configured_registries_outlive_a_flood_of_tags_of_others() {
         "after a reload"
     );
 }
+
+#[tokio::test]
+async fn a_stale_response_outlives_a_flood_of_tags_of_an_unknown_registry() {
+    // The tags of the cache take at most 1/16 of its capacity: 256 tags of one block each.
+    let options = FixtureOptions::default().capacity(16 << 20);
+    let fixture = options.always_stale().start().await;
+    let image = fixture.push(31, &[1000]);
+    fixture.pull(&image).await;
+    for blob in &image.blobs {
+        fixture.wait_until_stored(&blob.digest).await;
+    }
+    let of_flood = |tag: usize| {
+        let reference = format!("flood.example/app:{tag}").parse().unwrap();
+        TagKey::Manifest(reference)
+    };
+    let mut flood = tokio::task::JoinSet::new();
+    for tag in 0..600 {
+        let (cache, name) = (fixture.cache.clone(), of_flood(tag));
+        flood.spawn(async move {
+            let record = TagRecord {
+                digest: Digest::of(Algorithm::Sha256, b"a manifest"),
+                media_type: MediaType::new(MediaType::OCI_MANIFEST).unwrap(),
+                etag: None,
+                warnings: Vec::new(),
+                validated: u64::MAX,
+            };
+            cache.tags().put(&name, record).await
+        });
+    }
+    for stored in flood.join_all().await {
+        stored.unwrap();
+    }
+    let tags = fixture.cache.tags();
+    let left = (0..600).filter(|tag| tags.get(&of_flood(*tag)).is_some());
+    assert!(left.count() <= 256, "the flood exceeds the limit of tags");
+    fixture.upstream.inject(Fault::Status(503).on("/v2/app/*"));
+    let stale = fixture.get("/v2/app/manifests/1").await;
+    assert_eq!(
+        (stale.status, stale.header("x-cache")),
+        (200, Some("STALE"))
+    );
+    assert_eq!(stale.body, image.root_document().bytes);
+}

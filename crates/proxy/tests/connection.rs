@@ -16,6 +16,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use pierhead_testkit::http::{Connection, End, Request};
 use pierhead_testkit::images::random_bytes;
+use pierhead_testkit::log::capture;
 use pierhead_testkit::registry::{Authority, Fault, Gate};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -161,6 +162,47 @@ async fn clients_must_present_a_certificate_with_client_ca() {
     assert!(request(clients.issue(&["vm-1".to_owned()])).await.unwrap());
     let stranger = request(Authority::new().issue(&["vm-1".to_owned()])).await;
     assert!(!stranger.unwrap_or(false));
+}
+
+#[tokio::test]
+async fn a_repeated_failure_of_a_handshake_has_one_line() {
+    let files = TlsFiles::new();
+    files.write("clients.pem", files.authority.pem());
+    let tls = files.tls(Some(&files.path("clients.pem")));
+    let fixture = FixtureOptions::default().tls(tls).start().await;
+    let lines = capture();
+    for _ in 0..5 {
+        let refused = over_tls(&fixture, files.authority.pem()).await;
+        assert!(refused.is_err(), "without a certificate");
+    }
+    let failed = lines.with("TLS handshake failed");
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    assert!(failed[0].contains("presented no certificate"), "{failed:?}");
+}
+
+#[tokio::test]
+async fn a_bare_lf_as_a_line_end_over_tls_is_refused() {
+    let files = TlsFiles::new();
+    let fixture = FixtureOptions::default().tls(files.tls(None)).start().await;
+    let good = "GET /v2/ HTTP/1.1\r\nhost: a\r\n\r\n";
+    let ends: Vec<_> = good.match_indices("\r\n").map(|(at, _)| at).collect();
+    for at in ends {
+        let mut bad = good.to_owned();
+        bad.replace_range(at..=at, "");
+        let config = client(files.authority.pem(), None, b"http/1.1");
+        let mut stream = connect(&fixture, config).await.unwrap();
+        let last = "GET /v2/ HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+        let requests = format!("{good}{bad}{last}");
+        stream.write_all(requests.as_bytes()).await.unwrap();
+        let mut responses = Vec::new();
+        let _ = in_time(stream.read_to_end(&mut responses)).await;
+        let responses = String::from_utf8_lossy(&responses);
+        let statuses: Vec<_> = responses
+            .match_indices("HTTP/1.1 ")
+            .map(|(at, _)| &responses[at..][9..12])
+            .collect();
+        assert_eq!(statuses, ["200", "400"], "{bad:?} gets {responses}");
+    }
 }
 
 type Sender = hyper::client::conn::http2::SendRequest<Empty<Bytes>>;

@@ -185,6 +185,51 @@ async fn an_incomplete_head_has_a_deadline() {
     }
 }
 
+/// Further bytes of a head do not extend its deadline.
+#[tokio::test]
+async fn a_head_that_arrives_in_single_bytes_has_a_deadline() {
+    let fixture = FixtureOptions::default()
+        .config(|config| {
+            config.client_head_timeout = Duration::from_millis(400);
+            config.client_stall_timeout = Duration::from_millis(400);
+        })
+        .start()
+        .await;
+    let http2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    // This is the start of a frame HEADERS of 16,000 bytes.
+    let headers = b"\0\x3e\x80\x01\x04\0\0\0\x01";
+    let mut open = Vec::new();
+    for (begin, name) in [
+        (&b"GET /v2/ HTTP/1.1\r\nx: "[..], "fast path"),
+        (
+            b"OPTIONS /v2/ HTTP/1.1\r\nhost: a\r\n\r\nGET /v2/ HTTP/1.1\r\nx: ",
+            "hyper",
+        ),
+        (&[&http2[..], headers].concat(), "HTTP/2"),
+    ] {
+        let mut stream = connect_from(&fixture, 2).await;
+        stream.write_all(begin).await.unwrap();
+        let (mut read, mut write) = stream.split();
+        let trickle = async {
+            while write.write_all(b"a").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let mut received = Vec::new();
+        let ended = async {
+            tokio::select! {
+                _ = read.read_to_end(&mut received) => {}
+                () = trickle => {}
+            }
+        };
+        let ended = tokio::time::timeout(Duration::from_secs(20), ended).await;
+        if ended.is_err() {
+            open.push(name);
+        }
+    }
+    assert!(open.is_empty(), "still open: {open:?}");
+}
+
 /// Requests a blob of another registry, and does not read its response.
 async fn begin(fixture: &Fixture, last: u8, digest: &Digest, registry: &str) -> TcpStream {
     let path = format!("{}?ns={registry}", blob_path(digest));

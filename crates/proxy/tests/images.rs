@@ -140,6 +140,9 @@ async fn a_cached_image_lists_all_referenced_digests() {
     let by_digest = fixture.reference(&format!("@{}", image.root));
     let before = fixture.cache.eviction();
     let listed = fixture.cache.list(None, 100);
+    // Times of access have a resolution of one second. After this sleep, an access has another
+    // time.
+    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
     let cached = fixture.proxy.cached(&by_digest).await.unwrap();
     let platforms: Vec<_> = cached
         .platforms

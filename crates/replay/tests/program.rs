@@ -462,6 +462,107 @@ fn an_access_log_of_nginx_ends_with_a_verdict() {
 }
 
 #[test]
+fn a_log_of_distribution_is_replayed_in_both_of_its_formats() {
+    let folder = folder();
+    let hash = |blob: char| blob.to_string().repeat(64);
+    // distribution also writes each request in Apache's format. That line does not count.
+    let text_line = |second: u32, blob: char, status: u32| {
+        let (target, time) = (
+            format!("/v2/team/app/blobs/sha256:{}", hash(blob)),
+            format!("2026-11-23T06:25:{second:02}.5Z"),
+        );
+        format!(
+            "10.0.0.7 - - [23/Nov/2026:06:25:{second:02} +0000] \"GET {target} HTTP/1.1\" {status} 6 \"\" \"docker\"\n\
+             time=\"{time}\" level=info msg=\"response completed\" go.version=go1.24 http.request.method=GET \
+             http.request.uri=\"{target}\" http.response.duration=1.5s http.response.status={status} http.response.written=6\n"
+        )
+    };
+    let json_line = |second: u32, blob: char, status: u32| {
+        format!(
+            "{{\"go.version\":\"go1.24\",\"http.request.method\":\"GET\",\"http.request.uri\":\"/v2/team/app/blobs/sha256:{}\",\
+             \"http.response.duration\":\"1.5s\",\"http.response.status\":{status},\"http.response.written\":6,\
+             \"level\":\"info\",\"msg\":\"response completed\",\"time\":\"2026-11-23T06:25:{second:02}Z\"}}\n",
+            hash(blob)
+        )
+    };
+    let requests = [
+        (0, 'a', 200),
+        (1, 'b', 200),
+        (2, 'a', 200),
+        (3, 'c', 404),
+        (4, 'b', 200),
+    ];
+    let texts: String = requests
+        .iter()
+        .map(|it| text_line(it.0, it.1, it.2))
+        .collect();
+    let jsons: String = requests
+        .iter()
+        .map(|it| json_line(it.0, it.1, it.2))
+        .collect();
+    for (name, log) in [("registry.log", texts), ("registry.json", jsons)] {
+        let log = write(&folder, name, log.as_bytes());
+        let arguments = [
+            "--trace",
+            text(&log),
+            "--size",
+            "1kB",
+            "--policy",
+            "lru",
+            "--json",
+        ];
+        let output = replay(&arguments);
+        let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let (row, trace) = (&json["rows"][0], &json["traces"][0]);
+        assert_eq!(row["requests"], 4, "{name}: {json}");
+        assert_eq!(row["upstream_bytes"], 12, "{name}: {json}");
+        assert_eq!(trace["objects"], 2, "{name}: {json}");
+        assert_eq!(trace["seconds"], 4, "{name}: {json}");
+        assert_eq!(trace["left_out_other"], 1, "{name}: {json}");
+    }
+}
+
+#[test]
+fn a_quiet_replay_prints_results_and_warnings_only() {
+    let folder = folder();
+    let requests = "key,size\na,6\nempty,0\nb,5\n";
+    let csv = write(&folder, "pulls.csv", requests.as_bytes());
+    let arguments = ["--trace", text(&csv), "--size", "10B", "--policy", "lru"];
+    let loud = replay(&arguments);
+    let note = String::from_utf8_lossy(&loud.stderr).into_owned();
+    assert!(note.contains("1 requests of size zero"), "{note}");
+    let without_rate = |stdout: &[u8]| {
+        let text = String::from_utf8_lossy(stdout).into_owned();
+        let cells = |line: &str| {
+            line.split_whitespace()
+                .take(4)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        text.lines().map(cells).collect::<Vec<_>>()
+    };
+    for flag in ["--quiet", "-q"] {
+        let quiet = replay(&[&arguments[..], &[flag]].concat());
+        assert!(quiet.status.success());
+        assert_eq!(String::from_utf8_lossy(&quiet.stderr), "", "{flag}");
+        assert_eq!(without_rate(&quiet.stdout), without_rate(&loud.stdout));
+    }
+    // A truncated trace stays a warning.
+    let csv = std::fs::read(trace("pulls.csv")).expect("a trace");
+    let cut = write(&folder, "cut.csv", &csv[..csv.len() - 4]);
+    let cut = replay(&[
+        "--trace",
+        text(&cut),
+        "--size",
+        "10B",
+        "--cut-ok",
+        "--quiet",
+    ]);
+    let warning = String::from_utf8_lossy(&cut.stderr).into_owned();
+    assert!(warning.contains("truncated"), "{warning}");
+}
+
+#[test]
 fn a_missing_older_half_of_a_request_log_is_an_error_with_a_fix() {
     let folder = folder();
     let half = write(&folder, "pulls.trace", b"");

@@ -76,6 +76,14 @@ async fn a_warmed_image_is_listed_and_counted() {
     );
     assert_eq!((cells.len(), cells[1][0]), (2, IMAGE), "{table}");
     assert_eq!(cells[1][4..6], ["yes", "no"], "{table}");
+    let blobs: usize = image.blobs.iter().map(|blob| blob.bytes.len()).sum();
+    let size = blobs + image.root_document().bytes.len();
+    let size = format!("{:.1}", size as f64 / 1024.0);
+    assert_eq!(cells[1][2..4], [&*size, "KiB"], "{table}");
+    let last_use = cells[1][6].strip_suffix('s');
+    let last_use = last_use.and_then(|seconds| seconds.parse::<u64>().ok());
+    assert!(last_use.is_some_and(|seconds| seconds < 60), "{table}");
+    assert_eq!(cells[1][7..], ["ago"], "{table}");
     let row = &objects(&daemon.cached(&["ls", "--json"]).await)[0];
     assert_eq!(
         (&row["image"], &row["pinned"]),
@@ -199,6 +207,17 @@ async fn pinned_images_survive_a_prune() {
         out,
         format!("pinned {IMAGE}, {} blobs\n", image.digests().count())
     );
+}
+
+#[tokio::test]
+async fn a_pin_of_a_cached_image_is_logged() {
+    let (_registry, image, daemon) = with_image().await;
+    daemon.cached(&["warm", IMAGE]).await;
+    daemon.cached(&["pin", IMAGE]).await;
+    let blobs = image.digests().count();
+    daemon
+        .logs(&format!("image pinned image={IMAGE} blobs={blobs}"))
+        .await;
 }
 
 #[tokio::test]

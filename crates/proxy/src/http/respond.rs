@@ -272,3 +272,39 @@ fn retry_after(error: &Error) -> Duration {
         _ => RETRY_AFTER_FAILURE,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_line_has_the_cause_as_printable_ascii_of_bounded_length() {
+        let line = |cause: &str| {
+            let reason = reason(StatusCode::SERVICE_UNAVAILABLE, cause).expect("a reason phrase");
+            String::from_utf8(reason.as_bytes().to_vec()).expect("ASCII")
+        };
+        assert_eq!(
+            line("no route to quay.io"),
+            "Service Unavailable: no route to quay.io"
+        );
+        assert_eq!(
+            line("a\r\nSet-Cookie: b\t\u{7f}\u{e9}!"),
+            "Service Unavailable: a  Set-Cookie: b   !"
+        );
+        let start = "Service Unavailable: ".len();
+        assert_eq!(line(&"\u{e9}".repeat(1000)).len(), start + MAX_REASON_CHARS);
+    }
+
+    #[test]
+    fn only_an_error_of_the_server_has_its_cause_in_the_status_line() {
+        let of = |reason: &Error| {
+            let response = error(EndpointKind::Blob, &Method::GET, reason);
+            let phrase = response.extensions().get::<ReasonPhrase>();
+            phrase.map(|it| String::from_utf8_lossy(it.as_bytes()).into_owned())
+        };
+        let line = of(&Error::Timeout).expect("a cause");
+        let cause = Error::Timeout.client_text();
+        assert_eq!(line, format!("Service Unavailable: {cause}"));
+        assert_eq!(of(&Error::LoginRequired), None);
+    }
+}

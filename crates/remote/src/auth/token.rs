@@ -196,6 +196,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::auth::identity::{ClientCredentials, FingerprintKey};
 
     fn key(scope: &str) -> TokenKey {
         TokenKey {
@@ -334,6 +335,47 @@ mod tests {
             2,
             "a failure is not cached"
         );
+    }
+
+    #[tokio::test]
+    async fn each_part_of_the_key_separates_tokens() {
+        let client = FingerprintKey::new().unwrap();
+        let client = client.fingerprint(&ClientCredentials::basic("ann", "right"));
+        let keys = [
+            key("x"),
+            TokenKey {
+                registry: "ghcr.io".parse().unwrap(),
+                ..key("x")
+            },
+            TokenKey {
+                address: "https://mirror.example".into(),
+                ..key("x")
+            },
+            TokenKey {
+                realm: "https://mirror.example/token".parse().unwrap(),
+                ..key("x")
+            },
+            TokenKey {
+                service: Some("s".into()),
+                ..key("x")
+            },
+            TokenKey {
+                client: Some(client),
+                ..key("x")
+            },
+            key("y"),
+        ];
+        let tokens = Tokens::default();
+        for (nth, key) in keys.iter().enumerate() {
+            let json = format!("{{\"token\":\"{nth}\"}}");
+            let fetch = || async { Ok(token(&json).unwrap()) };
+            tokens.get(key, None, fetch).await.unwrap();
+        }
+        for (nth, key) in keys.iter().enumerate() {
+            let fetch = || async { unreachable!("the token is cached") };
+            let cached = tokens.get(key, None, fetch).await.unwrap();
+            assert_eq!(*cached.secret, nth.to_string());
+        }
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use hickory_resolver::proto::op::{Message, ResponseCode};
 use hickory_resolver::proto::rr::rdata::A;
@@ -202,6 +202,35 @@ async fn a_silent_name_server_delays_neither_threads_nor_cached_answers() {
     let busy = |result: &&_| matches!(result, Err(LookupError::Busy));
     assert_eq!(results.iter().filter(timeouts).count(), LOOKUPS);
     assert_eq!(results.iter().filter(busy).count(), LOOKUPS);
+    assert_eq!(resolver.0.running.available_permits(), LOOKUPS);
+}
+
+#[tokio::test]
+async fn lookups_recover_when_a_silent_name_server_answers_again() {
+    let is_silent = Arc::new(AtomicBool::new(true));
+    let silent = is_silent.clone();
+    let server = NameServer::on_loopback(move |_| match silent.load(Ordering::SeqCst) {
+        true => FakeAnswer::Nothing,
+        false => FakeAnswer::Address(1),
+    })
+    .await;
+    let resolver = SystemFolder::new("nameserver 127.0.0.1", "", server.port).resolver();
+    let names: Vec<_> = (0..LOOKUPS).map(|nth| format!("r{nth}.example")).collect();
+    let lookups = names.iter().map(|name| lookup(&resolver, name));
+    for failed in futures_util::future::join_all(lookups).await {
+        assert!(matches!(failed, Err(LookupError::Timeout)), "{failed:?}");
+    }
+    is_silent.store(false, Ordering::SeqCst);
+    let other = lookup(&resolver, "other.example").await;
+    assert_eq!(other.unwrap(), ["192.0.2.1"], "at once");
+    // The failures are cached for a short time.
+    let failed_until = Instant::now() + FAILURE_TTL;
+    for name in &names {
+        while let Err(error) = lookup(&resolver, name).await {
+            assert!(Instant::now() < failed_until, "{name}: {error}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
     assert_eq!(resolver.0.running.available_permits(), LOOKUPS);
 }
 
