@@ -2,6 +2,7 @@
 //! the failure is, and whether a retry can help.
 
 use std::io;
+use std::time::Duration;
 
 use pierhead_toc::Fault;
 
@@ -39,6 +40,9 @@ pub enum Error {
     /// client's work begin.
     #[error("stopped")]
     Stopped,
+    /// Planning a bundle took longer than [`crate::Config::plan_timeout`].
+    #[error("planning this bundle took longer than {} s", .0.as_secs_f64())]
+    PlanTimeout(Duration),
     /// An operation of the file system failed.
     #[error("cannot {doing}: {source}")]
     Io {
@@ -55,7 +59,7 @@ impl Error {
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Image(_) | Self::Malformed { .. } | Self::Digest { .. } => Fault::Input,
-            Self::Io { .. } => Fault::Host,
+            Self::Io { .. } | Self::PlanTimeout(_) => Fault::Host,
             Self::Missing(_) | Self::Stopped => Fault::Nobody,
         }
     }
@@ -194,6 +198,15 @@ mod tests {
         }
         assert!(full.is_disk_full() && !denied.is_disk_full());
         assert!(full.client_text().contains("no space left"));
+    }
+
+    #[test]
+    fn a_plan_that_takes_too_long_names_its_limit() {
+        let error = Error::PlanTimeout(Duration::from_secs(30));
+        let text = "planning this bundle took longer than 30 s";
+        assert_eq!(error.client_text(), text);
+        // The worker pulls layers, and does not repeat the request at once.
+        assert!(error.fault() == Fault::Host && error.is_retryable());
     }
 
     #[test]

@@ -24,6 +24,7 @@ use pierhead_bundle_server::{
 use pierhead_host::{BackgroundWork, ClientKey};
 use pierhead_oci::Digest;
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
+use pierhead_testkit::log::capture;
 use pierhead_testkit::source::MemoryBlob;
 use pierhead_toc::{Blob, Blobs, FileDigest, ImageToc, Source as _, image_toc};
 use pierhead_worker::store::{ApplyOutcome, NewFetch, Store};
@@ -105,13 +106,26 @@ fn offer(bundle_server: &BundleServer, image: &images::Image) -> State {
     wait_until_settled(bundle_server, &image.root)
 }
 
+/// Puts an image into the blobs, and waits until the server has indexed it.
+fn index(bundle_server: &BundleServer, blobs: &MemoryBlobs, image: &images::Image) {
+    blobs.put(image);
+    assert_eq!(offer(bundle_server, image), State::Ready);
+}
+
 fn tree(seed: u64) -> TreeImage {
     images::Image::tree(seed, &TreeOptions::default())
 }
 
-fn base_image_of(image: &TreeImage) -> RequestBase {
+/// Returns an image, and the same image with one more layer.
+fn image_and_update() -> (images::Image, images::Image) {
+    let old = tree(1);
+    let tars = [&old.tars[..], &tree(2).tars[..1]].concat();
+    (old.image, images::Image::of_tars("amd64", &tars))
+}
+
+fn base_image_of(image: &images::Image) -> RequestBase {
     RequestBase {
-        manifest: image.image.root,
+        manifest: image.root,
         is_known: true,
         has_layers: false,
     }
@@ -144,11 +158,8 @@ impl Sizes for TocSizes<'_> {
         self.0.contents().size(content)
     }
 
-    fn base(&self, base_image_of: u16, content: u32) -> Option<u64> {
-        self.1
-            .get(usize::from(base_image_of))?
-            .contents()
-            .size(content)
+    fn base(&self, image: u16, content: u32) -> Option<u64> {
+        self.1.get(usize::from(image))?.contents().size(content)
     }
 }
 
@@ -352,13 +363,10 @@ fn unawaited_work_pauses_and_awaited_images_are_indexed() {
 fn an_update_has_the_missing_contents_and_ignores_unknown_base_images() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let bundle_server = open(folder.path(), &blobs);
-    let (old, new) = (tree(1), tree(2));
-    // The new image is the old image with one more layer.
-    let tars = [&old.tars[..], &new.tars[..1]].concat();
-    let update = images::Image::of_tars("amd64", &tars);
-    blobs.put(&old.image);
+    let (old, update) = image_and_update();
+    blobs.put(&old);
     blobs.put(&update);
-    assert_eq!(offer(&bundle_server, &old.image), State::Ready);
+    assert_eq!(offer(&bundle_server, &old), State::Ready);
     assert_eq!(offer(&bundle_server, &update), State::Ready);
     let unknown_image = RequestBase {
         manifest: FileDigest::of(b"stranger").into(),
@@ -369,7 +377,7 @@ fn an_update_has_the_missing_contents_and_ignores_unknown_base_images() {
     let bundle = bundle_server
         .bundle(&update.root, &base_images, false)
         .unwrap();
-    let fresh = bundle_server.bundle(&old.image.root, &[], false).unwrap();
+    let fresh = bundle_server.bundle(&old.root, &[], false).unwrap();
     let (_, old_table, old_contents) = decode_bundle(&bytes(fresh.stream(None).unwrap()), &[]);
     let base_tocs = [old_table];
     let sent = bytes(bundle.stream(None).unwrap());
@@ -399,10 +407,8 @@ fn an_update_has_the_missing_contents_and_ignores_unknown_base_images() {
 #[test]
 fn the_toc_of_the_wanted_image_counts_in_the_memory_for_tocs() {
     let blobs = Arc::<MemoryBlobs>::default();
-    let old = tree(1);
-    let tars = [&old.tars[..], &tree(2).tars[..1]].concat();
-    let update = images::Image::of_tars("amd64", &tars);
-    blobs.put(&old.image);
+    let (old, update) = image_and_update();
+    blobs.put(&old);
     blobs.put(&update);
     // Lengths of an update and of the whole image, and those of both TOCs.
     let lengths = |toc_memory: Option<u64>| {
@@ -415,7 +421,7 @@ fn the_toc_of_the_wanted_image_counts_in_the_memory_for_tocs() {
         config.max_pairs = 0;
         config.toc_memory = toc_memory.unwrap_or(config.toc_memory);
         let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
-        assert_eq!(offer(&bundle_server, &old.image), State::Ready);
+        assert_eq!(offer(&bundle_server, &old), State::Ready);
         assert_eq!(offer(&bundle_server, &update), State::Ready);
         until(|| bundle_server.stat().jobs == 0);
         let [sent, whole] = [&[base_image_of(&old)][..], &[]].map(|base_images| {
@@ -441,10 +447,8 @@ fn the_toc_of_the_wanted_image_counts_in_the_memory_for_tocs() {
 #[test]
 fn a_plan_without_a_base_image_is_not_used_once_the_memory_is_free() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let old = tree(1);
-    let tars = [&old.tars[..], &tree(2).tars[..1]].concat();
-    let update = images::Image::of_tars("amd64", &tars);
-    blobs.put(&old.image);
+    let (old, update) = image_and_update();
+    blobs.put(&old);
     blobs.put(&update);
     let base_images = [base_image_of(&old)];
     let with_memory = |toc_memory: u64| {
@@ -462,7 +466,7 @@ fn a_plan_without_a_base_image_is_not_used_once_the_memory_is_free() {
     };
     // With 1 byte, the server makes bundles, but uses no base image.
     let bundle_server = with_memory(1);
-    assert_eq!(offer(&bundle_server, &old.image), State::Ready);
+    assert_eq!(offer(&bundle_server, &old), State::Ready);
     assert_eq!(offer(&bundle_server, &update), State::Ready);
     until(|| bundle_server.stat().jobs == 0);
     let whole = len(&bundle_server, &[]);
@@ -485,8 +489,7 @@ fn a_bundle_continues_at_any_frame() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let bundle_server = open(folder.path(), &blobs);
     let image = tree(3);
-    blobs.put(&image.image);
-    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    index(&bundle_server, &blobs, &image.image);
     let bundle = bundle_server.bundle(&image.image.root, &[], true).unwrap();
     let sent = bytes(bundle.stream(None).unwrap());
     let mut decoder = Decoder::new();
@@ -567,8 +570,7 @@ fn single_files_come_from_packs_and_from_layers() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let bundle_server = open(folder.path(), &blobs);
     let (image, other) = (tree(4), tree(5));
-    blobs.put(&image.image);
-    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    index(&bundle_server, &blobs, &image.image);
     for (content, bytes_of_it) in &image.contents {
         let stream = bundle_server
             .file(&image.image.root, content)
@@ -710,8 +712,7 @@ fn an_unreadable_toc_fails_only_its_image_and_is_rebuilt_once() {
     let folder = tempfile::tempdir().unwrap();
     let bundle_server = open(folder.path(), &blobs);
     for image in [&image, &other] {
-        blobs.put(&image.image);
-        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+        index(&bundle_server, &blobs, &image.image);
     }
     let root = &image.image.root;
     let name = root.to_string().replace(':', "-");
@@ -726,8 +727,15 @@ fn an_unreadable_toc_fails_only_its_image_and_is_rebuilt_once() {
             .file(&image.image.root, content)
             .map(|it| it.is_some())
     };
+    let lines = capture();
     let failed = file(&image).expect_err("it cannot be read");
     assert!(matches!(failed, Error::Missing(_)), "{failed}");
+    let logged = || lines.with("cannot read the TOC of an image");
+    assert!(
+        logged()[0].contains(&format!("image={root}")),
+        "{}",
+        lines.text()
+    );
     assert!(file(&other).unwrap(), "the other image is concerned");
     assert_eq!(wait_until_settled(&bundle_server, root), State::Ready);
     assert!(file(&image).unwrap());
@@ -740,6 +748,7 @@ fn an_unreadable_toc_fails_only_its_image_and_is_rebuilt_once() {
     let wanted = bundle_server.trace(client(1), root, &["file".to_owned()]);
     assert!(matches!(wanted, Err(Error::Io { .. })), "{wanted:?}");
     assert!(toc.is_symlink());
+    assert_eq!(logged().len(), 1, "{}", lines.text());
 }
 
 #[test]
@@ -751,8 +760,7 @@ fn the_lookup_of_one_file_does_not_verify_the_whole_toc() {
     let image = images::Image::of_tars("amd64", &[tar(&files)]);
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let bundle_server = open(folder.path(), &blobs);
-    blobs.put(&image);
-    assert_eq!(offer(&bundle_server, &image), State::Ready);
+    index(&bundle_server, &blobs, &image);
     let name = image.root.to_string().replace(':', "-");
     let toc = folder.path().join("index/tables").join(name);
     let mut damaged = std::fs::read(&toc).unwrap();
@@ -766,8 +774,16 @@ fn the_lookup_of_one_file_does_not_verify_the_whole_toc() {
     assert_eq!(bytes(found.unwrap()), names[7].as_bytes());
     assert_eq!(bundle_server.state(&image.root), State::Ready);
     // Reading the whole TOC finds the damage.
+    let lines = capture();
     let traced = bundle_server.trace(client(1), &image.root, &names[..1]);
     assert!(matches!(traced, Err(Error::Missing(_))), "{traced:?}");
+    let damaged = lines.with("the TOC of an image is damaged; pierhead rebuilds it");
+    let manifest = format!("manifest={}", image.root);
+    assert!(
+        matches!(&damaged[..], [line] if line.contains("WARN") && line.contains(&manifest)),
+        "{}",
+        lines.text()
+    );
     bundle_server.close();
 }
 
@@ -779,8 +795,7 @@ fn versions(bundle_server: &BundleServer, blobs: &MemoryBlobs, count: u32) -> Ve
             ..TreeOptions::default()
         };
         let image = images::Image::tree(9, &options);
-        blobs.put(&image.image);
-        assert_eq!(offer(bundle_server, &image.image), State::Ready);
+        index(bundle_server, blobs, &image.image);
         image
     };
     (0..count).map(version).collect()
@@ -796,27 +811,22 @@ fn permutations_of_base_images_share_one_plan() {
     let folder = tempfile::tempdir().unwrap();
     let bundle_server = open(folder.path(), &blobs);
     let images = versions(&bundle_server, &blobs, 5);
-    let (want, base_tocs) = images.split_last().unwrap();
-    while bundle_server.stat().jobs > 0 {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    let (want, old) = images.split_last().unwrap();
+    until(|| bundle_server.stat().jobs == 0);
     let planned = bundle_server.stat().planned;
     let mut random = fastrand::Rng::with_seed(7);
     let mut etags = std::collections::BTreeSet::new();
     for _ in 0..1000 {
         // Unknown and duplicate digests of base images do not change the plan.
-        let mut base_image_of: Vec<_> = base_tocs
-            .iter()
-            .chain(&base_tocs[..2])
-            .map(self::base_image_of)
-            .collect();
-        base_image_of.push(RequestBase {
+        let base_images = old.iter().chain(&old[..2]);
+        let mut base_images: Vec<_> = base_images.map(|it| base_image_of(&it.image)).collect();
+        base_images.push(RequestBase {
             manifest: FileDigest::of(&random.u64(..).to_le_bytes()).into(),
             is_known: false,
             has_layers: false,
         });
-        random.shuffle(&mut base_image_of);
-        let bundle = bundle_server.bundle_for(client(1), &want.image.root, &base_image_of, false);
+        random.shuffle(&mut base_images);
+        let bundle = bundle_server.bundle_for(client(1), &want.image.root, &base_images, false);
         etags.insert(bundle.unwrap().etag().to_owned());
     }
     assert_eq!(etags.len(), 1);
@@ -1192,8 +1202,7 @@ fn an_image_without_its_layer_is_unknown_until_the_layer_is_back() {
     let layer = image.image.blobs.last().unwrap().digest;
     blobs.take(&layer);
     assert_eq!(offer(&bundle_server, &image.image), State::Unknown);
-    blobs.put(&image.image);
-    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    index(&bundle_server, &blobs, &image.image);
     // Packed contents stay available after the cache has evicted their layer.
     blobs.take(&layer);
     let bundle = bundle_server.bundle(&image.image.root, &[], false).unwrap();
@@ -1210,8 +1219,7 @@ fn a_prune_keeps_packs_of_images_whose_plans_were_evicted() {
     let [kept, gone] = [33, 34].map(tree);
     let mut packs = Vec::new();
     for image in [&kept, &gone] {
-        blobs.put(&image.image);
-        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+        index(&bundle_server, &blobs, &image.image);
         packs.push(bundle_server.stat().packs);
     }
     let room = bundle_server.stat().packs + bundle_server.stat().index;
@@ -1334,8 +1342,7 @@ fn unused_packs_are_deleted_after_indexing() {
     let blobs = Arc::<MemoryBlobs>::default();
     let bundle_server = open(folder.path(), &blobs);
     let [gone, blocked] = [35, 36].map(tree);
-    blobs.put(&gone.image);
-    assert_eq!(offer(&bundle_server, &gone.image), State::Ready);
+    index(&bundle_server, &blobs, &gone.image);
     let before = bundle_server.stat().packs;
     blobs.put(&blocked.image);
     let layer = blocked.image.blobs[1].digest;
@@ -1358,97 +1365,6 @@ fn unused_packs_are_deleted_after_indexing() {
     blobs.take(&layer);
     blobs.1.close(None);
     until(|| bundle_server.stat().packs == 0);
-    bundle_server.close();
-}
-
-#[test]
-fn images_are_indexed_while_a_prune_reads_plans() {
-    use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open as open_file};
-    let folder = tempfile::tempdir().unwrap();
-    let blobs = Arc::<MemoryBlobs>::default();
-    let bundle_server = open(folder.path(), &blobs);
-    let [gone, new] = [35, 36].map(tree);
-    blobs.put(&gone.image);
-    assert_eq!(offer(&bundle_server, &gone.image), State::Ready);
-    // The indexing thread deletes unused packs at the end of a job. The test waits until that
-    // thread is idle.
-    until(|| bundle_server.stat().jobs == 0);
-    blobs.put(&new.image);
-    // Replaces a plan by a pipe, so that the read of the plan lasts until the writer closes the
-    // pipe.
-    let pipe = folder.path().join("plans").join("0".repeat(64));
-    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    blobs.take(&gone.image.root);
-    let pruning = {
-        let bundle_server = bundle_server.clone();
-        std::thread::spawn(move || bundle_server.prune(u64::MAX))
-    };
-    let mut writer = None;
-    until(|| {
-        let flags = OFlags::WRONLY | OFlags::NONBLOCK;
-        writer = open_file(&pipe, flags, Mode::empty()).ok();
-        writer.is_some()
-    });
-    bundle_server.offer(Image {
-        manifest: new.image.root,
-        repository: "registry/new".into(),
-    });
-    let started = Instant::now();
-    while bundle_server.state(&new.image.root) != State::Ready {
-        let waited = started.elapsed();
-        assert!(waited < Duration::from_secs(20), "indexing waits for prune");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    std::fs::remove_file(&pipe).unwrap();
-    drop(writer);
-    pruning.join().unwrap().unwrap();
-    // The prune has not deleted packs that were written while it ran.
-    let bundle = bundle_server.bundle(&new.image.root, &[], false).unwrap();
-    assert!(!bytes(bundle.stream(None).unwrap()).is_empty());
-    bundle_server.close();
-}
-
-/// Makes a pipe, and waits until the server reads it. The read ends when the returned writer is
-/// dropped.
-fn blocked_reader(pipe: &Path) -> rustix::fd::OwnedFd {
-    use rustix::fs::{Mode, OFlags, open as open_file};
-    let mut writer = None;
-    until(|| {
-        let flags = OFlags::WRONLY | OFlags::NONBLOCK;
-        writer = open_file(pipe, flags, Mode::empty()).ok();
-        writer.is_some()
-    });
-    writer.expect("a reader")
-}
-
-#[test]
-fn images_are_indexed_while_maintenance_reads_superseded_plans() {
-    use rustix::fs::{CWD, FileType, Mode, mknodat};
-    let folder = tempfile::tempdir().unwrap();
-    let blobs = Arc::<MemoryBlobs>::default();
-    open(folder.path(), &blobs).close();
-    let new = tree(37);
-    blobs.put(&new.image);
-    let pipe = folder.path().join("plans").join("0".repeat(64) + ".sent");
-    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    // The first job of the low-priority thread is maintenance.
-    let bundle_server = open(folder.path(), &blobs);
-    let writer = blocked_reader(&pipe);
-    bundle_server.offer(Image {
-        manifest: new.image.root,
-        repository: "registry/new".into(),
-    });
-    let started = Instant::now();
-    while bundle_server.state(&new.image.root) != State::Ready {
-        let waited = started.elapsed();
-        assert!(
-            waited < Duration::from_secs(20),
-            "indexing waits for maintenance"
-        );
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    std::fs::remove_file(&pipe).unwrap();
-    drop(writer);
     bundle_server.close();
 }
 
@@ -1479,8 +1395,7 @@ fn an_unreadable_plan_keeps_the_packs_of_its_image() {
     until(|| bundle_server.stat().jobs == 0);
     assert_eq!(fast_packs(folder.path()), packs, "a plan may name them");
     let gone = tree(38);
-    blobs.put(&gone.image);
-    assert_eq!(offer(&bundle_server, &gone.image), State::Ready);
+    index(&bundle_server, &blobs, &gone.image);
     until(|| bundle_server.stat().jobs == 0);
     let packs = fast_packs(folder.path());
     blobs.take(&gone.image.root);
@@ -1513,8 +1428,7 @@ fn a_query_of_the_start_order_deletes_no_plan() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let bundle_server = open(folder.path(), &blobs);
     let image = tree(44);
-    blobs.put(&image.image);
-    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    index(&bundle_server, &blobs, &image.image);
     until(|| bundle_server.stat().jobs == 0);
     bundle_server.close();
     drop(bundle_server);
@@ -1537,8 +1451,7 @@ fn an_unreadable_plan_is_made_again_when_its_image_is_indexed() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let bundle_server = open(folder.path(), &blobs);
     let image = tree(41);
-    blobs.put(&image.image);
-    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    index(&bundle_server, &blobs, &image.image);
     bundle_server.close();
     drop(bundle_server);
     make_plan_unreadable(folder.path(), &image.image.root);
@@ -1556,8 +1469,7 @@ fn an_unreadable_plan_is_made_again_for_a_request() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let bundle_server = open(folder.path(), &blobs);
     let image = tree(44);
-    blobs.put(&image.image);
-    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    index(&bundle_server, &blobs, &image.image);
     until(|| bundle_server.stat().jobs == 0);
     bundle_server.close();
     drop(bundle_server);
@@ -1605,8 +1517,7 @@ fn an_unreadable_plan_does_not_stop_a_prune_to_a_size() {
     let bundle_server = open(folder.path(), &blobs);
     let [stays, gone] = [42, 43].map(tree);
     for image in [&stays, &gone] {
-        blobs.put(&image.image);
-        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+        index(&bundle_server, &blobs, &image.image);
     }
     until(|| bundle_server.stat().jobs == 0);
     make_plan_unreadable(folder.path(), &stays.image.root);
@@ -1666,8 +1577,7 @@ fn a_prune_deletes_the_files_of_removed_images() {
     assert_eq!((stat.packs, stat.plans, stat.index), (0, 0, least));
     blobs.0.lock().clear();
     assert_eq!(bundle_server.prune(0).unwrap(), 0);
-    blobs.put(&kept.image);
-    assert_eq!(offer(&bundle_server, &kept.image), State::Ready);
+    index(&bundle_server, &blobs, &kept.image);
     bundle_server.bundle(&kept.image.root, &[], false).unwrap();
     bundle_server.close();
 }
@@ -1698,28 +1608,16 @@ fn a_new_version_is_sent_as_prepared_patches() {
         let tar = tar(&[("usr/lib/a.so", lib), ("etc/other", &other)]);
         images::Image::of_tars("amd64", &[tar])
     });
-    let base_image_of = RequestBase {
-        manifest: old.root,
-        is_known: true,
-        has_layers: false,
-    };
+    let base_image = base_image_of(&old);
     for image in [&old, &new] {
-        blobs.put(image);
-        assert_eq!(offer(&bundle_server, image), State::Ready);
+        index(&bundle_server, &blobs, image);
     }
-    let started = Instant::now();
-    while bundle_server.stat().pairs == 0 {
-        assert!(
-            started.elapsed() < Duration::from_secs(60),
-            "it takes too long"
-        );
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until(|| bundle_server.stat().pairs > 0);
     let fresh = bundle_server.bundle(&old.root, &[], false).unwrap();
     let (_, toc, contents) = decode_bundle(&bytes(fresh.stream(None).unwrap()), &[]);
     let planned = bundle_server.stat().planned;
     let bundle = bundle_server
-        .bundle(&new.root, &[base_image_of], false)
+        .bundle(&new.root, &[base_image], false)
         .unwrap();
     assert_eq!(bundle_server.stat().planned, planned + 1);
     let sent = bytes(bundle.stream(None).unwrap());
@@ -2083,8 +1981,7 @@ fn plans_stay_within_their_budget() {
     let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     let (old, new) = (tree(1), tree(2));
     for image in [&old, &new] {
-        blobs.put(&image.image);
-        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+        index(&bundle_server, &blobs, &image.image);
     }
     let (_, before) = plans(folder.path());
     // Unknown base images do not change the plan.
@@ -2106,7 +2003,7 @@ fn plans_stay_within_their_budget() {
     // Duplicates of a base image do not change the plan.
     let mut sum = 0;
     for nth in 1..=40 {
-        let base_images = vec![base_image_of(&old); nth];
+        let base_images = vec![base_image_of(&old.image); nth];
         match bundle_server.bundle(&new.image.root, &base_images, false) {
             Ok(bundle) => sum += bytes(bundle.stream(None).unwrap()).len() as u64,
             // The fresh plan (for workers without base images) was evicted, too, so the server
@@ -2131,23 +2028,17 @@ fn a_bundle_uses_a_pair_that_was_prepared_meanwhile() {
     let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     let images = [tree(1), tree(2), tree(3)];
     for image in &images {
-        blobs.put(&image.image);
-        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+        index(&bundle_server, &blobs, &image.image);
     }
     let [one, two, new] = &images;
-    let base_images = [base_image_of(one), base_image_of(two)];
+    let base_images = [base_image_of(&one.image), base_image_of(&two.image)];
     let ask = || {
         bundle_server
             .bundle(&new.image.root, &base_images, false)
             .unwrap()
     };
     ask();
-    let started = Instant::now();
-    while bundle_server.stat().pairs == 0 {
-        let is_soon = started.elapsed() < Duration::from_secs(60);
-        assert!(is_soon, "it takes too long");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until(|| bundle_server.stat().pairs > 0);
     let planned = bundle_server.stat().planned;
     let better = ask();
     assert_eq!(bundle_server.stat().planned, planned + 1);
@@ -2172,8 +2063,7 @@ fn many_slow_streams_of_one_file_share_memory() {
     // A read of any of these files decodes a frame of 4 MiB.
     let large = "is decoded to its frame".repeat(350_000);
     let image = images::Image::of_tars("amd64", &[tar(&[("large", &large)])]);
-    blobs.put(&image);
-    assert_eq!(offer(&bundle_server, &image), State::Ready);
+    index(&bundle_server, &blobs, &image);
     let content = FileDigest::of(large.as_bytes());
     let before = (blobs.2.load(Ordering::Relaxed), resident());
     let mut streams = Vec::new();
@@ -2249,8 +2139,7 @@ fn an_image_that_fits_only_once_keeps_its_fast_frames() {
     // Low-priority jobs run one after the other, so the job of the first image has run before the
     // job of the second image.
     let other = images::Image::of_tars("amd64", &[tar(&[("etc/other", "text ")])]);
-    blobs.put(&other);
-    assert_eq!(offer(&bundle_server, &other), State::Ready);
+    index(&bundle_server, &blobs, &other);
     until(|| bundle_server.stat().fast_layers == 1 && bundle_server.stat().optimized <= 1);
     let bundle = bundle_server.bundle(&image.root, &[], true).unwrap();
     decode_bundle(&bytes(bundle.stream(None).unwrap()), &[]);
@@ -2261,6 +2150,33 @@ fn an_image_that_fits_only_once_keeps_its_fast_frames() {
     let bundle_server = open_small(folder.path(), &blobs, 64 << 20);
     until(|| bundle_server.stat().optimized >= 1 && bundle_server.stat().fast_layers == 0);
     bundle_server.close();
+}
+
+/// Returns an image of one layer with these files.
+fn image_of(files: &[(String, Vec<u8>)]) -> images::Image {
+    let mut tar = tar::Builder::new(Vec::new());
+    for (path, bytes) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, path, &bytes[..]).unwrap();
+    }
+    images::Image::of_tars("amd64", &[tar.into_inner().unwrap()])
+}
+
+/// Returns two versions of an image with large files. In the new version, a few bytes of each file
+/// change.
+fn large_files() -> [images::Image; 2] {
+    let old = (0..3).map(|nth| {
+        let bytes = images::random_bytes(70 + nth, 1 << 20).to_vec();
+        (format!("usr/{nth}"), bytes)
+    });
+    let old: Vec<_> = old.collect();
+    let mut new = old.clone();
+    for (_, bytes) in &mut new {
+        bytes[500_000..500_100].reverse();
+    }
+    [old, new].map(|files| image_of(&files))
 }
 
 /// Applies a bundle to the store of a worker. Returns the codings of the bundle's frames.
@@ -2330,38 +2246,23 @@ fn an_unprepared_large_pair_reuses_chunks() {
     let versions = [(large, packed, small), (larger, repacked, smaller)];
     let [old, new] = versions.each_ref().map(|(large, packed, small)| {
         let mut files = vec![
-            ("a/large".to_owned(), large),
-            ("a/packed".to_owned(), packed),
+            ("a/large".to_owned(), large.clone()),
+            ("a/packed".to_owned(), packed.clone()),
         ];
-        files.extend(
-            (0..)
-                .zip(small)
-                .map(|(nth, bytes)| (format!("b/{nth:02}"), bytes)),
-        );
-        let mut tar = tar::Builder::new(Vec::new());
-        for (path, bytes) in files {
-            let mut header = tar::Header::new_gnu();
-            header.set_size(bytes.len() as u64);
-            header.set_mode(0o644);
-            tar.append_data(&mut header, path, &bytes[..]).unwrap();
-        }
-        images::Image::of_tars("amd64", &[tar.into_inner().unwrap()])
+        let small = (0..).zip(small.clone());
+        files.extend(small.map(|(nth, bytes)| (format!("b/{nth:02}"), bytes)));
+        image_of(&files)
     });
     for image in [&old, &new] {
-        blobs.put(image);
-        assert_eq!(offer(&bundle_server, image), State::Ready);
+        index(&bundle_server, &blobs, image);
     }
     let worker = tempfile::tempdir().unwrap();
     let store = Store::open(worker.path(), &[]).unwrap();
     let fresh = bundle_server.bundle(&old.root, &[], false).unwrap();
     pull(&store, &bytes(fresh.stream(None).unwrap()));
-    let base_image_of = RequestBase {
-        manifest: old.root,
-        is_known: true,
-        has_layers: false,
-    };
+    let base_image = base_image_of(&old);
     let bundle = bundle_server
-        .bundle(&new.root, &[base_image_of], false)
+        .bundle(&new.root, &[base_image], false)
         .unwrap();
     let sent = bytes(bundle.stream(None).unwrap());
     assert!(sent.len() < 3 << 19, "{} bytes", sent.len());
@@ -2379,6 +2280,76 @@ fn an_unprepared_large_pair_reuses_chunks() {
 }
 
 #[test]
+fn without_time_for_deltas_a_plan_has_whole_frames() {
+    let [old, new] = large_files();
+    let blobs = Arc::<MemoryBlobs>::default();
+    blobs.put(&old);
+    blobs.put(&new);
+    // Number of pairs that the server prepares, and maximum bytes for fast patches.
+    for (max_pairs, fast_patch_bytes) in [(0, 0), (0, 96 << 20), (1, 0)] {
+        let update_within = |delta_timeout: Duration| {
+            let folder = tempfile::tempdir().unwrap();
+            let mut config = Config::new(folder.path(), 512 << 20, 64 << 20);
+            (config.cpu_percent, config.optimized_level) = (100, 1);
+            (config.max_pairs, config.fast_patch_bytes) = (max_pairs, fast_patch_bytes);
+            config.delta_timeout = delta_timeout;
+            let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
+            for image in [&old, &new] {
+                assert_eq!(offer(&bundle_server, image), State::Ready);
+            }
+            until(|| bundle_server.stat().pairs == max_pairs as u64);
+            let worker = tempfile::tempdir().unwrap();
+            let store = Store::open(worker.path(), &[]).unwrap();
+            let fresh = bundle_server.bundle(&old.root, &[], false).unwrap();
+            pull(&store, &bytes(fresh.stream(None).unwrap()));
+            let base_image = base_image_of(&old);
+            let bundle = bundle_server.bundle(&new.root, &[base_image], false);
+            let sent = bytes(bundle.unwrap().stream(None).unwrap());
+            bundle_server.close();
+            (sent.len(), pull(&store, &sent))
+        };
+        let is_delta = |coding: &Coding| matches!(coding, Coding::Copy | Coding::Patch);
+        let (len, codings) = update_within(Duration::from_secs(600));
+        assert!(codings.iter().any(is_delta), "{codings:?}");
+        assert!(len < 1 << 20, "{len}");
+        let (len, codings) = update_within(Duration::ZERO);
+        assert!(!codings.iter().any(is_delta), "{codings:?}");
+        assert!(len > 3 << 20, "{len}");
+    }
+}
+
+#[test]
+fn a_plan_that_takes_too_long_fails_and_is_made_later() {
+    let [old, new] = large_files();
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
+    let base_image = base_image_of(&old);
+    let mut config = Config::new(folder.path(), 512 << 20, 64 << 20);
+    (config.cpu_percent, config.optimized_level) = (100, 1);
+    config.plan_timeout = Duration::ZERO;
+    let bundle_server = BundleServer::open(config.clone(), blobs.clone()).unwrap();
+    for image in [&old, &new] {
+        index(&bundle_server, &blobs, image);
+    }
+    // This plan is made when the image is indexed.
+    assert!(bundle_server.bundle(&new.root, &[], false).is_ok());
+    let failed = bundle_server.bundle(&new.root, &[base_image], false);
+    let failed = failed.map(drop).expect_err("there is no time");
+    assert!(matches!(failed, Error::PlanTimeout(_)), "{failed}");
+    assert!(failed.is_retryable() && !failed.is_damage());
+    assert_eq!(bundle_server.state(&new.root), State::Ready);
+    bundle_server.close();
+    drop(bundle_server);
+    config.plan_timeout = Duration::from_secs(600);
+    let bundle_server = BundleServer::open(config, blobs).unwrap();
+    assert!(
+        bundle_server
+            .bundle(&new.root, &[base_image], false)
+            .is_ok()
+    );
+    bundle_server.close();
+}
+
+#[test]
 fn a_trace_reorders_the_frames_of_its_image() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let bundle_server = open(folder.path(), &blobs);
@@ -2390,8 +2361,7 @@ fn a_trace_reorders_the_frames_of_its_image() {
         .map(|(name, text)| (&**name, &**text))
         .collect();
     let image = images::Image::of_tars("amd64", &[tar(&named)]);
-    blobs.put(&image);
-    assert_eq!(offer(&bundle_server, &image), State::Ready);
+    index(&bundle_server, &blobs, &image);
     let ask = || bundle_server.bundle(&image.root, &[], true).unwrap();
     // Returns the first content of a bundle.
     let first = |sent: &[u8]| {
@@ -2456,8 +2426,7 @@ fn a_trace_determines_the_hot_ranges() {
         "amd64",
         &[lower, tar(&[("c", &files[2]), ("again", &files[1])])],
     );
-    blobs.put(&image);
-    assert_eq!(offer(&bundle_server, &image), State::Ready);
+    index(&bundle_server, &blobs, &image);
     assert_eq!(
         (
             bundle_server.traced_images(),
@@ -2531,8 +2500,7 @@ fn repeated_traces_take_a_bounded_space() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let bundle_server = open(folder.path(), &blobs);
     let image = images::Image::of_tars("amd64", &[tar(&[("a", "x"), ("b", "y")])]);
-    blobs.put(&image);
-    assert_eq!(offer(&bundle_server, &image), State::Ready);
+    index(&bundle_server, &blobs, &image);
     let max = 2 << 20;
     for nth in 0..16 {
         let mut files: Vec<_> = (0..500)
@@ -2566,8 +2534,7 @@ fn plans_of_different_requests_do_not_wait_for_each_other() {
     let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     let images = [tree(1), tree(2), tree(3)];
     for image in &images {
-        blobs.put(&image.image);
-        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+        index(&bundle_server, &blobs, &image.image);
     }
     let [old, slow, other] = &images;
     let (say, done) = std::sync::mpsc::channel();
@@ -2575,7 +2542,7 @@ fn plans_of_different_requests_do_not_wait_for_each_other() {
     std::thread::scope(|scope| {
         let ask = |image: &TreeImage| {
             let (bundle_server, say) = (bundle_server.clone(), say.clone());
-            let (want, base_images) = (image.image.root, [base_image_of(old)]);
+            let (want, base_images) = (image.image.root, [base_image_of(&old.image)]);
             scope.spawn(move || {
                 let bundle = bundle_server.bundle(&want, &base_images, false).unwrap();
                 say.send((want, bundle.etag().to_owned())).unwrap();
@@ -2646,27 +2613,13 @@ fn an_update_takes_no_more_bytes_than_its_changed_files() {
                 *bytes = file(&mut random);
             }
         }
-        let [was, is] = [&old, &new].map(|files| {
-            let mut tar = tar::Builder::new(Vec::new());
-            for (path, bytes) in files {
-                let mut header = tar::Header::new_gnu();
-                header.set_size(bytes.len() as u64);
-                header.set_mode(0o644);
-                tar.append_data(&mut header, path, &bytes[..]).unwrap();
-            }
-            images::Image::of_tars("amd64", &[tar.into_inner().unwrap()])
-        });
+        let [was, is] = [&old, &new].map(|files| image_of(files));
         for image in [&was, &is] {
-            blobs.put(image);
-            assert_eq!(offer(&bundle_server, image), State::Ready);
+            index(&bundle_server, &blobs, image);
         }
-        let base_image_of = RequestBase {
-            manifest: was.root,
-            is_known: true,
-            has_layers: false,
-        };
+        let base_image = base_image_of(&was);
         let bundle = bundle_server
-            .bundle(&is.root, &[base_image_of], false)
+            .bundle(&is.root, &[base_image], false)
             .unwrap();
         let records = bytes(bundle.stream(Some((0, bundle.frames()))).unwrap());
         let max = whole_files(&old, &new) * 102 / 100;

@@ -9,10 +9,11 @@ use std::collections::HashMap;
 
 use pierhead_oci::Digest;
 
-use super::bundle_header::{LoadedBase, TocSizes, is_set};
+use super::bundle_header::{TocSizes, is_set};
 use super::context::Context;
 use super::frame_writer::FrameWriter;
 use super::plan_file::{Draft, PlanFile, PlanRecord};
+use super::plan_input::PlanInput;
 use crate::Error;
 use crate::pack::RecordLocation;
 use crate::pack::decode;
@@ -65,25 +66,24 @@ struct Candidate {
 }
 
 /// Makes the frames of a bundle: the frames of `fresh` that have needed contents, without the
-/// chunks that the worker already has.
+/// chunks that the worker already has. When this takes longer than
+/// [`super::Config::delta_timeout`], the other frames are whole.
 pub(super) fn reuse_chunks(
-    context: &Context,
+    input: &PlanInput<'_>,
     fresh: &PlanFile,
-    want: &Digest,
-    toc: &ImageToc,
-    base_images: &[LoadedBase],
-    needed: &[bool],
     draft: &mut Draft,
 ) -> Result<Vec<Frame>, Error> {
-    let mut candidates = candidates(context, fresh, want, toc, base_images, needed)?;
+    let context = input.context;
+    let mut candidates = candidates(input, fresh)?;
     choose(&mut candidates, context.config.recompress_budget);
     let mut out = FrameWriter::new(draft)?;
     for candidate in candidates {
         if context.queue.is_stopped() {
             return Err(Error::Stopped);
         }
+        input.deadline.check()?;
         match candidate.location {
-            Some(location) if !candidate.parts.is_empty() => {
+            Some(location) if !candidate.parts.is_empty() && input.deadline.allows_delta() => {
                 write_parts(context, fresh, candidate, &location, &mut out)?
             }
             _ => out.whole(fresh, candidate.nth, candidate.frame)?,
@@ -120,14 +120,8 @@ pub(super) fn changed_bytes(
     Ok(sum)
 }
 
-fn candidates(
-    context: &Context,
-    fresh: &PlanFile,
-    want: &Digest,
-    toc: &ImageToc,
-    base_images: &[LoadedBase],
-    needed: &[bool],
-) -> Result<Vec<Candidate>, Error> {
+fn candidates(input: &PlanInput<'_>, fresh: &PlanFile) -> Result<Vec<Candidate>, Error> {
+    let (toc, needed) = (input.toc, input.needed);
     let sizes = TocSizes {
         want: toc,
         base_images: &[],
@@ -135,12 +129,12 @@ fn candidates(
     let is_large = |size: Option<u64>| size.is_some_and(|size| size >= CHUNKED_FROM);
     let is_chunked = |number| is_set(needed, number) && is_large(toc.contents().size(number));
     let old = match (0..toc.contents().len()).any(is_chunked) {
-        true => base_chunks(context, toc, base_images),
+        true => base_chunks(input),
         false => BaseChunks::new(),
     };
     let new = match old.is_empty() {
         true => HashMap::new(),
-        false => chunks_of(context, want, toc, &is_chunked),
+        false => chunks_of(input, input.want, toc, &is_chunked),
     };
     let mut candidates = Vec::new();
     for (nth, frame) in (0..).zip(fresh.header()?.frames.cursor(&sizes)?) {
@@ -186,16 +180,16 @@ fn candidates(
 }
 
 /// Returns the chunks of those contents that the worker has and the wanted image lacks, by digest.
-fn base_chunks(context: &Context, want: &ImageToc, base_images: &[LoadedBase]) -> BaseChunks {
+fn base_chunks(input: &PlanInput<'_>) -> BaseChunks {
     let mut old = BaseChunks::new();
-    for (image, base) in (0..).zip(base_images) {
+    for (image, base) in (0..).zip(input.base_images) {
         let Some(toc) = &base.toc else { continue };
         let view = TocView {
             toc,
             contents: base.contents(),
         };
-        let gone = view.lacking(&[TocView::with_layers(want)]);
-        let chunks = chunks_of(context, &base.request.manifest, toc, &|number| {
+        let gone = view.lacking(&[TocView::with_layers(input.toc)]);
+        let chunks = chunks_of(input, &base.request.manifest, toc, &|number| {
             is_set(&gone, number)
         });
         // The chunks are sorted by number, so that the same request always gives the same plan.
@@ -221,13 +215,14 @@ fn base_chunks(context: &Context, want: &ImageToc, base_images: &[LoadedBase]) -
 }
 
 /// Returns the chunks of some contents of an image, by content number. Skips contents whose layer
-/// index is unreadable.
+/// index is unreadable. When [`super::Config::delta_timeout`] is over, skips the other contents.
 fn chunks_of(
-    context: &Context,
+    input: &PlanInput<'_>,
     image: &Digest,
     toc: &ImageToc,
     is_selected: &dyn Fn(u32) -> bool,
 ) -> HashMap<u32, Vec<Chunk>> {
+    let context = input.context;
     // Skips the first blob, which is the config of the image.
     let blobs = context.images.blobs(image).into_iter().skip(1);
     let (mut found, mut count) = (HashMap::new(), 0);
@@ -250,7 +245,7 @@ fn chunks_of(
                 count += chunks.len();
                 found.insert(number, chunks);
             }
-            if count >= MAX_CHUNKS {
+            if count >= MAX_CHUNKS || !input.deadline.allows_delta() {
                 return found;
             }
         }
@@ -440,5 +435,60 @@ fn follows(last: Option<&BaseSlice>, len: u64, next: Option<&BaseSlice>) -> bool
                 == (next.image, next.slice.content, next.slice.offset)
         }
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use pierhead_testkit::images;
+    use pierhead_testkit::source::MemoryBlobs;
+    use pierhead_testkit::wait::until;
+
+    use super::*;
+    use crate::server::plan_deadline::PlanDeadline;
+    use crate::server::toc_access::load_toc;
+    use crate::{BundleServer, Config, Image, State};
+
+    #[test]
+    fn without_time_no_more_chunks_are_read() {
+        let mut tar = tar::Builder::new(Vec::new());
+        for nth in 0..3 {
+            let bytes = images::random_bytes(nth, 300 << 10).to_vec();
+            let mut header = tar::Header::new_gnu();
+            header.set_size(bytes.len() as u64);
+            tar.append_data(&mut header, format!("large-{nth}"), &bytes[..])
+                .unwrap();
+        }
+        let image = images::Image::of_tars("amd64", &[tar.into_inner().unwrap()]);
+        let (folder, blobs) = (tempfile::tempdir().unwrap(), MemoryBlobs::default());
+        blobs.put_image(&image);
+        let config = Config::new(folder.path(), 64 << 20, 16 << 20);
+        let server = BundleServer::open(config, Arc::new(blobs)).unwrap();
+        server.offer(Image {
+            manifest: image.root,
+            repository: "registry/app".into(),
+        });
+        until("indexed", || server.state(&image.root) == State::Ready);
+        let context = &*server.context;
+        let toc = load_toc(context, &image.root).unwrap();
+        let read_within = |delta_timeout| {
+            let mut config = context.config.clone();
+            config.delta_timeout = delta_timeout;
+            let input = PlanInput {
+                context,
+                want: &image.root,
+                toc: &toc,
+                base_images: &[],
+                needed: &[],
+                deadline: PlanDeadline::start(&config),
+            };
+            chunks_of(&input, &image.root, &toc, &|_| true).len()
+        };
+        assert_eq!(read_within(Duration::from_secs(600)), 3);
+        assert_eq!(read_within(Duration::ZERO), 1);
+        server.close();
     }
 }

@@ -34,7 +34,11 @@ mod optimize;
 mod pack_usage;
 mod patches;
 mod paths;
+mod plan_deadline;
 mod plan_file;
+#[cfg(test)]
+mod plan_gate;
+mod plan_input;
 mod plan_store;
 mod planner;
 mod record_locations;
@@ -109,7 +113,7 @@ impl BundleServer {
         if packs.stat().packs == 0 {
             // All packs were deleted, so the numbers of packs start again. With these numbers, an
             // old plan could name records of another image, so all plans are deleted.
-            paths.shrink_plans(0)?;
+            paths.shrink_plans(0, &|_, path| paths::remove(path))?;
         }
         let (database, damage) = ImageDatabase::open(&Paths::image_database(&config.data))?;
         if let Some(what) = damage {
@@ -215,8 +219,8 @@ impl BundleServer {
     /// towards the part of [`Config::plan_budget`] that `client` may use.
     ///
     /// # Errors
-    /// [`Error::Missing`] when the image is not ready, or no longer ready. `Io` for errors of the
-    /// disk.
+    /// [`Error::Missing`] when the image is not ready, or no longer ready. [`Error::PlanTimeout`]
+    /// after [`Config::plan_timeout`]. `Io` for errors of the disk.
     pub fn bundle_for(
         &self,
         client: ClientKey,

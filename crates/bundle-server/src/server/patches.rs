@@ -15,6 +15,7 @@ use super::documents::Documents;
 use super::expected_order::expected_order;
 use super::image::RequestBase;
 use super::image_sources::contents;
+use super::plan_deadline::PlanDeadline;
 use super::plan_file::PlanFile;
 use super::plan_store::{fast_pair_key, optimized_pair_key};
 use super::toc_access::load_toc;
@@ -71,13 +72,14 @@ pub(super) fn prepare_pair(
 
 /// Makes the bundle plan for an update between two images, with fast patches, while a client waits.
 /// Returns `None` when more than [`super::Config::fast_patch_bytes`] would be read and compressed,
-/// or when a content is missing.
+/// when a content is missing, or when the patches take longer than
+/// [`super::Config::delta_timeout`].
 pub(super) fn fast_patches(
     context: &Context,
     client: ClientKey,
-    new: &Digest,
-    old: &Digest,
+    (new, old): (&Digest, &Digest),
     layers: bool,
+    deadline: &PlanDeadline<'_>,
 ) -> Result<Option<Arc<PlanFile>>, Error> {
     if !context.meter.may_write(true) {
         return Ok(None);
@@ -98,12 +100,17 @@ pub(super) fn fast_patches(
     if let Some(made) = context.plans.pair(new, old, layers)? {
         return Ok(Some(made));
     }
-    let mut pause = |_| match context.queue.is_stopped() {
-        true => Err(Error::Stopped),
-        false => Ok(()),
+    let mut is_late = false;
+    let mut pause = |_| {
+        is_late = !deadline.allows_delta();
+        match is_late || context.queue.is_stopped() {
+            true => Err(Error::Stopped),
+            false => Ok(()),
+        }
     };
     match make_patches(context, &path, new, image, old, base, effort, &mut pause) {
         Err(Error::Missing(_)) => Ok(None),
+        Err(Error::Stopped) if is_late => Ok(None),
         // The index of a layer is damaged. So the caller plans whole frames, which need no layer
         // index.
         Err(error) if error.is_damage() => Ok(None),

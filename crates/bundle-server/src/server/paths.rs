@@ -158,9 +158,14 @@ impl Paths {
         let _ = retain(&self.traces, keep);
     }
 
-    /// Deletes plans, least recently used first, until they take at most `most` bytes. Returns the
-    /// bytes of the remaining plans.
-    pub(super) fn shrink_plans(&self, most: u64) -> Result<u64, Error> {
+    /// Calls `delete` with the key and the path of plans, least recently used first, until the
+    /// remaining plans take at most `most` bytes. Returns the bytes of the remaining plans. Other
+    /// files, which have no key, are deleted as plans are.
+    pub(super) fn shrink_plans(
+        &self,
+        most: u64,
+        delete: &dyn Fn(&FileDigest, &Path),
+    ) -> Result<u64, Error> {
         let mut plans = Vec::new();
         each(&self.plans, &mut |path, meta| {
             // Skips a partial file, which another thread is still writing.
@@ -178,7 +183,10 @@ impl Paths {
             if all <= most {
                 break;
             }
-            remove(&path);
+            match plan_key(&path) {
+                Some(key) => delete(&key, &path),
+                None => remove(&path),
+            }
             all -= len;
         }
         Ok(all)
@@ -193,16 +201,14 @@ impl Paths {
             }
         })
     }
+}
 
-    /// Deletes the second name (a hard link) of a plan that a client received.
-    pub(super) fn remove_sent(&self, key: &FileDigest) {
-        remove(&self.sent(key));
-    }
-
-    /// Deletes the file of a plan.
-    pub(super) fn remove_plan(&self, key: &FileDigest) {
-        remove(&self.plan(key));
-    }
+/// Returns the key in the file name of a plan, or in the second name of a plan.
+fn plan_key(path: &Path) -> Option<FileDigest> {
+    let name = path.file_name()?.to_str()?;
+    let hex = name.strip_suffix(SENT).unwrap_or(name);
+    let digest: Digest = format!("sha256:{hex}").parse().ok()?;
+    FileDigest::try_from(&digest).ok()
 }
 
 /// Creates a folder, and deletes partial files that a killed process left in the folder.

@@ -46,8 +46,13 @@ pub(super) struct PlanStore {
     budget: u64,
     resume_window: Duration,
     open: Mutex<Vec<(FileDigest, Arc<PlanFile>)>>,
-    /// Locks of plans that are deleted or replaced now, by the key of the plan. Opening a plan
-    /// needs no lock.
+    /// Locks of plans that are deleted or replaced now, by the key of the plan. Under this lock,
+    /// the file of a plan and the entry of the plan in `open` change together.
+    ///
+    /// Opening a plan needs no lock: at worst, a request gets the plan that was just replaced,
+    /// which is intact, too. Maintenance deletes files without this lock, since maintenance deletes
+    /// only files that have not changed since it read them. [`Self::shrink`] then closes these
+    /// plans.
     changing: KeyedLock<FileDigest>,
     /// Plans that a request or a response may be using.
     in_use: Mutex<Vec<Weak<PlanFile>>>,
@@ -133,9 +138,9 @@ impl PlanStore {
         let over = self.shares.lock().add(client, plan, self.budget / SHARES);
         for plan in over {
             self.delete(&plan.key);
-            if let Some(sent) = &plan.sent {
-                self.paths.remove_sent(sent);
-                self.open.lock().retain(|(of, _)| of != sent);
+            if let Some(sent) = plan.sent {
+                let _lock = self.changing.lock(sent);
+                self.remove(&sent, &self.paths.sent(&sent));
             }
         }
     }
@@ -254,11 +259,10 @@ impl PlanStore {
         let aside = draft.temporary_bytes();
         let plan = {
             let _lock = self.changing.lock(*key);
-            draft.finish(prelude, body)?
+            self.hold(key, draft.finish(prelude, body)?)
         };
         let len = plan.file.metadata().map_or(0, |meta| meta.len());
         self.meter.wrote(len + aside);
-        let plan = self.hold(key, plan);
         let before = self.bytes.fetch_add(len, Ordering::Relaxed);
         if before.saturating_add(len) > self.budget {
             // Frees an eighth of the budget at once, since each call of `shrink` reads the whole
@@ -270,8 +274,12 @@ impl PlanStore {
 
     /// Deletes plans, including open ones, until all plans take at most `most` bytes.
     pub(super) fn shrink(&self, most: u64) -> Result<(), Error> {
-        let left = self.paths.shrink_plans(most)?;
+        let left = self.paths.shrink_plans(most, &|key, path| {
+            let _lock = self.changing.lock(*key);
+            self.remove(key, path);
+        })?;
         self.bytes.store(left, Ordering::Relaxed);
+        // Maintenance may have deleted other plans.
         self.open.lock().retain(|(key, _)| self.paths.has_plan(key));
         self.shares.lock().0.retain(|_, plans| {
             plans.retain(|plan| self.paths.has_plan(&plan.key));
@@ -362,14 +370,20 @@ impl PlanStore {
             _ => false,
         };
         if !is_replaced {
-            self.delete(key);
+            self.remove(key, &self.paths.plan(key));
         }
     }
 
     /// Deletes the plan that has this key.
     pub(super) fn delete(&self, key: &FileDigest) {
+        let _lock = self.changing.lock(*key);
+        self.remove(key, &self.paths.plan(key));
+    }
+
+    /// Closes and deletes one name of a plan. The caller holds the lock of `key`.
+    fn remove(&self, key: &FileDigest, path: &Path) {
         self.open.lock().retain(|(of, _)| of != key);
-        self.paths.remove_plan(key);
+        remove(path);
     }
 
     /// Returns the numbers of the packs of all plans that a request or a response uses now.
@@ -547,6 +561,9 @@ mod tests {
         assert_eq!(add(1, 5, 1), [key(4)]);
     }
 
+    /// How long a test waits to see that another thread does not go on.
+    const SHORT: Duration = Duration::from_millis(100);
+
     fn store(folder: &Path) -> PlanStore {
         let packs = crate::pack::PackConfig::new(folder.join("packs"), 1 << 20);
         PlanStore::new(
@@ -557,8 +574,8 @@ mod tests {
         )
     }
 
-    /// Makes an empty plan, as a request does.
-    fn make(store: &PlanStore, key: &FileDigest) -> Arc<PlanFile> {
+    /// Returns the prelude and the body of an empty plan.
+    fn empty_plan() -> (Prelude, Vec<u8>) {
         use sha2::Digest as _;
         let body = vec![0; 100];
         let prelude = Prelude {
@@ -570,6 +587,12 @@ mod tests {
             until: 0,
             digest: sha2::Sha256::digest(&body).into(),
         };
+        (prelude, body)
+    }
+
+    /// Makes an empty plan, as a request does.
+    fn make(store: &PlanStore, key: &FileDigest) -> Arc<PlanFile> {
+        let (prelude, body) = empty_plan();
         let draft = store.draft(key).unwrap();
         store.finish(key, draft, &prelude, &body).unwrap()
     }
@@ -585,21 +608,109 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (store, key) = (store(folder.path()), FileDigest::of(b"key"));
         let path = store.paths.plan(&key);
-        // The damaged plan is a pipe: a request that opens it waits until the pipe has a writer,
-        // and then until the writer closes the pipe. So the test knows when the request has the
-        // damaged plan open.
-        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-        rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
+        std::fs::write(&path, b"damaged").unwrap();
         std::thread::scope(|scope| {
+            // The request has read the damaged plan when it waits for the lock.
+            let making = store.changing.lock(key);
             let late = scope.spawn(|| store.open_or_delete(&key));
-            let writer = std::fs::File::options().write(true).open(&path).unwrap();
-            let again = make(&store, &key);
-            store.close_all();
-            drop(writer);
+            std::thread::sleep(SHORT);
+            let (prelude, body) = empty_plan();
+            let draft = store.draft(&key).unwrap();
+            let again = draft.finish(&prelude, &body).unwrap();
+            drop(making);
             let found = late.join().unwrap().unwrap().expect("the plan made again");
             assert_eq!(found.etag, again.etag);
         });
         assert!(path.is_file());
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_a_plan_is_replaced_without_a_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, key) = (Arc::new(store(folder.path())), FileDigest::of(b"key"));
+        let path = store.paths.plan(&key);
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
+        let (opening, (sender, receiver)) = (store.clone(), std::sync::mpsc::channel());
+        std::thread::spawn(move || {
+            let _ = sender.send(opening.open_or_delete(&key).map(|plan| plan.is_some()));
+        });
+        let opened = receiver.recv_timeout(Duration::from_secs(10));
+        assert!(matches!(opened.expect("no wait for a writer"), Ok(false)));
+        assert!(!path.exists());
+        make(&store, &key);
+        assert!(path.is_file());
+    }
+
+    #[test]
+    fn a_plan_is_deleted_only_under_its_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, key) = (store(folder.path()), FileDigest::of(b"key"));
+        let path = store.paths.plan(&key);
+        let deletions: [&(dyn Fn() + Sync); 2] = [&|| store.delete(&key), &|| {
+            store.shrink(0).unwrap();
+        }];
+        for delete in deletions {
+            make(&store, &key);
+            std::thread::scope(|scope| {
+                let making = store.changing.lock(key);
+                let deleting = scope.spawn(delete);
+                std::thread::sleep(SHORT);
+                assert!(path.is_file() && !deleting.is_finished());
+                drop(making);
+            });
+            assert!(!path.exists() && store.open.lock().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_superseded_plan_of_a_client_beyond_its_share_is_deleted_under_its_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path());
+        let (old, new) = (FileDigest::of(b"old"), FileDigest::of(b"new"));
+        let sent = FileDigest::of(b"sent");
+        let plan = make(&store, &old);
+        store.paths.link_plan(&old, &sent);
+        let path = store.paths.sent(&sent);
+        store.charge(ClientKey::OPERATOR, &old, Some(sent), &plan);
+        store
+            .shares
+            .lock()
+            .0
+            .values_mut()
+            .flatten()
+            .for_each(|plan| {
+                plan.len = u64::MAX / 2;
+            });
+        let plan = make(&store, &new);
+        std::thread::scope(|scope| {
+            let resuming = store.changing.lock(sent);
+            let charging = scope.spawn(|| store.charge(ClientKey::OPERATOR, &new, None, &plan));
+            std::thread::sleep(SHORT);
+            assert!(path.is_file() && !charging.is_finished());
+            drop(resuming);
+        });
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_finished_plan_is_opened_under_its_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, key) = (store(folder.path()), FileDigest::of(b"key"));
+        let path = store.paths.plan(&key);
+        std::thread::scope(|scope| {
+            // The plan file exists, but the thread cannot add it to the open plans.
+            let open = store.open.lock();
+            scope.spawn(|| make(&store, &key));
+            while !path.exists() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let deleting = scope.spawn(|| drop(store.changing.lock(key)));
+            std::thread::sleep(SHORT);
+            assert!(!deleting.is_finished());
+            drop(open);
+        });
+        assert_eq!(store.open.lock().len(), 1);
     }
 
     #[test]
@@ -610,7 +721,7 @@ mod tests {
         std::thread::scope(|scope| {
             let deleting = store.changing.lock(key);
             let made = scope.spawn(|| make(&store, &key));
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(SHORT);
             assert!(!path.exists() && !made.is_finished());
             drop(deleting);
         });
@@ -628,7 +739,7 @@ mod tests {
             let deleting = store.changing.lock(key);
             let open = || scope.spawn(|| store.open_or_delete(&key).map(|plan| plan.is_some()));
             let requests = [open(), open()];
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(SHORT);
             assert!(path.is_symlink());
             drop(deleting);
             for request in requests {

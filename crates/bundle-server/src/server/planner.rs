@@ -21,12 +21,14 @@ use super::counters::count;
 use super::documents::Documents;
 use super::image::RequestBase;
 use super::patches::fast_patches;
+use super::plan_deadline::PlanDeadline;
 use super::plan_file::{Draft, PlanFile};
+use super::plan_input::PlanInput;
 use super::plan_store::{derived_key, request_key};
 use super::toc_access::{load_base_toc, load_toc};
 use crate::Error;
 use pierhead_bundle::Frame;
-use pierhead_toc::{FileDigest, ImageToc};
+use pierhead_toc::FileDigest;
 
 /// zstd level of a bundle header for which a client waits.
 const FAST_HEADER_LEVEL: i32 = 3;
@@ -41,9 +43,11 @@ pub(super) fn plan(
     requested: &[RequestBase],
     layers: bool,
 ) -> Result<(FileDigest, Arc<PlanFile>), Error> {
+    let deadline = PlanDeadline::start(&context.config);
     let toc = load_toc(context, want)?;
     let mut base_images = Vec::with_capacity(requested.len());
     for request in requested {
+        deadline.check()?;
         let mut request = *request;
         let toc = match request.is_known {
             true => load_base_toc(context, &request.manifest)?,
@@ -58,7 +62,7 @@ pub(super) fn plan(
         count(&context.counters.plans);
     }
     let documents = Documents::read(&*context.blobs, want)?;
-    let (prepared, at) = prepared(context, client, want, &base_images, layers)?;
+    let (prepared, at) = prepared(context, client, want, &base_images, layers, &deadline)?;
     let prepared = prepared.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
     if !context.plans.has_packs(&prepared) {
         return Err(Error::Missing(format!("a part of {want}")));
@@ -79,22 +83,22 @@ pub(super) fn plan(
         }
         count(&context.counters.plans);
     }
+    let input = PlanInput {
+        context,
+        want,
+        toc: &toc,
+        base_images: &base_images,
+        needed: &needed,
+        deadline,
+    };
     let mut draft = context.plans.draft(&key)?;
     let mut frames = match at {
-        Some(at) => choose(&prepared, at, &toc, &base_images, &needed, &mut draft)?,
-        None => reuse_chunks(
-            context,
-            &prepared,
-            want,
-            &toc,
-            &base_images,
-            &needed,
-            &mut draft,
-        )?,
+        Some(at) => choose(&input, &prepared, at, &mut draft)?,
+        None => reuse_chunks(&input, &prepared, &mut draft)?,
     };
     if !covers(&frames, &needed) {
-        // The prepared plan needs contents of the base image that this worker lacks, so the fresh
-        // plan is used.
+        // The prepared plan needs contents of the base image that this worker lacks, or copying its
+        // frames took too long. So the fresh plan is used.
         let fresh = context
             .plans
             .open_or_delete(&request_key(want, &[], layers))?
@@ -102,16 +106,9 @@ pub(super) fn plan(
         let fresh = fresh.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
         drop(draft);
         draft = context.plans.draft(&key)?;
-        frames = reuse_chunks(
-            context,
-            &fresh,
-            want,
-            &toc,
-            &base_images,
-            &needed,
-            &mut draft,
-        )?;
+        frames = reuse_chunks(&input, &fresh, &mut draft)?;
     } else if at.is_some()
+        && deadline.allows_delta()
         && let Some(fresh) = context
             .plans
             .open_or_delete(&request_key(want, &[], layers))?
@@ -122,19 +119,12 @@ pub(super) fn plan(
         // reused chunks. So the server also makes a plan of reused chunks, and uses the shorter of
         // the two plans.
         let mut other = context.plans.draft(&key)?;
-        let fewer = reuse_chunks(
-            context,
-            &fresh,
-            want,
-            &toc,
-            &base_images,
-            &needed,
-            &mut other,
-        )?;
+        let fewer = reuse_chunks(&input, &fresh, &mut other)?;
         if other.bytes() < draft.bytes() && covers(&fewer, &needed) {
             (draft, frames) = (other, fewer);
         }
     }
+    deadline.check()?;
     let header = header(
         &documents,
         &toc,
@@ -149,29 +139,31 @@ pub(super) fn plan(
 }
 
 /// Selects the frames of a prepared plan that have a needed content, and writes their records into
-/// the draft. `at` is the position of the plan's base image in the request.
+/// the draft. `at` is the position of the plan's base image in the request. The records may be
+/// gigabytes of patches. If copying the records takes too long, the last frames are missing.
 fn choose(
+    input: &PlanInput<'_>,
     prepared: &PlanFile,
     at: u16,
-    toc: &ImageToc,
-    base_images: &[LoadedBase],
-    needed: &[bool],
     draft: &mut Draft,
 ) -> Result<Vec<Frame>, Error> {
     let header = prepared.header()?;
-    let of = base_images.get(usize::from(at));
+    let of = input.base_images.get(usize::from(at));
     let sizes = TocSizes {
-        want: toc,
+        want: input.toc,
         // A prepared plan has at most one base image.
         base_images: of.map_or(&[][..], std::slice::from_ref),
     };
     let mut frames = Vec::new();
     for (nth, frame) in (0..).zip(header.frames.cursor(&sizes)?) {
+        if !input.deadline.allows_delta() {
+            break;
+        }
         let mut frame = frame?;
         if !frame
             .members
             .iter()
-            .any(|member| is_set(needed, member.content))
+            .any(|member| is_set(input.needed, member.content))
         {
             continue;
         }
@@ -198,6 +190,7 @@ fn prepared(
     want: &Digest,
     base_images: &[LoadedBase],
     layers: bool,
+    deadline: &PlanDeadline<'_>,
 ) -> Result<(Option<Arc<PlanFile>>, Option<u16>), Error> {
     for (at, base) in (0..).zip(base_images) {
         if base.toc.is_none() {
@@ -213,7 +206,8 @@ fn prepared(
         .find(|(_, base): &(u16, &LoadedBase)| base.toc.is_some());
     if let Some((at, base)) = known {
         context.queue.pairs([(*want, base.request.manifest)]);
-        if let Some(plan) = fast_patches(context, client, want, &base.request.manifest, layers)? {
+        let pair = (want, &base.request.manifest);
+        if let Some(plan) = fast_patches(context, client, pair, layers, deadline)? {
             return Ok((Some(plan), Some(at)));
         }
     }

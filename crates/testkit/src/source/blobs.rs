@@ -1,12 +1,16 @@
-//! Blobs from which tests read layers: a blob in memory, and a folder of blob files.
+//! Blobs from which tests read layers: blobs in memory, and a folder of blob files.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_toc::{Blob, Blobs, FileBlob};
+
+use crate::images::Image;
 
 /// A blob in memory.
 #[derive(Clone, Debug)]
@@ -22,6 +26,38 @@ impl Blob for MemoryBlob {
         let from = from.and_then(|from| self.0.get(from..)?.get(..buf.len()));
         buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
+    }
+}
+
+/// Blobs in memory, by digest.
+#[derive(Debug, Default)]
+pub struct MemoryBlobs(Mutex<HashMap<Digest, Arc<MemoryBlob>>>);
+
+impl MemoryBlobs {
+    /// Adds the layers and the documents of an image.
+    pub fn put_image(&self, image: &Image) {
+        let layers = image.blobs.iter().map(|it| (it.digest, &it.bytes));
+        let documents = image.documents.iter().map(|it| (it.digest, &it.bytes));
+        for (digest, bytes) in layers.chain(documents) {
+            self.put(digest, bytes.to_vec());
+        }
+    }
+
+    /// Adds a blob. The bytes need not match the digest.
+    pub fn put(&self, digest: Digest, bytes: Vec<u8>) {
+        self.0.lock().insert(digest, Arc::new(MemoryBlob(bytes)));
+    }
+
+    /// Removes a blob.
+    pub fn remove(&self, digest: &Digest) {
+        self.0.lock().remove(digest);
+    }
+}
+
+impl Blobs for MemoryBlobs {
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let found = self.0.lock().get(digest).cloned();
+        Ok(found.map(|blob| blob as Arc<dyn Blob>))
     }
 }
 

@@ -5,6 +5,6 @@ mod blobs;
 mod conformance;
 mod memory;
 
-pub use blobs::{BlobFolder, MemoryBlob};
+pub use blobs::{BlobFolder, MemoryBlob, MemoryBlobs};
 pub use conformance::conforms;
 pub use memory::MemorySource;

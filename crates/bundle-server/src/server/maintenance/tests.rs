@@ -1,33 +1,21 @@
 //! Unit tests of maintenance when a file or a folder cannot be read: all other steps of maintenance
 //! still run.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use pierhead_host::BackgroundWork;
 use pierhead_oci::Digest;
 use pierhead_testkit::images;
-use pierhead_testkit::source::MemoryBlob;
-use pierhead_toc::{Blob, Blobs, FileDigest};
+use pierhead_testkit::source::MemoryBlobs;
+use pierhead_toc::FileDigest;
 
 use super::*;
 use crate::pack::{FrameIndex as _, RecordLocation};
+use crate::server::plan_gate::PlanGate;
 use crate::server::plan_store::request_key;
 use crate::{BundleServer, Config, Image, State};
-
-/// Blobs in memory, from which the server reads layers.
-#[derive(Default)]
-struct MemoryBlobs(Mutex<HashMap<Digest, Arc<MemoryBlob>>>);
-
-impl Blobs for MemoryBlobs {
-    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let found = self.0.lock().get(digest).cloned();
-        Ok(found.map(|blob| blob as Arc<dyn Blob>))
-    }
-}
 
 fn wait_until(is_so: impl Fn() -> bool) {
     let started = Instant::now();
@@ -57,24 +45,7 @@ fn server_with_two_images() -> Fixture {
     (config.fast_level, config.optimized_level) = (1, 12);
     config.background = background.clone();
     let server = BundleServer::open(config, blobs.clone()).unwrap();
-    let images = [1, 2].map(|seed| {
-        let image = images::Image::tree(seed, &images::TreeOptions::default()).image;
-        for blob in &image.blobs {
-            let bytes = Arc::new(MemoryBlob(blob.bytes.to_vec()));
-            blobs.0.lock().insert(blob.digest, bytes);
-        }
-        for document in &image.documents {
-            let bytes = Arc::new(MemoryBlob(document.bytes.to_vec()));
-            blobs.0.lock().insert(document.digest, bytes);
-        }
-        server.offer(Image {
-            manifest: image.root,
-            repository: "registry/app".into(),
-        });
-        server.awaited(&image.root);
-        wait_until(|| server.state(&image.root) == State::Ready);
-        image.root
-    });
+    let images = [1, 2].map(|seed| index(&server, &blobs, seed));
     Fixture {
         server,
         blobs,
@@ -82,6 +53,20 @@ fn server_with_two_images() -> Fixture {
         images,
         folder,
     }
+}
+
+/// Makes an image, and waits until the server has indexed it and unused packs may be deleted.
+fn index(server: &BundleServer, blobs: &MemoryBlobs, seed: u64) -> Digest {
+    let image = images::Image::tree(seed, &images::TreeOptions::default()).image;
+    blobs.put_image(&image);
+    server.offer(Image {
+        manifest: image.root,
+        repository: "registry/app".into(),
+    });
+    server.awaited(&image.root);
+    wait_until(|| server.state(&image.root) == State::Ready);
+    wait_until(|| server.context.pack_usage.try_begin_deletion().is_some());
+    image.root
 }
 
 /// Stores the location of a content in a pack that was evicted, and returns the content.
@@ -118,7 +103,7 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
     wait_until(|| server.stat().jobs == 0);
     background.set_paused(true);
 
-    fixture.blobs.0.lock().remove(&gone);
+    fixture.blobs.remove(&gone);
     let gone_content = content_of_evicted_pack(context);
     context.pack_usage.note_unused();
     let packs = server.stat().packs;
@@ -150,7 +135,7 @@ fn maintenance_with_unreadable_folders_reports_every_failed_step_and_runs_the_ot
         std::fs::write(&path, "").unwrap();
     }
     context.plans.close_all();
-    fixture.blobs.0.lock().remove(&gone);
+    fixture.blobs.remove(&gone);
     let gone_content = content_of_evicted_pack(context);
     context.pack_usage.note_unused();
 
@@ -215,4 +200,48 @@ fn a_step_that_fails_for_many_images_keeps_its_first_error_and_a_count() {
     assert_eq!(steps, [("a step", 1000), ("another step", 1)]);
     let first = failures.0[0].first.to_string();
     assert!(first.contains("write 0"), "{first}");
+}
+
+#[test]
+fn images_are_indexed_while_a_prune_reads_plans() {
+    let fixture = server_with_two_images();
+    let (server, context) = (&fixture.server, &*fixture.server.context);
+    let [kept, gone] = fixture.images;
+    fixture.blobs.remove(&gone);
+    let gate = PlanGate::close(context.paths.plan(&request_key(&kept, &[], true)));
+    std::thread::scope(|scope| {
+        let prune = scope.spawn(|| server.prune(u64::MAX));
+        gate.wait_until_reached();
+        // If indexing waited for the prune, this would take too long.
+        let new = index(server, &fixture.blobs, 3);
+        assert!(!prune.is_finished());
+        drop(gate);
+        prune.join().unwrap().unwrap();
+        // The prune has not deleted packs that were written while it ran.
+        let bundle = server.bundle(&new, &[], false).unwrap();
+        let stream = bundle.stream(None).unwrap();
+        assert!(stream.len().is_some(), "all records exist");
+    });
+    server.close();
+}
+
+#[test]
+fn images_are_indexed_while_maintenance_reads_superseded_plans() {
+    let fixture = server_with_two_images();
+    let (server, context) = (&fixture.server, &*fixture.server.context);
+    let superseded = context.paths.sent(&FileDigest::of(b"a superseded plan"));
+    std::fs::write(&superseded, b"damaged").unwrap();
+    let gate = PlanGate::close(superseded);
+    std::thread::scope(|scope| {
+        let maintenance = scope.spawn(|| {
+            let mut share = CpuShare::new(100, context.queue.stop_flag());
+            maintain(context, &mut share)
+        });
+        gate.wait_until_reached();
+        index(server, &fixture.blobs, 3);
+        assert!(!maintenance.is_finished());
+        drop(gate);
+        maintenance.join().unwrap().unwrap();
+    });
+    server.close();
 }
