@@ -173,10 +173,15 @@ mod tests {
         assert!(Reader::new("test", &[3, 0, 0]).count().is_err());
     }
 
+    /// Generates a byte. The bytes of the longest and of padded encodings are frequent.
+    fn byte() -> impl Strategy<Value = u8> {
+        prop_oneof![Just(0), Just(1), Just(0x80), Just(0xff), any::<u8>()]
+    }
+
     proptest! {
         /// Bytes that a reader accepts are exactly those that a writer makes.
         #[test]
-        fn a_number_has_one_form(bytes in proptest::collection::vec(any::<u8>(), 0..12)) {
+        fn a_number_has_one_form(bytes in proptest::collection::vec(byte(), 0..12)) {
             let mut reader = Reader::new("test", &bytes);
             if let Ok(number) = reader.u64() {
                 let mut out = Vec::new();
