@@ -129,7 +129,7 @@ pub const ROUTES: &[Route] = &[
 pub const STATUSES: &[(u16, &str)] = &[
     (
         400,
-        "A name, digest, parameter, `Host` or body is malformed.",
+        "A name, digest, parameter, `Host` or body is malformed, or no entry of a trace is a file of the image.",
     ),
     (
         401,

@@ -521,6 +521,9 @@ async fn traces_of_cached_images_are_recorded_with_one_vote_per_client() {
         (refused.status, &*error_code(&refused)),
         (400, "UNSUPPORTED")
     );
+    let line = lines.with("entries=100 matched=0");
+    assert_eq!(line.len(), 1, "{}", lines.text());
+    assert!(line[0].contains("trace"), "{}", line[0]);
     let mut own = paths(&image);
     assert_eq!(own.len(), 2);
     own.extend(["nowhere".to_owned(), own[0].clone()]);
@@ -750,6 +753,7 @@ async fn a_connection_stays_open_after_a_request_for_a_bundle() {
 
 #[tokio::test]
 async fn an_image_that_cannot_be_indexed_is_refused() {
+    let lines = capture();
     let fixture = with_bundles().await;
     // The layers of this image are random bytes, and no tar archives.
     fixture.push(1, &[1000]);
@@ -758,6 +762,10 @@ async fn an_image_that_cannot_be_indexed_is_refused() {
         (refused.status, &*error_code(&refused)),
         (422, "UNSUPPORTED")
     );
+    bundle(&fixture, &json!({"want": "1"})).await;
+    let refusals = lines.with("bundle refused");
+    assert_eq!(refusals.len(), 1, "{}", lines.text());
+    assert!(refusals[0].contains("want=\"1\""), "{}", refusals[0]);
     let index = Image::multi_arch(1, &["amd64", "arm64"]);
     fixture.upstream.push("app", "2", &index);
     let refused = bundle(&fixture, &json!({"want": "2"})).await;
