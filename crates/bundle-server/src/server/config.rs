@@ -43,9 +43,9 @@ const MAX_FAST_PATCH_BYTES: u64 = 96 << 20;
 /// which takes about 1 s of one core.
 const MAX_RECOMPRESSED_BYTES: u64 = 256 << 20;
 /// How long one plan may make its bundle shorter, by patches and by reused chunks, while a client
-/// waits. The work of `MAX_FAST_PATCH_BYTES` and `MAX_RECOMPRESSED_BYTES` takes 2.5 s on an x86 core,
-/// and about four times as long on a core of a DPU. After this time, the plan has whole packed
-/// frames.
+/// waits. The work of `MAX_FAST_PATCH_BYTES` and `MAX_RECOMPRESSED_BYTES` takes 2.5 s on an x86
+/// core, and about four times as long on a core of a DPU. After this time, the plan has whole
+/// packed frames.
 const DELTA_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long one plan may take while a client waits. After this time, the request fails, and the
 /// planning slot is free for another client.
@@ -96,8 +96,8 @@ pub struct Config {
     /// Maximum bytes that the server decodes and compresses again for one bundle with reused
     /// chunks, unless the bundle would be longer than the changed files.
     pub recompress_budget: u64,
-    /// How long one plan may take to make its bundle shorter, by patches and by reused chunks, while
-    /// a client waits. After this time, the plan has whole packed frames.
+    /// How long one plan may make its bundle shorter, by patches and by reused chunks, while a
+    /// client waits. After this time, the plan has whole packed frames.
     pub delta_timeout: Duration,
     /// How long one plan may take while a client waits. After this time, the plan fails with
     /// [`crate::Error::PlanTimeout`].
