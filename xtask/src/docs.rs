@@ -1,12 +1,12 @@
 //! `cargo xtask docs`: checks or writes the generated pages in docs/reference, by running tests of
 //! the programs.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Result, bail};
 
 use crate::console::say;
-use crate::place;
+use crate::exec;
 
 /// Runs the tests that check the generated pages. With `write`, the tests write the pages.
 ///
@@ -29,10 +29,9 @@ pub(crate) fn run(write: bool) -> Result<()> {
         ),
     ];
     for (package, target, filter) in pages.into_iter().chain(routes) {
-        let mut test = Command::new("cargo");
+        let mut test = exec::cargo();
         test.args(["test", "--quiet", "--package", package, target, "--"])
-            .arg(filter)
-            .current_dir(place::root());
+            .arg(filter);
         if write {
             test.env("PIERHEAD_WRITE_DOCS", "1");
         }

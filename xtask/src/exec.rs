@@ -1,6 +1,8 @@
 //! Runs other programs to completion, and reports their errors with their output.
 
 use std::{
+    env,
+    ffi::OsStr,
     fs,
     process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
@@ -11,6 +13,33 @@ use rustix::{
     io::retry_on_intr,
     process::{Pid, WaitId, WaitIdOptions, waitid},
 };
+
+use crate::place;
+
+/// Creates a command that runs cargo in the root of the repository, as a developer's shell would.
+///
+/// `cargo xtask` sets variables that describe the package `xtask`, and some build scripts of
+/// dependencies read them. With these variables, cargo would compile those dependencies again in
+/// each run, and everything that uses them.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new("cargo");
+    command.current_dir(place::root());
+    for (name, _) in env::vars_os() {
+        if is_set_by_cargo(&name) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Whether `cargo run` sets this environment variable for the program.
+fn is_set_by_cargo(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    name == b"CARGO"
+        || [&b"CARGO_MANIFEST_"[..], b"CARGO_PKG_"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+}
 
 /// Runs `command` without input, and returns its standard output.
 ///
@@ -103,6 +132,18 @@ pub(crate) fn tail(bytes: &[u8], count: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cargo_gets_no_variable_that_describes_this_package() {
+        // Cargo and the step `unit` both set this variable for tests.
+        assert!(env::var_os("CARGO_MANIFEST_DIR").is_some());
+        let command = cargo();
+        let mut set = command.get_envs();
+        assert!(set.any(|it| it == (OsStr::new("CARGO_MANIFEST_DIR"), None)));
+        for name in ["CARGO_HOME", "CARGO_TARGET_DIR", "RUSTUP_TOOLCHAIN", "PATH"] {
+            assert!(!is_set_by_cargo(OsStr::new(name)), "{name}");
+        }
+    }
 
     #[test]
     fn the_cpu_time_includes_the_children_of_a_child() {

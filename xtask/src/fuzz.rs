@@ -41,12 +41,9 @@ pub(crate) fn run(filter: &str, seconds: u64) -> Result<()> {
 }
 
 fn cargo_fuzz() -> Command {
-    let mut command = Command::new("cargo");
+    let mut command = exec::cargo();
     // The toolchain file selects stable Rust, which has no sanitizers. rustup's override takes
     // precedence.
-    command
-        .env("RUSTUP_TOOLCHAIN", "nightly")
-        .env_remove("CARGO")
-        .arg("fuzz");
+    command.env("RUSTUP_TOOLCHAIN", "nightly").arg("fuzz");
     command
 }

@@ -37,9 +37,8 @@ impl Dpu {
         let target = Arch::Arm64.target();
         let variable = target.to_uppercase().replace('-', "_");
         let runner = format!("{} -L {LIBRARIES} -cpu {CPU}", self.emulator.display());
-        let mut cargo = Command::new("cargo");
+        let mut cargo = exec::cargo();
         cargo
-            .current_dir(place::root())
             .env(format!("CARGO_TARGET_{variable}_LINKER"), &self.linker)
             .env(format!("CARGO_TARGET_{variable}_RUNNER"), runner)
             .env(format!("CC_{}", target.replace('-', "_")), &self.linker)

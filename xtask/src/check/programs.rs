@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::test_count::TestCount;
 use crate::{
     console::{self, say},
-    exec, place,
+    exec,
 };
 
 /// Time limit of a test program. A longer run has hung; the whole of CI has 90 minutes.
@@ -119,8 +119,7 @@ fn compile<'a>(what: impl Iterator<Item = &'a &'a str>) -> Result<String> {
 }
 
 fn cargo<'a>(command: &[&str], what: impl Iterator<Item = &'a &'a str>) -> Result<String> {
-    let mut child = Command::new("cargo")
-        .current_dir(place::root())
+    let mut child = exec::cargo()
         .args(command)
         .arg("--quiet")
         .args(what)

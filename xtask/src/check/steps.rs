@@ -122,7 +122,7 @@ pub(super) fn install(shared: &Shared) -> Result<Outcome> {
 }
 
 pub(super) fn fmt(_: &Shared) -> Result<Outcome> {
-    show(cargo().args(["fmt", "--all", "--check"]))
+    show(exec::cargo().args(["fmt", "--all", "--check"]))
 }
 
 pub(super) fn build(shared: &Shared) -> Result<Outcome> {
@@ -131,7 +131,7 @@ pub(super) fn build(shared: &Shared) -> Result<Outcome> {
 
 pub(super) fn clippy(_: &Shared) -> Result<Outcome> {
     show(
-        cargo()
+        exec::cargo()
             .args(["clippy", "--workspace", "--all-targets", "--quiet"])
             .args(["--keep-going", "--"])
             .args(["-D", "warnings"]),
@@ -140,16 +140,18 @@ pub(super) fn clippy(_: &Shared) -> Result<Outcome> {
 
 pub(super) fn doc(_: &Shared) -> Result<Outcome> {
     show(
-        cargo()
+        exec::cargo()
             .env("RUSTDOCFLAGS", "-D warnings")
             .args(["doc", "--workspace", "--no-deps", "--quiet"])
             .arg("--document-private-items"),
     )?;
-    programs::count(cargo().args(["test", "--workspace", "--doc", "--quiet"])).map(|mut count| {
-        // The build of the documentation is one check.
-        count.passed += 1;
-        Outcome::Tests(count)
-    })
+    programs::count(exec::cargo().args(["test", "--workspace", "--doc", "--quiet"])).map(
+        |mut count| {
+            // The build of the documentation is one check.
+            count.passed += 1;
+            Outcome::Tests(count)
+        },
+    )
 }
 
 pub(super) fn deny(_: &Shared) -> Result<Outcome> {
@@ -385,12 +387,6 @@ fn run_one(shared: &Shared, environment: &[(String, PathBuf)], program: &Program
     };
     shared.took(&program.name, begun.elapsed(), Some(count.cpu_time));
     count
-}
-
-fn cargo() -> Command {
-    let mut command = Command::new("cargo");
-    command.current_dir(place::root());
-    command
 }
 
 /// Runs a command whose output describes its errors.

@@ -4,16 +4,13 @@
 //! `cargo metadata` is not sufficient, because it unifies the features that all workspace members
 //! request.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    process::Command,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::arch::Arch;
-use crate::{exec, place};
+use crate::exec;
 
 /// Name and version of a crate, such as `tokio 1.2.3`.
 pub(crate) type Id = String;
@@ -36,8 +33,7 @@ impl Linked {
     pub(crate) fn of(arch: Arch, root: &str) -> Result<Self> {
         let (root, dependencies) = read(&tree(arch, root, &["--prefix=depth"])?)?;
         let metadata = exec::output(
-            Command::new("cargo")
-                .current_dir(place::root())
+            exec::cargo()
                 .args(["metadata", "--format-version=1", "--locked"])
                 .args(["--filter-platform", arch.target()]),
         )?;
@@ -71,8 +67,7 @@ impl Linked {
 /// in the program.
 fn tree(arch: Arch, root: &str, options: &[&str]) -> Result<String> {
     exec::text(
-        Command::new("cargo")
-            .current_dir(place::root())
+        exec::cargo()
             .args(["tree", "--locked", "--quiet", "--charset=ascii"])
             .args(["--package", root, "--edges=normal,no-proc-macro"])
             .args(["--target", arch.target()])

@@ -54,12 +54,7 @@ impl Peer {
     /// The program does not compile.
     pub(crate) fn built() -> Result<PathBuf> {
         // The same features as in the build of the tests, so that cargo compiles nothing twice.
-        exec::output(Command::new("cargo").current_dir(place::root()).args([
-            "build",
-            "--workspace",
-            "--example",
-            "peer",
-        ]))?;
+        exec::output(exec::cargo().args(["build", "--workspace", "--example", "peer"]))?;
         Ok(place::target().join("debug/examples/peer"))
     }
 

@@ -341,7 +341,7 @@ fn deny() -> Result<()> {
     }
     say!("  cargo install --locked cargo-deny@{DENY_VERSION}");
     exec::output(
-        Command::new("cargo")
+        exec::cargo()
             .args(["install", "--quiet", "--locked", "--root"])
             .arg(&tools)
             .arg(format!("cargo-deny@{DENY_VERSION}")),

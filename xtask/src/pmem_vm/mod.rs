@@ -12,7 +12,7 @@ mod suite;
 use std::{
     env,
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::ExitCode,
     time::Duration,
 };
 
@@ -123,24 +123,14 @@ fn daemon() -> Result<PathBuf> {
     if let Some(path) = env::var_os("PIERHEAD_BIN") {
         return Ok(std::path::absolute(path)?);
     }
-    let mut build = Command::new("cargo");
-    exec::output(
-        build
-            .current_dir(place::root())
-            .args(["build", "--package", "pierhead"]),
-    )?;
+    let mut build = exec::cargo();
+    exec::output(build.args(["build", "--package", "pierhead"]))?;
     Ok(place::target().join("debug/pierhead"))
 }
 
 /// Path of the example program that writes values and verifies them after a kill.
 fn survivor() -> Result<PathBuf> {
-    exec::output(Command::new("cargo").current_dir(place::root()).args([
-        "build",
-        "--package",
-        PACKAGE,
-        "--example",
-        "survivor",
-    ]))?;
+    exec::output(exec::cargo().args(["build", "--package", PACKAGE, "--example", "survivor"]))?;
     Ok(place::target().join("debug/examples/survivor"))
 }
 
