@@ -85,6 +85,15 @@ pub enum Error {
         /// The violation of the protocol.
         what: String,
     },
+    /// The upstream did not send the requested range of the blob: it does not support ranges, or
+    /// the blob has changed. A request for the rest of the blob may succeed.
+    #[error("{upstream} did not send the requested range: {what}")]
+    NoRanges {
+        /// The registry of the upstream.
+        upstream: String,
+        /// The response of the upstream.
+        what: String,
+    },
     /// The configuration of the registry client is invalid.
     #[error("{what}")]
     Config {

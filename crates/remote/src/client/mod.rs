@@ -3,6 +3,7 @@
 
 pub(crate) mod config;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -14,6 +15,7 @@ use crate::client::config::Config;
 use crate::error::Error;
 use crate::metrics::{Metrics, Operation, RequestKind};
 use crate::pull::access::{self, AccessDecision, Resource};
+use crate::pull::blob::BlobVersion;
 use crate::pull::blob_stream::{self, BlobStream};
 use crate::pull::document::{DocumentResponse, Validators};
 use crate::pull::probe::{self, HostProbe};
@@ -228,6 +230,25 @@ impl Client {
         offset: u64,
     ) -> Result<BlobStream, Error> {
         blob_stream::open(self.candidates(registry)?, repository, digest, offset).await
+    }
+
+    /// Opens the bytes of a range of a blob, which must belong to this version of the blob. The
+    /// stream resumes like [`Client::blob`]. Sends the ETag of the version in `If-Range`.
+    ///
+    /// # Errors
+    /// [`Error::NoRanges`] if the upstream sends anything but exactly this range of this version.
+    /// The stream may also end with this error when it resumes. Any other [`Error`] as for
+    /// [`Client::blob`].
+    pub async fn blob_range(
+        &self,
+        registry: &Registry,
+        repository: &Repository,
+        digest: &Digest,
+        range: Range<u64>,
+        version: &BlobVersion,
+    ) -> Result<BlobStream, Error> {
+        let candidates = self.candidates(registry)?;
+        blob_stream::open_range(candidates, repository, digest, range, version).await
     }
 
     /// Checks that an address of the upstream responds to `GET /v2/` with a status below 500, for

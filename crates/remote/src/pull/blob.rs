@@ -1,7 +1,10 @@
 //! Requests the bytes of a blob from an offset on, and handles the different ways in which
-//! upstreams respond to a range request. Also requests the size of a blob.
+//! upstreams respond to a range request. Also requests a bounded range of a blob, and the size of a
+//! blob.
 
-use http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
+use std::sync::Arc;
+
+use http::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, IF_RANGE, RANGE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use hyper::body::Incoming;
 use pierhead_oci::{Digest, Repository};
@@ -16,13 +19,44 @@ use crate::upstream::host::RegistryHost;
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
 
-/// The request for a blob, and the hosts that may have the blob.
+/// The request for a blob or a bounded range of a blob, and the hosts that may have the blob.
 #[derive(Clone)]
 pub(crate) struct BlobRequest {
     pub(crate) candidates: Candidates,
     repository: Repository,
     digest: Digest,
     path: String,
+    bounded: Option<BoundedRange>,
+}
+
+/// The end of a requested range, and the version of the blob to which the range must belong.
+#[derive(Clone)]
+struct BoundedRange {
+    end: u64,
+    version: BlobVersion,
+}
+
+/// The version of a blob that one response of an upstream stated: the size, and the strong ETag of
+/// the host that sent the response. Every range of the blob must belong to this version
+/// ([`Client::blob_range`](crate::Client::blob_range)).
+#[derive(Clone)]
+pub struct BlobVersion {
+    pub(crate) size: u64,
+    /// The host that sent the ETag. An ETag says nothing about the responses of other hosts.
+    pub(crate) host: Arc<RegistryHost>,
+    pub(crate) etag: Option<HeaderValue>,
+}
+
+impl BlobVersion {
+    /// Size of the blob in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Returns the strong ETag that this host sent.
+    fn etag_of(&self, host: &Arc<RegistryHost>) -> Option<&HeaderValue> {
+        self.etag.as_ref().filter(|_| Arc::ptr_eq(&self.host, host))
+    }
 }
 
 /// An open response with the bytes of a blob from an offset on.
@@ -33,6 +67,8 @@ pub(crate) struct OpenedBlob {
     /// Number of bytes to discard, because the upstream's response began before the offset.
     pub(crate) skip: u64,
     pub(crate) size: Option<u64>,
+    /// The strong ETag of the response.
+    pub(crate) etag: Option<HeaderValue>,
 }
 
 impl BlobRequest {
@@ -42,7 +78,21 @@ impl BlobRequest {
             repository: repository.clone(),
             digest: *digest,
             path: format!("/v2/{repository}/blobs/{digest}"),
+            bounded: None,
         }
+    }
+
+    /// Creates the request for the bytes before `end` of this version of the blob.
+    pub(crate) fn bounded(self, end: u64, version: BlobVersion) -> Self {
+        Self {
+            bounded: Some(BoundedRange { end, version }),
+            ..self
+        }
+    }
+
+    /// Returns the offset behind the last requested byte. `None`: the request ends with the blob.
+    pub(crate) fn end(&self) -> Option<u64> {
+        self.bounded.as_ref().map(|bounded| bounded.end)
     }
 
     pub(crate) fn digest(&self) -> &Digest {
@@ -56,9 +106,17 @@ impl BlobRequest {
         offset: u64,
     ) -> Result<UpstreamResponse, Error> {
         let mut headers = HeaderMap::new();
-        if offset > 0 {
-            let range = HeaderValue::try_from(format!("bytes={offset}-"));
+        let range = match &self.bounded {
+            Some(bounded) => Some(format!("bytes={offset}-{}", bounded.end.saturating_sub(1))),
+            None => (offset > 0).then(|| format!("bytes={offset}-")),
+        };
+        if let Some(range) = range {
+            let range = HeaderValue::try_from(range);
             headers.insert(RANGE, range.map_err(|_| session.protocol("no range"))?);
+        }
+        let version = self.bounded.as_ref().map(|bounded| &bounded.version);
+        if let Some(etag) = version.and_then(|version| version.etag_of(&session.host)) {
+            headers.insert(IF_RANGE, etag.clone());
         }
         let uri = session.url(&self.path)?;
         request(
@@ -92,9 +150,69 @@ impl BlobRequest {
         };
         let requested = (operation, &self.repository);
         try_hosts(&self.candidates, requested, policy, penalty, |session| {
-            self.open_at(session, offset, known)
+            self.open_in(session, offset, known)
         })
         .await
+    }
+
+    async fn open_in(
+        &self,
+        session: Session,
+        offset: u64,
+        known: Option<u64>,
+    ) -> Result<OpenedBlob, Error> {
+        match &self.bounded {
+            Some(bounded) => self.open_bounded(session, offset, bounded).await,
+            None => self.open_at(session, offset, known).await,
+        }
+    }
+
+    /// Requests the bytes from `offset` to the end of a bounded range.
+    ///
+    /// # Errors
+    /// [`Error::NoRanges`] for every response that is not exactly this range of this version of the
+    /// blob.
+    async fn open_bounded(
+        &self,
+        session: Session,
+        offset: u64,
+        BoundedRange { end, version }: &BoundedRange,
+    ) -> Result<OpenedBlob, Error> {
+        let response = self.ask(&session, &Method::GET, offset).await?;
+        let headers = response.http.headers();
+        let refused = |what: &str| Err(session.no_ranges(what));
+        match (response.http.status().as_u16(), content_range(headers)) {
+            (206, Some(ContentRange::Part { first, last, total })) => {
+                if first != offset || last != end.saturating_sub(1) {
+                    return refused("it sent another range");
+                }
+                if total != Some(version.size) {
+                    return refused("it stated another size");
+                }
+            }
+            (200, _) => return refused("it ignored the range, or the blob has changed"),
+            (206, None) => return refused("it did not state which range it sent"),
+            (206 | 416, _) => return refused("it refused the range"),
+            _ => return Err(refusal(&session, &response)),
+        }
+        require_identity(&session, headers)?;
+        if length(headers).is_some_and(|length| length != end - offset) {
+            return refused("the length and the range of its response differ");
+        }
+        let etag = headers.get(ETAG);
+        let known = version.etag_of(&session.host);
+        if etag.is_some() && known.is_some() && etag != known {
+            return refused("the blob has changed");
+        }
+        let etag = strong_etag(headers);
+        session.budget.succeeded();
+        Ok(OpenedBlob {
+            session,
+            body: Some(response.http.into_body()),
+            skip: 0,
+            size: Some(version.size),
+            etag,
+        })
     }
 
     async fn open_at(
@@ -132,6 +250,7 @@ impl BlobRequest {
                     body: None,
                     skip: 0,
                     size: Some(total),
+                    etag: None,
                 });
             }
             (416, _) => {
@@ -144,12 +263,14 @@ impl BlobRequest {
         if size.is_some_and(|size| size < offset) {
             return Err(session.protocol(format!("its blob ends before {offset}")));
         }
+        let etag = strong_etag(headers);
         session.budget.succeeded();
         Ok(OpenedBlob {
             session,
             body: Some(response.http.into_body()),
             skip,
             size,
+            etag,
         })
     }
 }
@@ -178,6 +299,12 @@ fn agree(session: &Session, stated: Option<u64>, known: Option<u64>) -> Result<O
         ))),
         (stated, known) => Ok(stated.or(known)),
     }
+}
+
+/// Returns the ETag, unless it is weak: equal weak ETags do not mean equal bytes.
+fn strong_etag(headers: &HeaderMap) -> Option<HeaderValue> {
+    let etag = headers.get(ETAG)?;
+    etag.as_bytes().starts_with(b"\"").then(|| etag.clone())
 }
 
 fn length(headers: &HeaderMap) -> Option<u64> {

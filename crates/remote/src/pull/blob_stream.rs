@@ -2,11 +2,13 @@
 //! the remaining bytes, as long as the retry budget allows.
 
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderValue;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
@@ -15,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::error::Error;
 use crate::metrics::FetchInFlight;
-use crate::pull::blob::{BlobRequest, OpenedBlob};
+use crate::pull::blob::{BlobRequest, BlobVersion, OpenedBlob};
 use crate::upstream::failover::Candidates;
 use crate::upstream::host::{RegistryHost, TimeLimits};
 use crate::upstream::retry::{RetryPolicy, next_wait};
@@ -56,14 +58,30 @@ pub(crate) async fn open(
     digest: &Digest,
     offset: u64,
 ) -> Result<BlobStream, Error> {
-    let first = candidates.first()?;
-    let in_flight = first.metrics.fetch();
+    open_request(BlobRequest::new(candidates, repository, digest), offset).await
+}
+
+/// Opens the stream of a range of this version of a blob.
+pub(crate) async fn open_range(
+    candidates: Candidates,
+    repository: &Repository,
+    digest: &Digest,
+    range: Range<u64>,
+    version: &BlobVersion,
+) -> Result<BlobStream, Error> {
     let blob = BlobRequest::new(candidates, repository, digest);
+    open_request(blob.bounded(range.end, version.clone()), range.start).await
+}
+
+async fn open_request(blob: BlobRequest, offset: u64) -> Result<BlobStream, Error> {
+    let first = blob.candidates.first()?;
+    let in_flight = first.metrics.fetch();
     let OpenedBlob {
         session,
         body,
         skip,
         size,
+        etag,
     } = blob.open(RetryPolicy::BLOB, None, offset, None).await?;
     let state = body.map_or(State::Ended, State::Reading);
     Ok(BlobStream {
@@ -71,6 +89,7 @@ pub(crate) async fn open(
         sources: vec![Arc::clone(&session.host)],
         session,
         size,
+        etag,
         start: offset,
         position: offset,
         skip,
@@ -122,6 +141,8 @@ pub struct BlobStream {
     /// All hosts that sent bytes of this blob, each host once.
     sources: Vec<Arc<RegistryHost>>,
     size: Option<u64>,
+    /// The strong ETag in the last response of the current host.
+    etag: Option<HeaderValue>,
     start: u64,
     /// The offset of the next byte for the caller.
     position: u64,
@@ -150,6 +171,20 @@ impl BlobStream {
         self.size
     }
 
+    /// Returns the version of the blob that the current host stated. `None` if the size is unknown.
+    pub fn version(&self) -> Option<BlobVersion> {
+        Some(BlobVersion {
+            size: self.size?,
+            host: Arc::clone(&self.session.host),
+            etag: self.etag.clone(),
+        })
+    }
+
+    /// Returns the offset behind the last byte of the stream. `None` if the offset is unknown.
+    fn end(&self) -> Option<u64> {
+        self.blob.end().or(self.size)
+    }
+
     /// The offset of the first byte that the stream returns. If the upstream cannot begin at this
     /// offset, the stream discards the earlier bytes.
     pub fn offset(&self) -> u64 {
@@ -171,7 +206,7 @@ impl BlobStream {
 
     /// Returns the next bytes, at least one byte. `None` at the end and after an error. The bytes
     /// are not verified against the digest. If [`size`](Self::size) is known, the stream returns
-    /// all bytes up to this size, or an error. Cancel safe.
+    /// all bytes up to this size or to the end of the requested range, or an error. Cancel safe.
     pub async fn next(&mut self) -> Option<Result<Bytes, Error>> {
         loop {
             if let Some((_, when)) = &self.delayed {
@@ -231,7 +266,7 @@ impl BlobStream {
             return Ok(());
         }
         self.position += as_u64(bytes.len());
-        if self.size.is_some_and(|size| self.position > size) {
+        if self.end().is_some_and(|end| self.position > end) {
             session.mismatches.insert(*self.blob.digest());
             return Err(session.protocol("its blob is longer than the stated size"));
         }
@@ -253,7 +288,7 @@ impl BlobStream {
     }
 
     fn ended(&mut self) -> Result<(), Error> {
-        if self.skip > 0 || self.size.is_some_and(|size| self.position < size) {
+        if self.skip > 0 || self.end().is_some_and(|end| self.position < end) {
             return self.interrupted("the blob ended early");
         }
         self.session.health.body_ended(true);
@@ -327,6 +362,7 @@ impl BlobStream {
         }
         self.skip = opened.skip;
         self.size = opened.size;
+        self.etag = opened.etag;
         self.state = opened.body.map_or(State::Ended, State::Reading);
         Ok(())
     }

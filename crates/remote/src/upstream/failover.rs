@@ -257,7 +257,7 @@ impl HostFailures {
         let weight = |(session, error): &(Session, Error)| match (error, error.fault()) {
             (_, Fault::Request) if !session.is_mirror => 7,
             (Error::Transport { .. } | Error::Status { .. }, _) => 6,
-            (Error::Protocol { .. }, _) => 5,
+            (Error::Protocol { .. } | Error::NoRanges { .. }, _) => 5,
             (Error::RateLimited { .. }, _) => 4,
             (Error::Down { .. }, _) => 3,
             (_, Fault::Request) => 2,

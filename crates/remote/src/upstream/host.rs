@@ -82,6 +82,13 @@ impl RegistryHost {
         }
     }
 
+    pub(crate) fn no_ranges(&self, what: impl Into<String>) -> Error {
+        Error::NoRanges {
+            upstream: self.name.to_string(),
+            what: what.into(),
+        }
+    }
+
     pub(crate) fn transport(&self, what: impl Into<String>) -> Error {
         self.transport_with(what, None)
     }

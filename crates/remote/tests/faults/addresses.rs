@@ -547,3 +547,31 @@ async fn the_breaker_metrics_are_bounded() {
         "{states:?}"
     );
 }
+
+/// An ETag of one address says nothing about the responses of another address.
+#[tokio::test]
+async fn a_range_fails_over_without_the_etag_of_the_other_address() {
+    for fault in [Fault::Status(503), Fault::IgnoreRange] {
+        let pair = TwoAddresses::start().await;
+        let layer = pair.image.blobs[1].digest;
+        let etag = Fault::Header("etag", "\"mirror\"".to_owned());
+        pair.mirror.inject(etag.on_blobs());
+        let (name, repository) = (name(), repository());
+        let stream = pair.client.blob(&name, &repository, &layer, 0).await;
+        let version = stream.expect("a stream").version().expect("a size");
+        pair.mirror.inject(fault.on_blobs());
+        let stream = pair
+            .client
+            .blob_range(&name, &repository, &layer, 10..20, &version);
+        let mut stream = stream.await.expect("the range");
+        let bytes = within_timeout(stream.next()).await.expect("bytes");
+        assert_eq!(bytes.expect("bytes"), pair.image.blobs[1].bytes[10..20]);
+        let of = |registry: &FakeRegistry| {
+            let requests = registry.requests();
+            let last = requests.last().expect("a request");
+            last.header("if-range").map(str::to_owned)
+        };
+        assert_eq!(of(&pair.mirror).as_deref(), Some("\"mirror\""));
+        assert_eq!(of(&pair.registry), None);
+    }
+}

@@ -7,6 +7,7 @@ mod blobs;
 mod documents;
 mod network;
 mod pass_through;
+mod ranges;
 mod reach;
 mod reload;
 

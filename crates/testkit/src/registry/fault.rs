@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use pierhead_oci::Digest;
 use tokio::sync::watch;
 
+use super::log::RecordedRequest;
 use crate::wait::TIME_LIMIT;
 
 /// A fault of the fake registry. Several faults may affect one request. Offsets in the body of a
@@ -73,6 +74,8 @@ pub enum Fault {
     UntilClose,
     /// A range request gets a 200 with the whole blob.
     IgnoreRange,
+    /// The registry ignores `If-Range`, as if the blob had not changed.
+    IgnoreIfRange,
     /// A range request gets a 416 without the size, as from registries that do not support ranges
     /// with an open end.
     RefuseRange,
@@ -91,6 +94,7 @@ impl Fault {
             skip: 0,
             times: None,
             before_auth: false,
+            range: None,
         }
     }
 
@@ -124,6 +128,7 @@ pub struct Rule {
     skip: usize,
     times: Option<usize>,
     before_auth: bool,
+    range: Option<String>,
 }
 
 impl Rule {
@@ -142,6 +147,13 @@ impl Rule {
     /// Skips this number of matching requests before the fault takes effect.
     pub fn skip(mut self, skip: usize) -> Self {
         self.skip = skip;
+        self
+    }
+
+    /// Limits the fault to requests whose `Range` header matches. `*` matches any characters:
+    /// `bytes=*` matches every range, and `bytes=0-9` matches one range.
+    pub fn range(mut self, pattern: impl Into<String>) -> Self {
+        self.range = Some(pattern.into());
         self
     }
 
@@ -204,17 +216,17 @@ impl Rules {
     }
 
     /// Returns the faults that affect a request. Each of these faults counts the request.
-    pub(super) fn matching(&self, method: &str, path: &str, authorized: bool) -> Vec<Fault> {
+    pub(super) fn matching(&self, request: &RecordedRequest, authorized: bool) -> Vec<Fault> {
         let rules = self.0.lock();
         rules
             .iter()
-            .filter_map(|active| active.matching(method, path, authorized))
+            .filter_map(|active| active.matching(request, authorized))
             .collect()
     }
 }
 
 impl Active {
-    fn matching(&self, method: &str, path: &str, authorized: bool) -> Option<Fault> {
+    fn matching(&self, request: &RecordedRequest, authorized: bool) -> Option<Fault> {
         let Rule {
             pattern,
             method: only,
@@ -222,10 +234,13 @@ impl Active {
             skip,
             times,
             before_auth,
+            range,
         } = &self.rule;
+        let requested = request.header("range").unwrap_or_default();
         let fits = (authorized || *before_auth)
-            && only.is_none_or(|only| only == method)
-            && matches(pattern, path);
+            && only.is_none_or(|only| only == request.method)
+            && range.as_ref().is_none_or(|range| matches(range, requested))
+            && matches(pattern, &request.path);
         if !fits {
             return None;
         }

@@ -189,7 +189,7 @@ fn blob(
         return Reply::empty(307)
             .header("location", format!("{cdn}/blobs/{digest}?signature=good"));
     }
-    let reply = ranged(content, request, faults);
+    let reply = ranged(content, &digest, request, faults);
     identified(reply, &digest)
 }
 
@@ -206,8 +206,12 @@ fn cdn(shared: &Shared, request: &RecordedRequest, faults: &[Fault]) -> Reply {
     if request.query.as_deref() != Some("signature=good") {
         return Reply::error(403, "DENIED");
     }
-    match digest.and_then(|digest| shared.store.lock().any_blob(&digest)) {
-        Some(content) => ranged(content, request, faults),
+    let Some(digest) = digest else {
+        return Reply::error(404, "BLOB_UNKNOWN");
+    };
+    let content = shared.store.lock().any_blob(&digest);
+    match content {
+        Some(content) => ranged(content, &digest, request, faults),
         None => Reply::error(404, "BLOB_UNKNOWN"),
     }
 }
@@ -234,7 +238,25 @@ fn damage(reply: Reply, faults: &[Fault]) -> Reply {
     }
 }
 
-fn ranged(content: Content, request: &RecordedRequest, faults: &[Fault]) -> Reply {
+/// Whether `If-Range` allows a part: the header is missing, or it has the ETag of the blob. A fault
+/// may have changed or removed this ETag.
+fn is_current(request: &RecordedRequest, digest: &Digest, faults: &[Fault]) -> bool {
+    let Some(expected) = request.header("if-range") else {
+        return true;
+    };
+    let mut etag = Some(format!("\"{digest}\""));
+    for fault in faults {
+        match fault {
+            Fault::Header("etag", value) => etag = Some(value.clone()),
+            Fault::WithoutHeader("etag") => etag = None,
+            Fault::IgnoreIfRange => return true,
+            _ => {}
+        }
+    }
+    etag.as_deref() == Some(expected)
+}
+
+fn ranged(content: Content, digest: &Digest, request: &RecordedRequest, faults: &[Fault]) -> Reply {
     let content = damaged(content, faults);
     let total = content.len();
     let mut reply =
@@ -244,6 +266,7 @@ fn ranged(content: Content, request: &RecordedRequest, faults: &[Fault]) -> Repl
         .iter()
         .any(|fault| matches!(fault, Fault::IgnoreRange))
         || request.method != "GET"
+        || !is_current(request, digest, faults)
     {
         return reply;
     }

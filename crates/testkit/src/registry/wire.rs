@@ -104,9 +104,7 @@ impl Connection {
         };
         let shared = Arc::clone(&self.shared);
         let verdict = auth::check(&shared, &request);
-        let faults = shared
-            .rules
-            .matching(&request.method, &request.path, verdict.is_ok());
+        let faults = shared.rules.matching(&request, verdict.is_ok());
         let tracked = shared.log.add(request.clone());
         for fault in &faults {
             match fault {
