@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -76,6 +77,19 @@ pub(crate) struct Dial {
 pub(crate) fn get(dial: &Dial, path: &str) -> Result<Download> {
     let start = Instant::now();
     dial.open()?.get(path, start)
+}
+
+/// Sends one GET for the bytes `range` over a new connection, and discards the body.
+pub(crate) fn get_range(dial: &Dial, path: &str, range: &Range<u64>) -> Result<Download> {
+    let start = Instant::now();
+    let header = format!("Range: bytes={}-{}\r\n", range.start, range.end - 1);
+    let got = dial.open()?.request(path, &header, start, |_| {})?;
+    ensure!(
+        got.bytes == range.end - range.start,
+        "{path}: {} bytes of {range:?}",
+        got.bytes
+    );
+    Ok(got)
 }
 
 /// Runs `clients` threads with `gets` sequential GETs each, all over new connections.
@@ -258,9 +272,21 @@ impl Connection {
         &mut self,
         path: &str,
         start: Instant,
+        piece: impl FnMut(&[u8]),
+    ) -> Result<Download> {
+        self.request(path, "", start, piece)
+    }
+
+    /// Sends one GET with further header lines, and passes each chunk of the body to a closure.
+    fn request(
+        &mut self,
+        path: &str,
+        headers: &str,
+        start: Instant,
         mut piece: impl FnMut(&[u8]),
     ) -> Result<Download> {
-        let request = format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: {ACCEPT}\r\n\r\n");
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: {ACCEPT}\r\n{headers}\r\n");
         self.stream.write_all(request.as_bytes())?;
         let mut filled = 0;
         let (head, mut body) = loop {
@@ -277,8 +303,9 @@ impl Connection {
         };
         let mut first_byte = (body > 0).then(|| start.elapsed());
         let head = String::from_utf8_lossy(&self.buffer[..head]).to_ascii_lowercase();
+        let expected = if headers.is_empty() { "200" } else { "206" };
         ensure!(
-            head.starts_with("http/1.1 200"),
+            head.starts_with(&format!("http/1.1 {expected}")),
             "{path}: {}",
             head.lines().next().unwrap_or_default()
         );

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -182,9 +182,9 @@ impl Content for Layout {
             media_type,
             digest,
             size: file.metadata()?.len(),
-            body: Box::new(move |mut stream, from| {
-                file.seek(SeekFrom::Start(from))?;
-                io::copy(&mut file, &mut stream)?;
+            body: Box::new(move |mut stream, range| {
+                file.seek(SeekFrom::Start(range.start))?;
+                io::copy(&mut file.take(range.end - range.start), &mut stream)?;
                 Ok(())
             }),
         }))

@@ -14,6 +14,7 @@ mod namespace;
 mod nginx;
 mod pacer;
 mod process;
+mod ranges;
 mod registry;
 mod scale;
 mod scenario;
@@ -90,6 +91,9 @@ enum Task {
     Soak(soak::Options),
     /// Measure bundles: transfer size, latency, memory, CPU and provisioning time.
     Bundle(Box<bundle::Options>),
+    /// Measure ranges of a blob that is not cached, from an upstream that limits the rate of each
+    /// connection.
+    Ranges(ranges::Options),
     /// Measure and simulate many machines that pull the same images through one pierhead, and the
     /// cold start of a function.
     Scale(scale::Options),
@@ -106,6 +110,7 @@ fn main() -> Result<()> {
     match &arguments.task {
         Some(Task::Soak(options)) => return soak::run(options),
         Some(Task::Bundle(options)) => return bundle::run(options),
+        Some(Task::Ranges(options)) => return ranges::run(options),
         Some(Task::Scale(options)) => return scale::run(options),
         Some(Task::SmallCgroup(options)) => return small_cgroup::run(options),
         Some(Task::Tier(options)) => return tier::run(options),

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -14,8 +15,8 @@ pub(crate) trait Content: Send + Sync + 'static {
     fn find(&self, path: &str) -> Result<Option<Document<'_>>>;
 }
 
-/// Sends all bytes from an offset on.
-type Body<'a> = Box<dyn FnOnce(&TcpStream, u64) -> Result<()> + 'a>;
+/// Sends the bytes of a range.
+type Body<'a> = Box<dyn FnOnce(&TcpStream, Range<u64>) -> Result<()> + 'a>;
 
 /// A manifest or a blob.
 pub(crate) struct Document<'a> {
@@ -44,7 +45,7 @@ fn converse(content: &impl Content, stream: &TcpStream) -> Result<()> {
         let mut words = line.split_whitespace();
         let method = words.next().context("no method")?.to_owned();
         let target = words.next().context("no path")?.to_owned();
-        let mut from = 0;
+        let mut requested = None;
         loop {
             line.clear();
             ensure!(
@@ -56,14 +57,25 @@ fn converse(content: &impl Content, stream: &TcpStream) -> Result<()> {
                 break;
             }
             if let Some(range) = header.strip_prefix("range: bytes=") {
-                from = range.trim_end_matches('-').parse()?;
+                let (first, last) = range.split_once('-').context("no range")?;
+                requested = Some((number(first)?, number(last)?));
             }
         }
         let path = target.split('?').next().unwrap_or_default();
-        answer(content, stream, path, method != "HEAD", from)?;
+        answer(content, stream, path, method != "HEAD", requested)?;
         line.clear();
     }
     Ok(())
+}
+
+/// The first and the last byte of a `Range` header, each of which may be missing.
+type Requested = (Option<u64>, Option<u64>);
+
+fn number(text: &str) -> Result<Option<u64>> {
+    Ok(match text {
+        "" => None,
+        digits => Some(digits.parse()?),
+    })
 }
 
 fn answer(
@@ -71,7 +83,7 @@ fn answer(
     mut stream: &TcpStream,
     path: &str,
     has_body: bool,
-    from: u64,
+    requested: Option<Requested>,
 ) -> Result<()> {
     if path == "/v2/" {
         return Ok(stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")?);
@@ -80,25 +92,31 @@ fn answer(
         return Ok(stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?);
     };
     let size = document.size;
-    ensure!(from <= size, "{path} has no byte {from}");
-    let status = match from {
-        0 => "200 OK".to_owned(),
-        _ => format!(
+    let range = match requested {
+        None | Some((None, None)) => 0..size,
+        Some((None, Some(count))) => size.saturating_sub(count)..size,
+        Some((Some(first), last)) => first..last.map_or(size, |last| size.min(last + 1)),
+    };
+    let (from, end) = (range.start, range.end);
+    ensure!(from <= end, "{path} has no byte {from}");
+    let status = match requested {
+        None => "200 OK".to_owned(),
+        Some(_) => format!(
             "206 Partial Content\r\nContent-Range: bytes {from}-{}/{size}",
-            size - 1
+            end.saturating_sub(1)
         ),
     };
     // Sends head and body in one write. With two writes, the second would wait for an
     // acknowledgement of the first.
     let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {}\r\nDocker-Content-Digest: {}\r\nContent-Length: {}\r\n\r\n",
+        "HTTP/1.1 {status}\r\nContent-Type: {}\r\nDocker-Content-Digest: {digest}\r\nETag: \"{digest}\"\r\nContent-Length: {}\r\n\r\n",
         document.media_type,
-        document.digest,
-        size - from
+        end - from,
+        digest = document.digest,
     );
     stream.write_all(head.as_bytes())?;
     if has_body {
-        (document.body)(stream, from)?;
+        (document.body)(stream, range)?;
     }
     Ok(())
 }

@@ -163,7 +163,8 @@ impl Target {
     }
 }
 
-fn on_path(names: &[&str]) -> Option<PathBuf> {
+/// Returns the first of these programs that is installed.
+pub(crate) fn on_path(names: &[&str]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
     names.iter().find_map(|name| {

@@ -106,8 +106,9 @@ impl Content for Images {
             media_type: media_type.to_owned(),
             digest,
             size: bytes.len() as u64,
-            body: Box::new(move |mut stream, from| {
-                Ok(stream.write_all(&bytes[usize::try_from(from)?..])?)
+            body: Box::new(move |mut stream, range| {
+                let (from, end) = (usize::try_from(range.start)?, usize::try_from(range.end)?);
+                Ok(stream.write_all(&bytes[from..end])?)
             }),
         }))
     }

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -62,9 +63,9 @@ impl Content for Shared {
                 media_type: MediaType::OCI_MANIFEST.to_owned(),
                 digest: image.digest,
                 size: image.manifest.len() as u64,
-                body: Box::new(|mut stream, from| {
-                    let from = usize::try_from(from)?;
-                    Ok(stream.write_all(&image.manifest[from..])?)
+                body: Box::new(|mut stream, range| {
+                    let (from, end) = (usize::try_from(range.start)?, usize::try_from(range.end)?);
+                    Ok(stream.write_all(&image.manifest[from..end])?)
                 }),
             }));
         }
@@ -76,16 +77,17 @@ impl Content for Shared {
             media_type: "application/octet-stream".to_owned(),
             digest: blob.digest,
             size: blob.size,
-            body: Box::new(|stream, from| self.send(blob, stream, from)),
+            body: Box::new(|stream, range| self.send(blob, stream, range)),
         }))
     }
 }
 
 impl Shared {
-    fn send(&self, blob: &Blob, mut stream: &TcpStream, mut at: u64) -> Result<()> {
+    fn send(&self, blob: &Blob, mut stream: &TcpStream, range: Range<u64>) -> Result<()> {
+        let mut at = range.start;
         let mut piece = vec![0; 256 << 10];
-        while at < blob.size {
-            let len = usize::try_from(blob.size - at)?.min(piece.len());
+        while at < range.end {
+            let len = usize::try_from(range.end - at)?.min(piece.len());
             blob.read(at, &mut piece[..len]);
             stream.write_all(&piece[..len])?;
             self.sent.fetch_add(len as u64, Ordering::Relaxed);
