@@ -173,3 +173,17 @@ fn builder(config: &Config, panics: &Panics) -> Builder<StreamExecutor> {
         .max_header_list_size(u32::try_from(head).unwrap_or(u32::MAX));
     builder
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_of_a_stream_is_counted() {
+        let panics = Panics::default();
+        StreamExecutor(panics.clone()).execute(async { panic!("by intent") });
+        // The runtime has one thread, which runs the stream before it returns to this test.
+        tokio::task::yield_now().await;
+        assert_eq!(panics.counts(), [(BackgroundTask::Connection, 1)]);
+    }
+}
