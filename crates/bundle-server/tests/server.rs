@@ -2305,6 +2305,10 @@ fn without_time_for_deltas_a_plan_has_whole_frames() {
             let base_image = base_image_of(&old);
             let bundle = bundle_server.bundle(&new.root, &[base_image], false);
             let sent = bytes(bundle.unwrap().stream(None).unwrap());
+            let fast_pair = format!("quick 1 {} {} false", new.root, old.root);
+            let fast_pair = FileDigest::of(fast_pair.as_bytes()).hex();
+            let has_fast_patches = folder.path().join("plans").join(fast_pair).exists();
+            assert!(!delta_timeout.is_zero() || !has_fast_patches);
             bundle_server.close();
             (sent.len(), pull(&store, &sent))
         };
