@@ -5,6 +5,7 @@ use std::io;
 
 use pierhead_oci::{Algorithm, Digest};
 
+use crate::origin::Origin;
 use crate::store::record;
 use crate::store::tag_store::TagFile;
 use crate::tier::{CHUNK, Trailer};
@@ -29,10 +30,9 @@ pub fn trailer(file: &[u8]) {
     let encoded = trailer.encode(&digest);
     assert!(trailer.size() <= len && file.ends_with(&encoded));
     assert_eq!(trailer.size() + encoded.len() as u64, len);
-    assert_eq!(
-        Trailer::encoded_len(trailer.size(), trailer.media_type()),
-        encoded.len() as u64
-    );
+    assert_eq!(trailer.encoded_len(), encoded.len() as u64);
+    let has_origin = Trailer::has_origin_by_len(len, trailer.size(), trailer.media_type());
+    assert_eq!(has_origin, Some(trailer.origin() != Origin::LOCAL));
     // The trailer must not decode if another digest is expected.
     let other = Digest::of(Algorithm::Sha256, b"other");
     let read = |at: u64, into: &mut [u8]| {

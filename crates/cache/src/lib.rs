@@ -33,6 +33,7 @@ mod fill;
 #[doc(hidden)]
 pub mod fuzzing;
 mod metrics;
+mod origin;
 mod page_cache;
 mod regular_file;
 mod store;
@@ -45,11 +46,11 @@ pub use config::Config;
 pub use error::Error;
 pub use fill::Fill;
 pub use fill::blob_reader::{BlobReader, Readers, TailReader};
+pub use origin::Origin;
 pub use page_cache::resident;
 /// One request for a blob, as eviction policies see requests. The request has an estimate of the
 /// seconds that a fetch of the blob takes.
 pub use pierhead_eviction::Access;
-pub use store::origins::Origin;
 pub use store::ranking::{Eviction, Outcome, Recorder};
 pub use store::stat::{BlobStat, EvictionStat, Stat};
 pub use store::tag_store::{TagKey, TagRecord, TagStore};

@@ -1,5 +1,5 @@
 //! Tests that a fill resumes only staged bytes from its own registry, even after a restart or a
-//! kill of the process.
+//! kill of the process, and that a stored blob keeps its registries after a restart.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -7,10 +7,12 @@ mod common;
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
-use common::{blob, open};
-use pierhead_cache::{Cache, Claim, Fill, Origin};
-use pierhead_oci::Digest;
+use common::{blob, open, open_with};
+use pierhead_cache::tier::{DiskTier, Options};
+use pierhead_cache::{Cache, Claim, Config, FastTier, Fill, Origin, Placement};
+use pierhead_oci::{Digest, MediaType};
 
 fn registry(name: &str) -> Origin {
     Origin::of(&name.parse().unwrap())
@@ -175,4 +177,140 @@ async fn staged_bytes_of_an_unknown_registry_are_deleted_at_start() {
     );
     let fill = lead(&cache, &digests[2], registry("one.example")).await;
     assert_eq!(fill.offset(), 458_752);
+}
+
+#[tokio::test]
+async fn a_follower_learns_the_registry_of_the_fill() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let digest = blob(1, 1000).0;
+    let (one, two) = (registry("one.example"), registry("two.example"));
+    let _fill = lead(&cache, &digest, one).await;
+    let Claim::Follower(reader) = cache.claim(&digest, two).await.unwrap() else {
+        panic!("a fill runs");
+    };
+    assert!(reader.is_fill_from(&one) && !reader.is_fill_from(&two));
+}
+
+fn in_repository(name: &str, repository: &str) -> Origin {
+    registry(name).in_repository(&repository.parse().unwrap())
+}
+
+/// Closes the cache, deletes its catalog if told so, and opens the cache again.
+async fn reopen(cache: Cache, folder: &Path, loses_catalog: bool) -> Cache {
+    cache.close().await;
+    drop(cache);
+    if loses_catalog {
+        fs::remove_dir_all(folder.join("catalog")).unwrap();
+    }
+    open(folder)
+}
+
+#[tokio::test]
+async fn a_blob_keeps_its_registry_and_repository_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cache = open(folder.path());
+    let (layer, content) = blob(1, 200_000);
+    let mut fill = lead(&cache, &layer, registry("one.example")).await;
+    fill.set_repository(&"app".parse().unwrap());
+    fill.begin(Some(200_000)).await.unwrap();
+    fill.write(content).await.unwrap();
+    fill.finish().await.unwrap();
+    let (document, content) = blob(2, 1000);
+    let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();
+    let origin = in_repository("one.example", "app");
+    let put = cache.put_from(origin, &document, &media_type, (content, None));
+    drop(put.await.unwrap());
+    for loses_catalog in [false, false, true, false] {
+        cache = reopen(cache, folder.path(), loses_catalog).await;
+        for digest in [&layer, &document] {
+            assert!(cache.has_origin(digest, &registry("one.example")));
+            assert!(cache.has_origin(digest, &in_repository("one.example", "app")));
+            assert!(!cache.has_origin(digest, &in_repository("one.example", "secret")));
+            assert!(!cache.has_origin(digest, &registry("two.example")));
+            assert!(!cache.has_origin(digest, &in_repository("two.example", "app")));
+        }
+    }
+    cache.remove(vec![layer]).await.unwrap();
+    assert!(!cache.has_origin(&layer, &registry("one.example")));
+}
+
+#[tokio::test]
+async fn a_registry_that_sent_a_stored_blob_again_is_remembered() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cache = open(folder.path());
+    let (digest, content) = blob(1, 100_000);
+    // The file of this blob has no origin, as the files of earlier builds.
+    let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();
+    drop(cache.put(&digest, &media_type, content).await.unwrap());
+    let file = common::walk(&folder.path().join("blobs")).remove(0).0;
+    let len = fs::metadata(&file).unwrap().len();
+    assert_eq!(len, 100_000 + 8 + media_type.as_str().len() as u64 + 32);
+    cache = reopen(cache, folder.path(), false).await;
+    let [one, two] = ["one.example", "two.example"].map(registry);
+    assert!(!cache.has_origin(&digest, &one));
+    cache.add_origin(&digest, one);
+    cache.add_origin(&digest, two);
+    cache = reopen(cache, folder.path(), false).await;
+    assert!(cache.has_origin(&digest, &one) && cache.has_origin(&digest, &two));
+    // Only the catalog has these registries.
+    cache = reopen(cache, folder.path(), true).await;
+    assert!(!cache.has_origin(&digest, &one) && cache.is_stored(&digest));
+    cache.add_origin(&blob(2, 5).0, one);
+    assert!(!cache.has_origin(&blob(2, 5).0, &one), "it is not stored");
+}
+
+#[tokio::test]
+async fn a_file_with_an_origin_is_opened_if_its_catalog_entry_has_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let one = registry("one.example");
+    complete(&cache, 1, one, 0).await;
+    cache.close().await;
+    drop(cache);
+    // An earlier build wrote this entry, for an earlier file of the same blob.
+    let database = sled::open(folder.path().join("catalog")).unwrap();
+    let blobs = database.open_tree("blobs").unwrap();
+    let (key, value) = blobs.first().unwrap().unwrap();
+    blobs.insert(key, &value[..value.len() - 32]).unwrap();
+    database.flush().unwrap();
+    drop((blobs, database));
+    let cache = open(folder.path());
+    assert!(cache.has_origin(&blob(1, 1_000_000).0, &one));
+}
+
+#[tokio::test]
+async fn with_a_fast_tier_no_fill_resumes_bytes_from_before_the_last_boot() {
+    let (folder, fast) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let open = || {
+        let mut config = Config::new(folder.path(), common::ROOMY);
+        config.fast = Some(FastTier {
+            tier: Arc::new(DiskTier::new(fast.path()).unwrap()),
+            options: Options::new(16 << 20),
+            placement: Placement::default(),
+            class: "persistent",
+            capacity: 16 << 20,
+        });
+        open_with(config)
+    };
+    let (one, digest) = (registry("one.example"), blob(1, 1_000_000).0);
+    let boot = folder.path().join("boot");
+    for (boots, offset) in [(false, 458_752), (true, 0)] {
+        let cache = open();
+        cut(&cache, &digest, one, 500_000).await;
+        cache.close().await;
+        drop(cache);
+        if boots {
+            fs::write(&boot, "another boot\n").unwrap();
+        }
+        let cache = open();
+        let fill = lead(&cache, &digest, one).await;
+        assert_eq!(fill.offset(), offset);
+        drop(fill);
+        while cache.stat().fills > 0 {
+            tokio::task::yield_now().await;
+        }
+        cache.prune(0).await.unwrap();
+        cache.close().await;
+    }
 }

@@ -6,6 +6,7 @@
 
 use std::io;
 
+use pierhead_cache::Origin;
 use pierhead_cache::tier::{CHUNK, DiskTier, Tier, Trailer};
 use pierhead_oci::{Algorithm, Digest, MediaType};
 use pierhead_testkit::tier::{Faulty, MemoryTier, conforms};
@@ -58,11 +59,23 @@ fn decode(digest: &Digest, file: &[u8]) -> io::Result<Trailer> {
     })
 }
 
+/// Returns an origin, or none for the empty name.
+fn origin(name: &str) -> Origin {
+    match name {
+        "" => Origin::LOCAL,
+        name => Origin::of(&name.parse().unwrap()).in_repository(&"app".parse().unwrap()),
+    }
+}
+
 proptest! {
     #[test]
-    fn trailers_survive_a_round_trip(content in vec(any::<u8>(), 0..200_000), media in "[ -~]{0,255}") {
+    fn trailers_survive_a_round_trip(
+        content in vec(any::<u8>(), 0..200_000),
+        media in "[ -~]{0,255}",
+        name in "([a-z]{1,9}[.]example)?",
+    ) {
         let digest = Digest::of(Algorithm::Sha512, &content);
-        let trailer = Trailer::of(&content, MediaType::new(&media));
+        let trailer = Trailer::of(&content, MediaType::new(&media)).with_origin(origin(&name));
         let mut file = content.clone();
         file.extend_from_slice(&trailer.encode(&digest));
         prop_assert_eq!(&decode(&digest, &file).unwrap(), &trailer);
@@ -76,11 +89,13 @@ proptest! {
         at in any::<Index>(),
         change in 1..=255u8,
         cut in 0..100usize,
+        name in "(one[.]example)?",
     ) {
         let content = vec![7; len];
         let digest = Digest::of(Algorithm::Sha256, &content);
         let mut file = content;
-        file.extend_from_slice(&Trailer::of(&file, MediaType::new("text/plain")).encode(&digest));
+        let trailer = Trailer::of(&file, MediaType::new("text/plain")).with_origin(origin(&name));
+        file.extend_from_slice(&trailer.encode(&digest));
         let mut changed = file.clone();
         changed[len + at.index(file.len() - len)] ^= change;
         prop_assert!(decode(&digest, &changed).is_err());

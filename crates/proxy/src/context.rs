@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use pierhead_bundle_server::BundleServer;
-use pierhead_cache::{Cache, TagKey};
+use pierhead_cache::{Cache, Origin, TagKey};
 use pierhead_host::CpuPacer;
 use pierhead_oci::{Digest, Registry, Repository};
 use pierhead_remote::{Client, ClientCredentials};
@@ -171,7 +171,9 @@ impl RequestContext {
         digest: &Digest,
     ) {
         if let Some(pass_through) = self.generation.pass_through() {
-            pass_through.record_origin(registry, repository, digest);
+            pass_through.record_content(registry, repository, digest);
+            let origin = Origin::of(registry).in_repository(repository);
+            self.cache.add_origin(digest, origin);
         }
     }
 
@@ -217,10 +219,6 @@ impl RequestContext {
 
     /// Whether content in the cache may be served to clients that request it from `registry`.
     pub(crate) fn may_share(&self, registry: &Registry, digest: &Digest) -> bool {
-        !self.acts_for_client
-            || self
-                .generation
-                .pass_through()
-                .is_some_and(|pass_through| pass_through.may_share(registry, digest))
+        !self.acts_for_client || self.cache.has_origin(digest, &Origin::of(registry))
     }
 }

@@ -9,12 +9,15 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use common::{Fixture, FixtureOptions, blob_path, error_code, eventually, in_time};
+use pierhead_cache::{Claim, Origin};
 use pierhead_oci::Digest;
 use pierhead_proxy::Auth;
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, random_bytes};
 use pierhead_testkit::log::capture;
-use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, Fault, Gate, TokenAuth};
+use pierhead_testkit::registry::{
+    Auth as Upstream, FakeRegistry, Fault, Gate, RecordedRequest, Role, TokenAuth,
+};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -22,6 +25,8 @@ const MANIFEST: &str = "/v2/app/manifests/1";
 const ANN: Option<(&str, &str)> = Some(("ann", "right"));
 const BOB: Option<(&str, &str)> = Some(("bob", "other"));
 const ANONYMOUS: Option<(&str, &str)> = None;
+/// The users whose password at the upstream is `right`.
+const READERS: [&str; 3] = ["ann", "cleo", "dan"];
 
 fn request(path: &str, credentials: Option<(&str, &str)>) -> Request {
     match credentials {
@@ -80,9 +85,7 @@ async fn users_of_an_htpasswd_file_are_admitted_and_their_passwords_are_not_sent
     }
     let bearer = Request::get(MANIFEST).header("authorization", "Bearer right");
     assert!(is_refused(&fixture.send(bearer).await));
-    let sent = |request: &pierhead_testkit::registry::RecordedRequest| {
-        request.header("authorization").is_some()
-    };
+    let sent = |request: &RecordedRequest| request.header("authorization").is_some();
     assert_eq!(
         fixture.upstream.count(sent),
         0,
@@ -150,11 +153,11 @@ async fn the_body_of_an_unauthenticated_client_is_not_awaited() {
     }
 }
 
-/// Creates a proxy with pass-through. At the upstream, only ann may read `app` and `secret`. All
-/// clients may read `open`.
+/// Creates a proxy with pass-through. At the upstream, only [`READERS`] may read `app` and `secret`.
+/// All clients may read `open`.
 async fn private(options: FixtureOptions) -> Fixture {
     let rules = TokenAuth {
-        users: vec![("ann".into(), "right".into())],
+        users: READERS.map(|user| (user.into(), "right".into())).to_vec(),
         private: vec!["app".into(), "secret".into()],
         ..TokenAuth::default()
     };
@@ -454,6 +457,210 @@ async fn staged_bytes_of_a_fill_are_not_for_clients_of_another_registry() {
     // This request starts the next fill of the digest, from the hostile registry.
     assert!(!leaks(&fixture, &secret, &digest).await);
     assert!(hostile.gets_of(&digest) > 0);
+}
+
+/// Stops the proxy, and starts another proxy with the same data folder and the same upstream.
+async fn restart(fixture: Fixture, options: FixtureOptions) -> Fixture {
+    let running_upstream = Some(fixture.upstream.clone());
+    let data = Some(fixture.close().await);
+    private(FixtureOptions {
+        data,
+        running_upstream,
+        ..options
+    })
+    .await
+}
+
+/// Starts a proxy, lets ann pull an image, and waits until the cache has the image.
+async fn with_cached_image() -> (Fixture, Image) {
+    let fixture = private(FixtureOptions::default()).await;
+    let image = fixture.push(1, &[300_000, 1000]);
+    pulls(&fixture, &image, ANN).await;
+    for blob in &image.blobs {
+        fixture.wait_until_stored(&blob.digest).await;
+    }
+    (fixture, image)
+}
+
+/// Number of requests that the upstream has answered with content or with the head of content.
+fn answered(fixture: &Fixture, method: &str) -> usize {
+    fixture.upstream.count(|request| {
+        request.role == Role::Registry
+            && request.method == method
+            && matches!(request.status, Some(200 | 206 | 304))
+    })
+}
+
+#[tokio::test]
+async fn after_a_restart_each_reader_costs_one_proof_and_no_download() {
+    let (mut fixture, image) = with_cached_image().await;
+    for _ in 0..2 {
+        fixture = restart(fixture, FixtureOptions::default()).await;
+        fixture.upstream.clear_requests();
+        let readers = READERS.map(|user| pulls(&fixture, &image, Some((user, "right"))));
+        let [one, two, three] = readers;
+        tokio::join!(one, two, three);
+        assert_eq!(answered(&fixture, "GET"), 0, "no download");
+        assert!(answered(&fixture, "HEAD") <= READERS.len());
+        // The decisions are cached now.
+        fixture.upstream.clear_requests();
+        pulls(&fixture, &image, ANN).await;
+        assert_eq!(fixture.upstream.requests().len(), 0);
+    }
+}
+
+#[tokio::test]
+async fn after_a_restart_a_blob_alone_costs_one_proof_and_no_download() {
+    let (fixture, image) = with_cached_image().await;
+    let fixture = restart(fixture, FixtureOptions::default()).await;
+    fixture.upstream.clear_requests();
+    let blob = &image.blobs[0];
+    for user in READERS {
+        for method in ["HEAD", "GET"] {
+            let encoded = STANDARD.encode(format!("{user}:right"));
+            let request = Request::new(method, blob_path(&blob.digest))
+                .header("authorization", format!("Basic {encoded}"));
+            let response = fixture.send(request).await;
+            assert_eq!(response.status, 200, "{method} of {user}");
+        }
+    }
+    assert_eq!(answered(&fixture, "GET"), 0);
+    assert_eq!(answered(&fixture, "HEAD"), READERS.len());
+}
+
+#[tokio::test]
+async fn after_a_restart_a_cached_decision_outlives_the_upstream() {
+    let (fixture, image) = with_cached_image().await;
+    let fixture = restart(fixture, FixtureOptions::default()).await;
+    // This request proves that ann may read the repository.
+    assert_eq!(get(&fixture, MANIFEST, ANN).await.status, 200);
+    fixture.upstream.stop().await;
+    pulls(&fixture, &image, ANN).await;
+    for path in [MANIFEST.to_owned(), blob_path(&image.blobs[0].digest)] {
+        for login in [BOB, Some(("cleo", "right"))] {
+            let response = get(&fixture, &path, login).await;
+            assert_eq!((response.status, response.end), (503, End::Clean), "{path}");
+            assert!(response.body.len() < 1000, "no content");
+        }
+    }
+}
+
+#[tokio::test]
+async fn after_a_restart_cached_content_is_only_for_clients_that_the_upstream_admits() {
+    let (fixture, image) = with_cached_image().await;
+    let fixture = restart(fixture, FixtureOptions::default()).await;
+    fixture.upstream.put_blob("open", "other content");
+    let refuses = async || {
+        let blob = image.blobs[0].digest;
+        for login in [ANONYMOUS, BOB, Some(("ann", "wrong"))] {
+            for path in [
+                MANIFEST.to_owned(),
+                format!("/v2/app/manifests/{}", image.root),
+                blob_path(&blob),
+            ] {
+                let response = get(&fixture, &path, login).await;
+                assert!(is_refused(&response), "{path} {login:?}: {response:?}");
+                assert!(response.body.len() < 1000, "no content");
+            }
+            // The upstream has this blob in none of these repositories.
+            for repository in ["secret", "open", "absent"] {
+                let path = format!("/v2/{repository}/blobs/{blob}");
+                let response = get(&fixture, &path, login).await;
+                assert!(matches!(response.status, 401 | 404), "{path}: {response:?}");
+            }
+        }
+        let path = format!("/v2/secret/blobs/{blob}");
+        assert_eq!(get(&fixture, &path, ANN).await.status, 404);
+    };
+    refuses().await;
+    pulls(&fixture, &image, ANN).await;
+    refuses().await;
+}
+
+#[tokio::test]
+async fn after_a_restart_each_registry_that_sent_a_blob_shares_it() {
+    let (fixture, hostile, secret, digest) = private_blob_and_hostile_registry(300_000).await;
+    let options = || FixtureOptions {
+        other_upstreams: vec![("hostile.example", hostile.url())],
+        ..FixtureOptions::default()
+    };
+    let (path, other) = (
+        blob_path(&digest),
+        format!("{}?ns=hostile.example", blob_path(&digest)),
+    );
+    assert!(get(&fixture, &path, ANN).await.body == secret);
+    fixture.wait_until_stored(&digest).await;
+    let fixture = restart(fixture, options()).await;
+    // The hostile registry claims to have the blob, and sends other content.
+    assert!(!leaks(&fixture, &secret, &digest).await);
+    let response = in_time(request(&other, ANONYMOUS).send(fixture.addr)).await;
+    assert!(!response.is_ok_and(|it| it.status == 200 && it.end == End::Clean));
+    // After the registry has sent the blob, its clients share the cached blob, too.
+    hostile.put_blob_as("app", digest, secret.clone());
+    assert!(get(&fixture, &other, ANONYMOUS).await.body == secret);
+    let fixture = restart(fixture, options()).await;
+    (fixture.upstream.clear_requests(), hostile.clear_requests());
+    assert!(get(&fixture, &other, ANONYMOUS).await.body == secret);
+    assert!(get(&fixture, &path, ANN).await.body == secret);
+    assert_eq!(
+        (hostile.gets_of(&digest), answered(&fixture, "GET")),
+        (0, 0)
+    );
+}
+
+#[tokio::test]
+async fn a_blob_without_a_recorded_registry_is_downloaded_once() {
+    let mut fixture = private(FixtureOptions::default()).await;
+    let image = fixture.push(1, &[300_000]);
+    // Earlier builds recorded no registry.
+    for blob in &image.blobs {
+        let claim = fixture.cache.claim(&blob.digest, Origin::LOCAL).await;
+        let Claim::Leader(mut fill, _) = claim.unwrap() else {
+            panic!("nobody else fills it");
+        };
+        let len = u64::try_from(blob.bytes.len()).unwrap();
+        fill.begin(Some(len)).await.unwrap();
+        fill.write(blob.bytes.clone()).await.unwrap();
+        fill.finish().await.unwrap();
+    }
+    for downloads in [image.blobs.len(), 0] {
+        fixture = restart(fixture, FixtureOptions::default()).await;
+        for user in READERS {
+            fixture.upstream.clear_requests();
+            pulls(&fixture, &image, Some((user, "right"))).await;
+            let gets = image
+                .blobs
+                .iter()
+                .map(|it| fixture.upstream.gets_of(&it.digest));
+            let expected = if user == READERS[0] { downloads } else { 0 };
+            assert_eq!(gets.sum::<usize>(), expected, "{user}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_interrupted_download_resumes_with_pass_through() {
+    let fixture = private(FixtureOptions::default()).await;
+    let content = random_bytes(8, 3_000_000);
+    let digest = fixture.upstream.put_blob("app", content.clone());
+    let get_of = |fault: Fault| fault.on_blob(&digest).method("GET");
+    fixture
+        .upstream
+        .inject(get_of(Fault::CutBody(2_000_000)).times(1));
+    fixture.upstream.inject(get_of(Fault::Reset).skip(1));
+    let cut = in_time(request(&blob_path(&digest), ANN).send(fixture.addr)).await;
+    assert!(cut.is_ok_and(|cut| cut.end != End::Clean));
+    eventually(async || fixture.cache.stat().fills == 0).await;
+    fixture.upstream.clear_faults();
+    let fixture = restart(fixture, FixtureOptions::default()).await;
+    fixture.upstream.clear_requests();
+    assert!(get(&fixture, &blob_path(&digest), ANN).await.body == content);
+    let ranges = |it: &RecordedRequest| it.method == "GET" && it.status == Some(206);
+    assert_eq!(fixture.upstream.count(ranges), 1);
+    fixture.wait_until_stored(&digest).await;
+    let before = fixture.upstream.gets_of(&digest);
+    assert!(get(&fixture, &blob_path(&digest), ANN).await.body == content);
+    assert_eq!(fixture.upstream.gets_of(&digest), before);
 }
 
 #[tokio::test]

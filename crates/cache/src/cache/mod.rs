@@ -23,11 +23,12 @@ use crate::fill::Fill;
 use crate::fill::blob_reader::BlobReader;
 use crate::fill::blob_reader::TailReader;
 use crate::fill::shared_fill::{Order, SharedFill};
+use crate::origin::Origin;
 use crate::store::Store;
 use crate::store::catalog::Catalog;
 use crate::store::data_folder::DataFolder;
 use crate::store::maintenance::Maintenance;
-use crate::store::origins::{Origin, Origins};
+use crate::store::origins::Origins;
 use crate::store::pins::Pins;
 use crate::store::placer::Placer;
 use crate::store::policy_state::PolicyStateFile;
@@ -123,7 +124,7 @@ impl Cache {
         }
         let catalog = Catalog::open(&config.data);
         recovery::blobs(&mut state, &*tier, &catalog).map_err(failed)?;
-        let origins = Origins::open(&config.data).map_err(failed)?;
+        let origins = Origins::open(&config.data, config.fast.is_some()).map_err(failed)?;
         recovery::partials(&mut state, &*tier, &origins).map_err(failed)?;
         let tiers = (tier, placer);
         let store = Arc::new(Store::new(config.clone(), tiers, state, (folder, origins)));
@@ -226,6 +227,23 @@ impl Cache {
         self.store.state.lock().index.contains_key(digest)
     }
 
+    /// Whether the registry of `origin` has sent all bytes of this committed blob, in this process
+    /// or an earlier one. If `origin` has a repository, also whether this repository has the blob.
+    /// Makes no I/O.
+    pub fn has_origin(&self, digest: &Digest, origin: &Origin) -> bool {
+        let state = self.store.state.lock();
+        let slot = state.index.get(digest);
+        slot.is_some_and(|slot| slot.origins.contains(origin))
+    }
+
+    /// Records that the registry of `origin` has sent all bytes of this digest to the caller, who
+    /// has verified them. Does nothing if the blob is not committed. The cache remembers at most
+    /// four registries of a blob. A registry that did not fill the blob is durable within
+    /// [`Config::flush_interval`]. Makes no I/O.
+    pub fn add_origin(&self, digest: &Digest, origin: Origin) {
+        self.store.state.lock().add_origin(digest, origin);
+    }
+
     /// Returns the blob if it is committed. If the blob is not committed, makes the caller the
     /// leader of a new fill, or a follower of the running fill. A digest has at most one leader at
     /// a time. `origin` is the registry from which the leader fetches. A fill resumes only staged
@@ -315,27 +333,28 @@ impl Cache {
         media_type: &MediaType,
         content: Bytes,
     ) -> Result<StoredBlob, Error> {
-        self.put_with_cost(digest, media_type, content, None).await
+        self.put_from(Origin::LOCAL, digest, media_type, (content, None))
+            .await
     }
 
-    /// Stores a small document like [`Cache::put`], with its cost: the number of seconds that a
-    /// client would wait for a fetch of the document.
+    /// Stores a small document like [`Cache::put`], with the registry that sent the document, and
+    /// with its cost: the number of seconds that a client would wait for a fetch of the document.
     ///
     /// # Errors
     /// The same errors as [`Cache::put`].
-    pub async fn put_with_cost(
+    pub async fn put_from(
         &self,
+        origin: Origin,
         digest: &Digest,
         media_type: &MediaType,
-        content: Bytes,
-        cost: Option<f32>,
+        (content, cost): (Bytes, Option<f32>),
     ) -> Result<StoredBlob, Error> {
         if let Some(placer) = &self.store.placer {
             placer.place_document(digest, content.len() as u64);
         }
         loop {
             let filter = MediaTypeFilter::Only(media_type);
-            match self.claim_as(digest, Origin::LOCAL, filter).await? {
+            match self.claim_as(digest, origin, filter).await? {
                 Claim::Hit(stored) => return Ok(stored),
                 Claim::Follower(BlobReader::Tail(tail)) => {
                     // The result is ignored, because the next iteration claims the blob again.

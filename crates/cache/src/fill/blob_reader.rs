@@ -11,6 +11,7 @@ use crate::blob::buffer::BUFFER;
 use crate::blocking::blocking;
 use crate::error::Error;
 use crate::fill::shared_fill::{Progress, SharedFill};
+use crate::origin::Origin;
 
 /// Reads a blob, which is committed or being filled.
 #[derive(Clone)]
@@ -47,6 +48,15 @@ impl BlobReader {
         match self {
             Self::Stored(_) => None,
             Self::Tail(tail) => Some(tail.readers()),
+        }
+    }
+
+    /// Whether all bytes come from the registry of `origin`. Returns `false` for a committed blob,
+    /// of which [`Cache::has_origin`](crate::Cache::has_origin) knows the registries.
+    pub fn is_fill_from(&self, origin: &Origin) -> bool {
+        match self {
+            Self::Stored(_) => false,
+            Self::Tail(tail) => tail.shared_fill.origin.is_same_registry(origin),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::clock::now;
 use crate::error::Error;
 use crate::fill::reservation;
 use crate::fill::shared_fill::{FillWorker, Order, SharedFill, Work, fill_ended};
+use crate::origin::Origin;
 use crate::store::Store;
 use crate::store::blocks::blocks;
 use crate::store::partials::Partial;
@@ -123,8 +124,8 @@ impl FillWorker for Ingest {
                 Work::Order(Order::Abandon { why, keep }) => {
                     return self.fail(&shared_fill, why, keep);
                 }
-                Work::Order(Order::Finish(media_type)) => {
-                    return self.finish(shared_fill, media_type);
+                Work::Order(Order::Finish(media_type, origin)) => {
+                    return self.finish(shared_fill, media_type, origin);
                 }
             }
         }
@@ -291,7 +292,12 @@ impl Ingest {
         Ok(())
     }
 
-    fn finish(mut self: Box<Self>, shared_fill: Arc<SharedFill>, media_type: Option<MediaType>) {
+    fn finish(
+        mut self: Box<Self>,
+        shared_fill: Arc<SharedFill>,
+        media_type: Option<MediaType>,
+        origin: Origin,
+    ) {
         let actual = self.hasher.clone().finish();
         if actual != shared_fill.digest {
             let error = Error::WrongDigest {
@@ -307,6 +313,7 @@ impl Ingest {
             progress.verified = true;
         });
         let trailer = Trailer::new(size, media_type, std::mem::take(&mut self.sums));
+        let trailer = trailer.with_origin(origin);
         // A fill of unknown length has not reserved space for its trailer yet.
         let need = Store::need(size, trailer.media_type());
         if let Err(error) = reservation::extend(&self.store, &shared_fill, need) {

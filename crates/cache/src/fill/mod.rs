@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pierhead_host::BackgroundTask;
-use pierhead_oci::{Digest, MediaType};
+use pierhead_oci::{Digest, MediaType, Repository};
 
 use crate::blob::StoredBlob;
 use crate::blocking::blocking;
@@ -19,6 +19,7 @@ use crate::fill::blob_reader::Readers;
 use crate::fill::blob_reader::TailReader;
 use crate::fill::ingest::Ingest;
 use crate::fill::shared_fill::{Order, SharedFill, Terms};
+use crate::origin::Origin;
 use crate::store::Store;
 use crate::store::small_blobs::MAX_SMALL_BLOB;
 
@@ -39,6 +40,9 @@ pub struct Fill {
     store: Arc<Store>,
     shared_fill: Arc<SharedFill>,
     media_type: Option<MediaType>,
+    /// The registry of the fill, and the repository, once it is known that the repository has the
+    /// blob.
+    origin: Origin,
     offset: u64,
     position: u64,
     size: Option<u64>,
@@ -88,6 +92,7 @@ impl Fill {
     fn new(store: Arc<Store>, shared_fill: Arc<SharedFill>, offset: u64) -> Self {
         Self {
             store,
+            origin: shared_fill.origin,
             shared_fill,
             media_type: None,
             offset,
@@ -110,6 +115,11 @@ impl Fill {
 
     pub(crate) fn set_media_type(&mut self, media_type: MediaType) {
         self.media_type = Some(media_type);
+    }
+
+    /// Sets the repository that has the blob, according to the registry of this fill.
+    pub fn set_repository(&mut self, repository: &Repository) {
+        self.origin = self.origin.in_repository(repository);
     }
 
     /// Sets the estimated number of seconds for which a client waits for a fetch of this blob. The
@@ -243,7 +253,7 @@ impl Fill {
         }
         self.is_ended = true;
         self.shared_fill
-            .order(Order::Finish(self.media_type.take()));
+            .order(Order::Finish(self.media_type.take(), self.origin));
         Ok(StoredBlob::new(self.shared_fill.outcome().await?))
     }
 

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::blob::open_blob::{BlobOwner, OpenBlob};
 use crate::error::Error;
-use crate::store::origins::Origin;
+use crate::origin::Origin;
 use crate::tier::{ReadAt, Staged};
 
 /// Maximum number of bytes at the end of a blob of known length that pierhead withholds from
@@ -128,7 +128,7 @@ pub(crate) enum Order {
     /// Delete all staged bytes, because the fill restarts.
     Clear,
     /// Verify the digest and commit the blob.
-    Finish(Option<MediaType>),
+    Finish(Option<MediaType>, Origin),
     /// End the fill with an error. If `keep` is set, keep the staged bytes for the next leader;
     /// otherwise delete them.
     Abandon { why: Error, keep: bool },

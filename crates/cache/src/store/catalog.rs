@@ -14,6 +14,7 @@ use pierhead_eviction::Access;
 use pierhead_host::check_database_files;
 use pierhead_oci::{Algorithm, Digest, MediaType};
 
+use crate::origin::OriginSet;
 use crate::store::state::Slot;
 use crate::store::tag_store::Key;
 
@@ -243,10 +244,10 @@ fn key(digest: &Digest) -> Vec<u8> {
 }
 
 /// Encodes the entry of a blob: size and tick (8 bytes each) and access time (4 bytes), all
-/// little-endian, then the media type and a zero byte, then cost (4 bytes) and number of images (2
-/// bytes).
+/// little-endian, then the media type and a zero byte, then cost (4 bytes), number of images (2
+/// bytes) and origins (32 bytes each).
 fn encode(slot: &Slot) -> Vec<u8> {
-    let mut value = Vec::with_capacity(27);
+    let mut value = Vec::with_capacity(59);
     value.extend_from_slice(&slot.size.to_le_bytes());
     value.extend_from_slice(&slot.tick.to_le_bytes());
     value.extend_from_slice(&slot.accessed.to_le_bytes());
@@ -259,6 +260,7 @@ fn encode(slot: &Slot) -> Vec<u8> {
     value.push(0);
     value.extend_from_slice(&slot.cost.to_le_bytes());
     value.extend_from_slice(&slot.shared.to_le_bytes());
+    slot.origins.encode(&mut value);
     value
 }
 
@@ -273,12 +275,13 @@ fn decode(key: &[u8], value: &[u8]) -> Option<(Digest, Slot)> {
     let (tick, rest) = rest.split_first_chunk()?;
     let (accessed, rest) = rest.split_first_chunk()?;
     let size = u64::from_le_bytes(*size);
-    // Entries of earlier builds end with the media type and have no cost.
-    let (media, rank) = match rest.iter().position(|byte| *byte == 0) {
-        Some(end) => (&rest[..end], Some(rank(&rest[end + 1..])?)),
+    // Entries of earlier builds end with the media type, or with the number of images.
+    let (media, ranked) = match rest.iter().position(|byte| *byte == 0) {
+        Some(end) => (&rest[..end], Some(decode_rank(&rest[end + 1..])?)),
         None => (rest, None),
     };
-    let (cost, shared) = rank.unwrap_or((Access::<Digest>::prior(size), 1));
+    let (cost, shared, origins) =
+        ranked.unwrap_or_else(|| (Access::<Digest>::prior(size), 1, OriginSet::default()));
     let media_type = match media {
         [] => None,
         text => Some(MediaType::new(std::str::from_utf8(text).ok()?)?),
@@ -290,21 +293,58 @@ fn decode(key: &[u8], value: &[u8]) -> Option<(Digest, Slot)> {
         media_type,
         cost,
         shared,
+        origins,
         dirty: false,
     };
     Some((Digest::from_bytes(algorithm, hash)?, slot))
 }
 
-/// Decodes cost and number of images. `None` when the bytes are invalid.
-fn rank(bytes: &[u8]) -> Option<(f32, u16)> {
-    let (cost, shared) = bytes.split_first_chunk()?;
-    let (cost, shared) = (f32::from_le_bytes(*cost), shared.try_into().ok()?);
-    (cost.is_finite() && cost >= 0.0).then_some((cost, u16::from_le_bytes(shared)))
+/// Decodes cost, number of images and origins. `None` when the bytes are invalid.
+fn decode_rank(bytes: &[u8]) -> Option<(f32, u16, OriginSet)> {
+    let (cost, bytes) = bytes.split_first_chunk()?;
+    let (shared, origins) = bytes.split_first_chunk()?;
+    let cost = f32::from_le_bytes(*cost);
+    let origins = OriginSet::decode(origins)?;
+    (cost.is_finite() && cost >= 0.0).then_some((cost, u16::from_le_bytes(*shared), origins))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Catalog, catch_panic};
+    use super::*;
+    use crate::origin::Origin;
+
+    #[test]
+    fn entries_survive_a_round_trip_and_older_entries_are_read() {
+        let digest = Digest::of(Algorithm::Sha512, b"any");
+        let registry = |name: &str| Origin::of(&name.parse().unwrap());
+        let mut origins = OriginSet::from(registry("one.example"));
+        origins.add(registry("two.example"));
+        let slot = Slot {
+            size: 7,
+            tick: 8,
+            media_type: MediaType::new(MediaType::OCI_MANIFEST),
+            accessed: 9,
+            cost: 0.5,
+            shared: 3,
+            origins: origins.clone(),
+            dirty: false,
+        };
+        let (key, value) = (key(&digest), encode(&slot));
+        let (found, read) = decode(&key, &value).unwrap();
+        assert_eq!((found, &read.origins), (digest, &origins));
+        assert_eq!(encode(&read), value);
+        // Earlier builds wrote no origins, and before that neither cost nor number of images.
+        let (_, read) = decode(&key, &value[..value.len() - 64]).unwrap();
+        assert_eq!((read.cost, read.shared), (0.5, 3));
+        assert!(read.origins.is_empty());
+        let (_, read) = decode(&key, &value[..value.len() - 64 - 7]).unwrap();
+        assert_eq!((read.media_type, read.shared), (slot.media_type, 1));
+        assert!(read.origins.is_empty());
+        // Damaged values are ignored.
+        for cut in [1, 31, 33, 65] {
+            assert!(decode(&key, &value[..value.len() - cut]).is_none(), "{cut}");
+        }
+    }
 
     #[test]
     fn a_pipe_or_a_huge_file_in_the_catalog_is_replaced_without_a_wait() {

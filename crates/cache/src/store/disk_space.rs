@@ -424,7 +424,7 @@ mod tests {
     use crate::cache::Cache;
     use crate::cache::Claim;
     use crate::config::Config;
-    use crate::store::origins::Origin;
+    use crate::origin::Origin;
 
     async fn stored(cache: &Cache, content: &Bytes) -> StoredBlob {
         let digest = Digest::of(Algorithm::Sha256, content);

@@ -41,9 +41,10 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::fill::shared_fill::SharedFill;
 use crate::metrics::Metrics;
+use crate::origin::Origin;
 use crate::store::blocks::footprint;
 use crate::store::data_folder::DataFolder;
-use crate::store::origins::{Origin, Origins};
+use crate::store::origins::Origins;
 use crate::store::partials::Partial;
 use crate::store::placer::Placer;
 use crate::store::small_blobs::SmallBlob;
@@ -290,6 +291,7 @@ impl Store {
         let digest = &shared_fill.digest;
         let _guard = self.digest_locks.lock(*digest);
         let (size, media_type) = (trailer.size(), trailer.media_type().cloned());
+        let origin = trailer.origin();
         if let Some(placer) = &self.placer {
             placer.measure_link(size, shared_fill.start, self.metrics.written_bytes.get());
         }
@@ -313,7 +315,7 @@ impl Store {
                         shared_fill.cost(),
                         shared_fill.followers.load(Ordering::Relaxed),
                     );
-                    state.insert(*digest, (size, media_type), asked, now());
+                    state.insert(*digest, (size, media_type, origin), asked, now());
                     state.fills.remove(digest);
                     state.release_budget(shared_fill);
                 });
@@ -364,11 +366,13 @@ impl Store {
             placer.choose_tier(digest, &self.state);
         }
         let own = match registration.partial {
-            Some(other) if other.origin != origin => self.tier.discard(digest).map(|()| {
-                self.origins.clear(digest, other.origin);
-                self.release(other.bytes);
-                registration.partial = None;
-            }),
+            Some(other) if !other.origin.is_same_registry(&origin) => {
+                self.tier.discard(digest).map(|()| {
+                    self.origins.clear(digest, other.origin);
+                    self.release(other.bytes);
+                    registration.partial = None;
+                })
+            }
             _ => Ok(()),
         };
         let reserved = registration.partial.map_or(0, |partial| partial.bytes);

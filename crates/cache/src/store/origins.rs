@@ -5,46 +5,10 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pierhead_oci::{Algorithm, Digest, Registry};
+use pierhead_host::read_kernel_file;
+use pierhead_oci::Digest;
 
-/// The registry that sends the bytes of a fill, as a hash of its name.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Origin([u8; 16]);
-
-impl Origin {
-    /// The origin of bytes that come from no registry, because pierhead made or verified them
-    /// itself, such as a document. These bytes stay staged only until the process ends.
-    pub const LOCAL: Self = Self([0; 16]);
-
-    /// Identifies a registry by its name, independent of its addresses.
-    pub fn of(registry: &Registry) -> Self {
-        let hash = Digest::of(Algorithm::Sha256, registry.as_str().as_bytes());
-        // A SHA-256 hash has 32 bytes. The first 16 bytes are enough to identify a registry.
-        let first = hash.as_bytes().first_chunk();
-        Self(first.copied().unwrap_or_default())
-    }
-
-    fn hex(self) -> String {
-        use std::fmt::Write as _;
-        let mut hex = String::new();
-        for byte in self.0 {
-            // The result is ignored, because writing to a `String` never fails.
-            let _ = write!(hex, "{byte:02x}");
-        }
-        hex
-    }
-
-    fn parse(hex: &str) -> Option<Self> {
-        let mut bytes = [0; 16];
-        if hex.len() != 2 * bytes.len() || !hex.is_ascii() {
-            return None;
-        }
-        for (index, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(hex.get(2 * index..2 * index + 2)?, 16).ok()?;
-        }
-        Some(Self(bytes))
-    }
-}
+use crate::origin::Origin;
 
 /// The folder `origins/`. The folder has one empty file per fill, whose name contains digest and
 /// registry. Invariants:
@@ -55,16 +19,41 @@ impl Origin {
 /// 3. Thus, after a crash, the staged bytes of a digest have a record of one registry, of two
 ///    registries, or of none. Recovery deletes the staged bytes unless there is exactly one
 ///    registry.
+/// 4. With a fast tier, staged bytes and this folder may be on two media, and a power cut can undo
+///    the last changes on one medium only. Therefore recovery also deletes staged bytes from before
+///    the last boot of the host.
 pub(crate) struct Origins {
     folder: PathBuf,
+    /// The file that contains the boot of the last recovery. `None` without a fast tier.
+    boot_file: Option<PathBuf>,
 }
 
 impl Origins {
     /// Opens the folder `origins/`, or creates it.
-    pub(crate) fn open(data: &Path) -> io::Result<Self> {
+    pub(crate) fn open(data: &Path, has_fast_tier: bool) -> io::Result<Self> {
         let folder = data.join("origins");
         fs::create_dir_all(&folder)?;
-        Ok(Self { folder })
+        let boot_file = has_fast_tier.then(|| data.join("boot"));
+        Ok(Self { folder, boot_file })
+    }
+
+    /// Whether the records prove the registry of bytes that an earlier process staged. `false` if
+    /// the host may have booted since that process, and staged bytes may be on two media.
+    pub(crate) fn are_proven(&self) -> bool {
+        self.boot_file.as_ref().is_none_or(|file| {
+            boot_id().is_some_and(|boot| fs::read(file).is_ok_and(|it| it == boot.as_bytes()))
+        })
+    }
+
+    /// Records the boot of the host. Recovery calls this after it has deleted all staged bytes
+    /// whose registry is unproven.
+    pub(crate) fn set_proven(&self) -> io::Result<()> {
+        match (&self.boot_file, boot_id()) {
+            (Some(file), Some(boot)) if !self.are_proven() => {
+                pierhead_atomic_file::write(file, boot.as_bytes())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Records the registry of staged bytes that a later fill may resume.
@@ -113,25 +102,32 @@ impl Origins {
 
     fn path(&self, digest: &Digest, origin: Origin) -> Option<PathBuf> {
         let (algorithm, hex) = (digest.algorithm(), digest.hex());
-        let name = format!("{}-{hex}.{}", algorithm.as_str(), origin.hex());
-        (origin != Origin::LOCAL).then(|| self.folder.join(name))
+        let name = format!("{}-{hex}.{}", algorithm.as_str(), origin.registry_hex());
+        (!origin.is_same_registry(&Origin::LOCAL)).then(|| self.folder.join(name))
     }
+}
+
+/// Returns the identifier that the kernel chose at the boot of the host.
+fn boot_id() -> Option<String> {
+    read_kernel_file(Path::new("/proc/sys/kernel/random/boot_id"))
 }
 
 fn parse(name: &str) -> Option<(Digest, Origin)> {
     let (digest, origin) = name.split_once('.')?;
     let digest = digest.replacen('-', ":", 1).parse().ok()?;
-    Some((digest, Origin::parse(origin)?))
+    Some((digest, Origin::from_registry_hex(origin)?))
 }
 
 #[cfg(test)]
 mod tests {
+    use pierhead_oci::Algorithm;
+
     use super::*;
 
     #[test]
     fn a_digest_with_one_registry_is_resumable_and_one_with_two_is_not() {
         let folder = tempfile::tempdir().unwrap();
-        let origins = Origins::open(folder.path()).unwrap();
+        let origins = Origins::open(folder.path(), false).unwrap();
         let digest = |n: u8| Digest::of(Algorithm::Sha512, &[n]);
         let [one, two] =
             ["one.example", "two.example:5000"].map(|it| Origin::of(&it.parse().unwrap()));
@@ -147,5 +143,19 @@ mod tests {
         origins.clear(&digest(1), one);
         origins.clear(&digest(1), one);
         assert!(origins.load(|_| true).unwrap().is_empty());
+    }
+
+    #[test]
+    fn with_a_fast_tier_records_are_proven_until_the_next_boot() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Origins::open(folder.path(), false).unwrap().are_proven());
+        let open = || Origins::open(folder.path(), true).unwrap();
+        assert!(!open().are_proven(), "the last recovery is unknown");
+        open().set_proven().unwrap();
+        assert!(open().are_proven());
+        fs::write(folder.path().join("boot"), "another boot\n").unwrap();
+        assert!(!open().are_proven());
+        open().set_proven().unwrap();
+        assert!(open().are_proven());
     }
 }

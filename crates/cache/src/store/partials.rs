@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use pierhead_oci::Digest;
 
-use crate::store::origins::Origin;
+use crate::origin::Origin;
 
 /// A partial fill: staged bytes without a running fill.
 #[derive(Clone, Copy, Debug)]

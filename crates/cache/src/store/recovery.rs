@@ -29,15 +29,19 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
     let mut gone = Vec::new();
     let mut types = HashSet::new();
     catalog.blobs(|digest, mut slot| {
+        let media_type = slot.media_type.as_ref();
         let len = slot
             .size
-            .saturating_add(Trailer::encoded_len(slot.size, slot.media_type.as_ref()));
+            .saturating_add(Trailer::max_encoded_len(slot.size, media_type));
         let file = found.entry(digest).or_insert(TierEntry {
             digest,
             bytes: 0,
             modified: slot.accessed.into(),
         });
-        if file.bytes == len {
+        // An entry without origins may be older than a file with an origin.
+        let is_current = Trailer::has_origin_by_len(file.bytes, slot.size, media_type)
+            .is_some_and(|has_origin| !has_origin || !slot.origins.is_empty());
+        if is_current {
             found.remove(&digest);
             slot.media_type = slot
                 .media_type
@@ -62,7 +66,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
             Ok(Some(blob)) => {
                 let media_type = blob.trailer().media_type().cloned();
                 let media_type = media_type.map(|media_type| intern(&mut types, media_type));
-                restore_from_file(state, &found, blob.trailer().size(), media_type);
+                restore_from_file(state, &found, blob.trailer(), media_type);
             }
             Ok(None) => gone.push(digest),
             Err(error) if is_proven_damage(&error) => {
@@ -86,9 +90,10 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
 fn restore_from_file(
     state: &mut State,
     found: &TierEntry,
-    size: u64,
+    trailer: &Trailer,
     media_type: Option<MediaType>,
 ) {
+    let size = trailer.size();
     let slot = Slot {
         size,
         tick: state.tick_after(),
@@ -96,6 +101,7 @@ fn restore_from_file(
         accessed: u32::try_from(found.modified).unwrap_or(u32::MAX),
         cost: Access::<Digest>::prior(size),
         shared: 1,
+        origins: trailer.origin().into(),
         dirty: true,
     };
     state.restore(found.digest, slot);
@@ -129,12 +135,8 @@ impl Store {
                     };
                     let mut state = self.state.lock();
                     state.clear_unreadable(&digest);
-                    restore_from_file(
-                        &mut state,
-                        &found,
-                        trailer.size(),
-                        trailer.media_type().cloned(),
-                    );
+                    let media_type = trailer.media_type().cloned();
+                    restore_from_file(&mut state, &found, trailer, media_type);
                     tracing::info!(%digest, "a stored blob can be read again");
                 }
                 Ok(None) => self.state.lock().clear_unreadable(&digest),
@@ -153,14 +155,15 @@ impl Store {
     }
 }
 
-/// Restores staged bytes as partial fills. Deletes staged bytes if the registry that sent them is
-/// unknown.
+/// Restores staged bytes as partial fills. Deletes staged bytes if it is unknown or unproven which
+/// registry sent them.
 pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) -> io::Result<()> {
     let mut staged = HashMap::new();
     tier.scan_staged(&mut |found| {
         staged.insert(found.digest, found);
     })?;
-    let known = origins.load(|digest| staged.contains_key(digest))?;
+    let are_proven = origins.are_proven();
+    let known = origins.load(|digest| are_proven && staged.contains_key(digest))?;
     for (digest, found) in staged {
         let Some(origin) = known.get(&digest) else {
             tracing::debug!(%digest, "deleting staged bytes of an unknown registry");
@@ -175,7 +178,7 @@ pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) ->
         state.reserved += partial.bytes;
         state.partials.insert(digest, partial);
     }
-    Ok(())
+    origins.set_proven()
 }
 
 /// Returns a shared copy of a media type: thousands of blobs have few distinct media types, so each

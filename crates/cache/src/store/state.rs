@@ -10,6 +10,7 @@ use pierhead_oci::{Digest, MediaType};
 
 use crate::blob::open_blob::OpenBlob;
 use crate::fill::shared_fill::SharedFill;
+use crate::origin::{Origin, OriginSet};
 use crate::store::blocks::footprint;
 use crate::store::partials::{Partial, Partials};
 use crate::store::ranking::{Outcome, Ranking};
@@ -31,6 +32,8 @@ pub(crate) struct Slot {
     pub(crate) cost: f32,
     /// Number of known images that contain the blob.
     pub(crate) shared: u16,
+    /// The registries that have sent all bytes of the blob.
+    pub(crate) origins: OriginSet,
     /// Whether the catalog lacks the last change of this entry.
     pub(crate) dirty: bool,
 }
@@ -88,7 +91,7 @@ pub(crate) struct State {
 }
 
 impl Slot {
-    /// Returns the bytes on disk of the blob.
+    /// Returns the maximum number of bytes on disk of the blob.
     pub(crate) fn footprint(&self) -> u64 {
         footprint(self.size, self.media_type.as_ref())
     }
@@ -162,6 +165,17 @@ impl State {
         true
     }
 
+    /// Records that the registry of `origin` has sent all bytes of a digest. Does nothing when the
+    /// blob is absent.
+    pub(crate) fn add_origin(&mut self, digest: &Digest, origin: Origin) {
+        if let Some(slot) = self.index.get_mut(digest)
+            && slot.origins.add(origin)
+            && !std::mem::replace(&mut slot.dirty, true)
+        {
+            self.changed.push(*digest);
+        }
+    }
+
     /// Returns the content of a blob in the index, if the content is in memory.
     pub(crate) fn in_memory(&mut self, digest: &Digest) -> Option<Arc<SmallBlob>> {
         self.memory.get(digest, self.tick).cloned()
@@ -177,15 +191,18 @@ impl State {
         }
     }
 
-    /// Inserts a blob that is now on disk. Replaces an older blob of the same digest. The `joined`
-    /// readers of the blob's fill count as hits.
+    /// Inserts a blob that is now on disk. Replaces an older blob of the same digest and keeps its
+    /// origins. The `joined` readers of the blob's fill count as hits.
     pub(crate) fn insert(
         &mut self,
         digest: Digest,
-        (size, media_type): (u64, Option<MediaType>),
+        (size, media_type, origin): (u64, Option<MediaType>, Origin),
         (cost, joined): (Option<f32>, u32),
         now: u64,
     ) {
+        let older = self.index.get(&digest).map(|slot| slot.origins.clone());
+        let mut origins = older.unwrap_or_default();
+        origins.add(origin);
         self.remove(&digest);
         // The rename of the commit has replaced the older file, even if an eviction was about to
         // delete that file. An open handle still refers to the older file.
@@ -200,6 +217,7 @@ impl State {
             accessed: u32::try_from(now).unwrap_or(u32::MAX),
             cost: cost.unwrap_or_else(|| Access::<Digest>::prior(size)),
             shared: self.ranking.image_counts.count(&digest),
+            origins,
             dirty: true,
         };
         let access = slot.access(&digest, self.ranking.clock.read(now));

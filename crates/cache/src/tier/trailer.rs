@@ -1,17 +1,21 @@
 //! The trailer of a committed blob: the bytes after its content, which hold the checksums, the
-//! media type and a footer.
+//! media type, the origin and a footer.
 
 use std::io;
 
 use pierhead_oci::{Digest, MediaType};
+
+use crate::origin::Origin;
 
 /// Bytes of content per checksum. The number is small, so that a random read verifies few bytes
 /// that it does not need. The number is large enough that the checksums take only 1/16384 of the
 /// size of the content.
 pub const CHUNK: usize = 64 * 1024;
 
-/// Version of the encoding of a trailer.
-const VERSION: u16 = 1;
+/// Version of the encoding of a trailer without an origin.
+const VERSION_WITHOUT_ORIGIN: u16 = 1;
+/// Version of the encoding of a trailer with an origin.
+const VERSION_WITH_ORIGIN: u16 = 2;
 const MAGIC: [u8; 8] = *b"PIERBLOB";
 /// Length of the trailer's footer in bytes.
 const FOOTER_LEN: usize = 32;
@@ -23,11 +27,12 @@ const CHECKED_LEN: usize = 20;
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Sums(Vec<u32>);
 
-/// Size, checksums and media type of a blob. `docs/formats/disk.md` describes the encoding.
+/// Size, checksums, media type and origin of a blob. `docs/formats/disk.md` describes the encoding.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trailer {
     size: u64,
     media_type: Option<MediaType>,
+    origin: Origin,
     sums: Sums,
 }
 
@@ -66,6 +71,7 @@ impl Trailer {
         Self {
             size: content.len() as u64,
             media_type,
+            origin: Origin::LOCAL,
             sums,
         }
     }
@@ -76,8 +82,15 @@ impl Trailer {
         Self {
             size,
             media_type,
+            origin: Origin::LOCAL,
             sums,
         }
+    }
+
+    /// Sets the origin of the content. Without this call, the trailer records no origin.
+    #[must_use]
+    pub fn with_origin(self, origin: Origin) -> Self {
+        Self { origin, ..self }
     }
 
     /// Returns the size of the content in bytes.
@@ -90,26 +103,68 @@ impl Trailer {
         self.media_type.as_ref()
     }
 
+    /// Returns the registry from which all bytes of the content came. [`Origin::LOCAL`] if the
+    /// trailer records no registry.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
     /// Returns the checksums of the content.
     pub(crate) fn sums(&self) -> &Sums {
         &self.sums
     }
 
-    /// Returns the length in bytes of the encoded trailer for a content of `size` bytes.
-    pub(crate) fn encoded_len(size: u64, media_type: Option<&MediaType>) -> u64 {
+    /// Returns the length in bytes of the encoded trailer with an origin, for a content of `size`
+    /// bytes. A trailer without an origin is shorter.
+    pub(crate) fn max_encoded_len(size: u64, media_type: Option<&MediaType>) -> u64 {
         let media = media_type.map_or(0, |media| media.as_str().len() as u64);
-        4 * size.div_ceil(CHUNK as u64) + media + FOOTER_LEN as u64
+        4 * size.div_ceil(CHUNK as u64) + media + (Origin::LEN + FOOTER_LEN) as u64
+    }
+
+    /// Compares the length of a file with the length of a content of `size` bytes and its trailer.
+    /// Returns whether the trailer of the file has an origin. `None` if the lengths differ.
+    pub(crate) fn has_origin_by_len(
+        len: u64,
+        size: u64,
+        media_type: Option<&MediaType>,
+    ) -> Option<bool> {
+        let longer = size.saturating_add(Self::max_encoded_len(size, media_type));
+        match longer.checked_sub(len)? {
+            0 => Some(true),
+            less => (less == Origin::LEN as u64).then_some(false),
+        }
+    }
+
+    /// Returns the length in bytes of the encoded trailer.
+    pub(crate) fn encoded_len(&self) -> u64 {
+        let max = Self::max_encoded_len(self.size, self.media_type.as_ref());
+        max - (Origin::LEN - self.encoded_origin().len()) as u64
+    }
+
+    /// Returns the bytes of the origin. No bytes if the trailer records no origin.
+    fn encoded_origin(&self) -> Vec<u8> {
+        match self.origin {
+            Origin::LOCAL => Vec::new(),
+            origin => origin.encode().to_vec(),
+        }
     }
 
     /// Encodes the trailer as the bytes that follow the content. The checksum of the footer also
     /// covers `digest`. Thus a file that has the name of another blob is detected.
     pub fn encode(&self, digest: &Digest) -> Vec<u8> {
         let media = self.media_type.as_ref().map_or("", |media| media.as_str());
-        let mut out = Vec::with_capacity(4 * self.sums.0.len() + media.len() + FOOTER_LEN);
+        let origin = self.encoded_origin();
+        let version = match origin[..] {
+            [] => VERSION_WITHOUT_ORIGIN,
+            _ => VERSION_WITH_ORIGIN,
+        };
+        let len = 4 * self.sums.0.len() + media.len() + origin.len() + FOOTER_LEN;
+        let mut out = Vec::with_capacity(len);
         for sum in &self.sums.0 {
             out.extend_from_slice(&sum.to_le_bytes());
         }
         out.extend_from_slice(media.as_bytes());
+        out.extend_from_slice(&origin);
         out.extend_from_slice(&self.size.to_le_bytes());
         out.extend_from_slice(&u32::try_from(CHUNK).unwrap_or(0).to_le_bytes());
         out.extend_from_slice(
@@ -118,7 +173,7 @@ impl Trailer {
                 .to_le_bytes(),
         );
         out.extend_from_slice(&u16::try_from(media.len()).unwrap_or(u16::MAX).to_le_bytes());
-        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&version.to_le_bytes());
         let sum = crc32c::crc32c_append(crc32c::crc32c(digest.as_bytes()), &out);
         out.extend_from_slice(&sum.to_le_bytes());
         out.extend_from_slice(&MAGIC);
@@ -150,23 +205,29 @@ impl Trailer {
         let count = u32::from_le_bytes(array(&fields[12..16]));
         let media_len = u16::from_le_bytes(array(&fields[16..18]));
         let version = u16::from_le_bytes(array(&fields[18..]));
-        if version != VERSION || u64::from(chunk) != CHUNK as u64 {
-            return Err(damaged("unknown version of the footer"));
+        let origin_len = match version {
+            VERSION_WITHOUT_ORIGIN => 0,
+            VERSION_WITH_ORIGIN => Origin::LEN,
+            _ => return Err(damaged("unknown version of the footer")),
+        };
+        if u64::from(chunk) != CHUNK as u64 {
+            return Err(damaged("unknown size of a chunk"));
         }
         let sums_len = 4 * u64::from(count);
-        let adds_up = size.checked_add(sums_len + u64::from(media_len)) == Some(start);
+        let names_len = usize::from(media_len) + origin_len;
+        let adds_up = size.checked_add(sums_len + names_len as u64) == Some(start);
         if !adds_up || u64::from(count) != size.div_ceil(CHUNK as u64) {
             return Err(damaged("lengths do not add up"));
         }
-        let body_len =
-            usize::try_from(sums_len).map_err(|_| damaged("too large"))? + usize::from(media_len);
-        let mut body = vec![0; body_len];
+        let sums_len = usize::try_from(sums_len).map_err(|_| damaged("too large"))?;
+        let mut body = vec![0; sums_len + names_len];
         read_at(size, &mut body)?;
         let sum = crc32c::crc32c_append(crc32c::crc32c(digest.as_bytes()), &body);
         if crc32c::crc32c_append(sum, fields).to_le_bytes() != rest[..4] {
             return Err(damaged("checksum of the trailer"));
         }
-        let (sums, media) = body.split_at(body_len - usize::from(media_len));
+        let (sums, names) = body.split_at(sums_len);
+        let (media, origin) = names.split_at(usize::from(media_len));
         let sums = sums
             .chunks_exact(4)
             .map(|sum| u32::from_le_bytes(array(sum)))
@@ -178,9 +239,14 @@ impl Trailer {
                 Some(text.ok_or_else(|| damaged("media type"))?)
             }
         };
+        let origin = match origin {
+            [] => Origin::LOCAL,
+            origin => Origin::decode(array(origin)).ok_or_else(|| damaged("origin"))?,
+        };
         Ok(Self {
             size,
             media_type,
+            origin,
             sums: Sums(sums),
         })
     }

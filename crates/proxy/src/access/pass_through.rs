@@ -9,17 +9,15 @@
 //! 2. Cached content counts as content of a registry only if all its bytes came from that registry.
 //!    A registry's *claim* that it has a digest is not enough: an attacker could otherwise run a
 //!    registry that claims to have a private blob of another registry, and could then read this
-//!    blob from the cache.
+//!    blob from the cache. The cache records the registry with the blob
+//!    ([`Cache::has_origin`](pierhead_cache::Cache::has_origin)), also for later processes.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use moka::sync::Cache;
-use parking_lot::Mutex;
-use pierhead_cache::Fill;
 use pierhead_host::Panics;
 use pierhead_oci::{Digest, Registry, Repository};
 use pierhead_remote::{AccessDecision, ClientCredentials, KeyedHash, KeyedHasher};
@@ -50,17 +48,8 @@ pub(super) struct State {
         SharedRequests<KeyedHash, Result<AccessDecision, pierhead_remote::Error>>,
     /// The set of facts "this repository has this digest", according to the registry.
     pub(super) repository_contents: KeyedHashSet,
-    /// The set of facts, seen by pierhead itself: "all bytes of this digest came from this
-    /// registry".
-    origins: KeyedHashSet,
-    /// For each digest, the number of running fills whose bytes all come from one registry.
-    single_origin: Mutex<HashMap<Digest, usize>>,
     pub(super) metrics: AccessMetrics,
 }
-
-/// While this value exists, the running fill of this digest counts as a fill whose bytes all come
-/// from one registry.
-pub(crate) struct SingleOriginFill(PassThrough, Digest);
 
 impl PassThrough {
     pub(crate) fn new(
@@ -77,8 +66,6 @@ impl PassThrough {
             denied: ttl_cache(MAX_CACHED_DECISIONS, DENIED_TTL.min(cache_ttl)),
             shared_requests: SharedRequests::new(panics),
             repository_contents: KeyedHashSet::default(),
-            origins: KeyedHashSet::default(),
-            single_origin: Mutex::default(),
             metrics,
         }))
     }
@@ -120,13 +107,6 @@ impl PassThrough {
         }
     }
 
-    /// Identifies the fact that all bytes of the digest came from the registry.
-    fn origin(&self, registry: &Registry, digest: &Digest) -> KeyedHash {
-        let digest = digest.to_string();
-        let parts = [b"origin", registry.as_str().as_bytes(), digest.as_bytes()];
-        self.0.hasher.hash(&parts)
-    }
-
     /// Identifies the fact that the repository has the digest.
     pub(super) fn repository_content(
         &self,
@@ -145,59 +125,15 @@ impl PassThrough {
         self.0.hasher.hash(&parts)
     }
 
-    /// Records that all bytes of the digest came from the registry of this repository.
-    pub(crate) fn record_origin(
+    /// Records that the repository has the digest.
+    pub(crate) fn record_content(
         &self,
         registry: &Registry,
         repository: &Repository,
         digest: &Digest,
     ) {
-        self.0.origins.insert(&self.origin(registry, digest));
-        self.0
-            .repository_contents
-            .insert(&self.repository_content(registry, repository, digest));
-    }
-
-    /// Whether cached content may be served to clients that pull it from `registry`.
-    pub(crate) fn may_share(&self, registry: &Registry, digest: &Digest) -> bool {
-        self.0.origins.contains(&self.origin(registry, digest))
-    }
-
-    /// Deletes the staged bytes of an earlier fill of the digest, because they may come from
-    /// another registry. A client of this registry may have no right to read those bytes. After
-    /// that, begins a fill of the digest whose bytes all come from this registry.
-    pub(crate) async fn begin_single_origin(
-        &self,
-        fill: &mut Fill,
-    ) -> Result<SingleOriginFill, pierhead_cache::Error> {
-        if fill.offset() > 0 {
-            fill.restart().await?;
-        }
-        let digest = fill.digest();
-        *self.single_origin().entry(digest).or_default() += 1;
-        Ok(SingleOriginFill(self.clone(), digest))
-    }
-
-    /// Whether all bytes of the running fill come from one registry, so that clients of that
-    /// registry may read it.
-    pub(crate) fn is_single_origin(&self, digest: &Digest) -> bool {
-        self.single_origin().contains_key(digest)
-    }
-
-    fn single_origin(&self) -> parking_lot::MutexGuard<'_, HashMap<Digest, usize>> {
-        self.0.single_origin.lock()
-    }
-}
-
-impl Drop for SingleOriginFill {
-    fn drop(&mut self) {
-        let mut single_origin = self.0.single_origin();
-        if let Some(count) = single_origin.get_mut(&self.1) {
-            *count -= 1;
-            if *count == 0 {
-                single_origin.remove(&self.1);
-            }
-        }
+        let fact = self.repository_content(registry, repository, digest);
+        self.0.repository_contents.insert(&fact);
     }
 }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use http::request::Parts;
+use pierhead_cache::Origin;
 use pierhead_oci::{Digest, Endpoint, Name, Registry, Repository, Target};
 use pierhead_remote::{AccessDecision, ClientCredentials, KeyedHash, Resource};
 
@@ -138,7 +139,14 @@ impl AccessCheck<'_> {
             self.pass_through
                 .repository_content(&self.registry, &self.repository, digest)
         });
-        let is_in_repository = fact.is_none_or(|fact| state.repository_contents.contains(&fact));
+        let is_in_repository = match (&fact, content) {
+            (Some(fact), Some(digest)) => {
+                let origin = Origin::of(&self.registry).in_repository(&self.repository);
+                state.repository_contents.contains(fact)
+                    || context.cache.has_origin(digest, &origin)
+            }
+            _ => true,
+        };
         let is_granted =
             has_key(&state.granted, &repository_right) || has_key(&state.granted, &right);
         if is_in_repository && is_granted {

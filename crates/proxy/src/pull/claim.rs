@@ -38,6 +38,8 @@ pub(crate) async fn claim_of(
     Ok(Some(
         match context.cache.claim(digest, request.origin()).await? {
             Claim::Hit(blob) => ClaimResult::Stored(blob),
+            // The owner of that fill has been dropped, and the fill is about to end.
+            Claim::Follower(reader) if !reader.is_fill_from(&request.origin()) => return Ok(None),
             Claim::Follower(reader) => {
                 let offer = owner.slot_offer(&request.client);
                 ClaimResult::Follower(reader, offer)
@@ -90,13 +92,6 @@ pub(crate) async fn claim(
         Some(ClaimResult::Stored(_)) if !context.may_share(&request.registry, &request.digest) => {
             None
         }
-        Some(ClaimResult::Follower(..))
-            if context
-                .client_pass_through()
-                .is_some_and(|it| !it.is_single_origin(&request.digest)) =>
-        {
-            None
-        }
         Some(ClaimResult::Stored(blob)) => {
             Some((BlobReader::Stored(blob), CacheOutcome::Hit, None))
         }
@@ -117,24 +112,15 @@ pub(crate) async fn claim(
             }
             Some((reader, CacheOutcome::Miss, None))
         }
-        Some(ClaimResult::Leader(mut fill, reader, owner)) => {
-            let single_origin = match context.client_pass_through() {
-                Some(pass_through) => Some(pass_through.begin_single_origin(&mut fill).await?),
-                None => None,
-            };
+        Some(ClaimResult::Leader(fill, reader, owner)) => {
             let permit = match permit {
                 Some(permit) => permit,
                 // The blob was evicted after the check above. If no permit is free, the fill is
                 // cancelled.
                 None => context.limits.upstream_permit(&request.client)?,
             };
-            let handed_over = download::start(
-                context.clone(),
-                request.clone(),
-                fill,
-                (owner, single_origin),
-                permit,
-            );
+            let handed_over =
+                download::start(context.clone(), request.clone(), fill, owner, permit);
             Some((reader, CacheOutcome::Miss, Some(handed_over)))
         }
     })

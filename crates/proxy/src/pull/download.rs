@@ -10,7 +10,6 @@ use pierhead_remote::{BlobSources, BlobStream};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 
-use crate::access::pass_through::SingleOriginFill;
 use crate::context::RequestContext;
 use crate::error::{is_not_admitted, is_wrong};
 use crate::limits::downloads::{Download, DownloadSlot, DownloadWaiters, UpstreamPermit};
@@ -23,7 +22,7 @@ pub(crate) fn start(
     context: Arc<RequestContext>,
     request: BlobRequest,
     fill: Fill,
-    (owner, single_origin): (FillOwner, Option<SingleOriginFill>),
+    owner: FillOwner,
     permit: UpstreamPermit,
 ) -> oneshot::Receiver<HandedOverStream> {
     let (pass, handed_over) = oneshot::channel();
@@ -50,9 +49,6 @@ pub(crate) fn start(
             // The send fails if the client has disconnected.
             let _ = pass.send(HandedOverStream { stream, slot });
         }
-        // These values are dropped in this order: while the fill is marked as single-origin, no
-        // other registry may fill the digest.
-        drop(single_origin);
         drop(owner);
     });
     handed_over
@@ -201,7 +197,6 @@ async fn download_into(
     (slot, arrived): (&DownloadSlot, &AtomicU64),
     handed_over: &mut Option<BlobStream>,
 ) -> Result<StoredBlob, crate::error::Error> {
-    let is_whole = fill.offset() == 0;
     let mut download = DownloadLog::start(context, request, Some(slot));
     let bytes = (arrived, &mut download);
     let failed = match transfer(context, request, &mut fill, bytes, handed_over).await {
@@ -212,9 +207,7 @@ async fn download_into(
                     .generation
                     .negative_cache
                     .record_response(&request.registry);
-                if is_whole {
-                    context.record_origin(&request.registry, &request.repository, &request.digest);
-                }
+                context.record_origin(&request.registry, &request.repository, &request.digest);
                 return Ok(blob);
             }
             Err(error) => {
@@ -275,6 +268,7 @@ async fn transfer(
     if stream.offset() != fill.offset() {
         fill.restart().await?;
     }
+    fill.set_repository(repository);
     if let Some(size) = stream.size() {
         fill.set_cost(context.costs.estimate(registry, size));
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use pierhead_cache::{Error as CacheError, StoredBlob, TagKey, TagRecord};
+use pierhead_cache::{Error as CacheError, Origin, StoredBlob, TagKey, TagRecord};
 use pierhead_oci::{Digest, Manifest, Reference, Registry, Repository, Target};
 use pierhead_remote::{DocumentResponse, Fault, Validators};
 use tokio::time::Instant;
@@ -311,10 +311,10 @@ async fn refresh(
                 TagKey::Manifest(_) => manifest_media_type(&bytes, media_type)?,
                 _ => media_type,
             };
-            context.record_origin(registry, repository_of(name), &digest);
+            let origin = Origin::of(registry).in_repository(repository_of(name));
             let document = store(
                 context,
-                registry,
+                (registry, origin),
                 Document {
                     digest,
                     media_type,
@@ -323,6 +323,8 @@ async fn refresh(
                 },
             )
             .await;
+            // The cache may have had the document from another registry.
+            context.record_origin(registry, repository_of(name), &digest);
             store_tag(context, name, &document, etag).await;
             Ok((document, CacheOutcome::Miss))
         }
@@ -330,7 +332,11 @@ async fn refresh(
 }
 
 /// Stores the document in the cache. If the disk refuses the document, it stays in memory.
-async fn store(context: &RequestContext, registry: &Registry, document: Document) -> Document {
+async fn store(
+    context: &RequestContext,
+    (registry, origin): (&Registry, Origin),
+    document: Document,
+) -> Document {
     let DocumentContent::Bytes(bytes) = &document.content else {
         return document;
     };
@@ -342,11 +348,11 @@ async fn store(context: &RequestContext, registry: &Registry, document: Document
         Some(_owner) => Some(
             context
                 .cache
-                .put_with_cost(
+                .put_from(
+                    origin,
                     &document.digest,
                     &document.media_type,
-                    bytes.clone(),
-                    Some(cost),
+                    (bytes.clone(), Some(cost)),
                 )
                 .await,
         ),

@@ -31,7 +31,7 @@ pub(crate) const CAPACITY: u64 = 1 << 30;
 
 /// A running proxy with its cache, its registry client and a fake registry.
 pub(crate) struct Fixture {
-    pub(crate) upstream: FakeRegistry,
+    pub(crate) upstream: Arc<FakeRegistry>,
     pub(crate) cache: Cache,
     pub(crate) proxy: Proxy,
     /// The registry client of the proxy, for tests that reload its configuration.
@@ -78,6 +78,8 @@ pub(crate) struct FixtureOptions {
     pub(crate) keeps_deleted: bool,
     /// The data folder of an earlier cache, for tests of a restart.
     pub(crate) data: Option<tempfile::TempDir>,
+    /// The running upstream of an earlier proxy, for tests of a restart. It replaces `upstream`.
+    pub(crate) running_upstream: Option<Arc<FakeRegistry>>,
 }
 
 impl Default for FixtureOptions {
@@ -99,6 +101,7 @@ impl Default for FixtureOptions {
             fast_tier_size: 0,
             keeps_deleted: false,
             data: None,
+            running_upstream: None,
         }
     }
 }
@@ -126,7 +129,10 @@ impl FixtureOptions {
     }
 
     pub(crate) async fn start(self) -> Fixture {
-        let upstream = self.upstream.start().await;
+        let upstream = match self.running_upstream {
+            Some(upstream) => upstream,
+            None => Arc::new(self.upstream.start().await),
+        };
         let registry = upstream.addr().to_string().parse().unwrap();
         let mut remote = pierhead_remote::Config::default();
         let entry = Upstream {

@@ -179,8 +179,14 @@ impl FastCopies {
 
     /// Returns the maximum number of bytes that a content of `len` bytes takes on the medium.
     pub(super) fn footprint(&self, len: u64, media_type: Option<&MediaType>) -> u64 {
-        let trailer = Trailer::encoded_len(len, media_type);
+        let trailer = Trailer::max_encoded_len(len, media_type);
         self.medium.footprint(len.saturating_add(trailer))
+    }
+
+    /// Returns the maximum number of bytes that a content with this trailer takes on the medium.
+    pub(super) fn footprint_with(&self, trailer: &Trailer) -> u64 {
+        self.medium
+            .footprint(trailer.size().saturating_add(trailer.encoded_len()))
     }
 
     /// Evicts copies until `more` bytes fit. When `more` bytes cannot fit, evicts nothing and

@@ -198,8 +198,8 @@ impl Staged for FastFill {
                 "trailer of another content",
             ));
         }
-        let bytes = self.len + Trailer::encoded_len(self.len, trailer.media_type());
-        let taken = self.fast.footprint(self.len, trailer.media_type());
+        let bytes = self.len + trailer.encoded_len();
+        let taken = self.fast.footprint_with(&trailer);
         let key = CopyKey::whole(&self.digest);
         let state = std::mem::replace(&mut self.state, FillState::Ended);
         match state {

@@ -182,8 +182,9 @@ impl HotCopies {
             return copied;
         }
         let _guard = self.fast.key_locks.lock(key);
-        self.fast
-            .commit_copy(&key, staged, Trailer::new(content, media_type, sums))?;
+        let trailer = Trailer::new(content, media_type, sums);
+        room.resize(self.fast.footprint_with(&trailer));
+        self.fast.commit_copy(&key, staged, trailer)?;
         count(&self.fast.counters.staged, content);
         let mut state = self.fast.state.lock();
         state.insert_hot(key, room, priority, spans.clone());

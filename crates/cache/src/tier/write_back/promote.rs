@@ -64,7 +64,7 @@ impl Promoter {
         };
         let key = CopyKey::whole(digest);
         let trailer = slow.trailer().clone();
-        let need = self.fast.footprint(trailer.size(), trailer.media_type());
+        let need = self.fast.footprint_with(&trailer);
         let room = {
             let state = self.fast.state.lock();
             let is_free = state.floor(need) == 0.0;
