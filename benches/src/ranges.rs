@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::client::{self, Dial};
-use crate::figures::{median, percentile, ratio};
 use crate::image::Image;
 use crate::nginx;
 use crate::process::{Process, listens};
+use crate::statistics::{median, percentile, ratio};
 use crate::target::{Kind, Running, Target, on_path};
 use crate::upstream::Upstream;
 
