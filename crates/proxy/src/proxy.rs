@@ -7,7 +7,7 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Cache;
-use pierhead_host::CpuPacer;
+use pierhead_host::{BackgroundTask, CpuPacer};
 use pierhead_oci::Reference;
 use pierhead_remote::Client;
 use prometheus_client::registry::Registry as Metrics;
@@ -17,6 +17,7 @@ use tokio::sync::Semaphore;
 
 use crate::access;
 use crate::access::authenticator::Authenticator;
+use crate::blocking::blocking;
 use crate::bundle::background_pulls::BackgroundPulls;
 use crate::bundle::cache_blobs::CacheBlobs;
 use crate::bundle::hot_ranges::HotRanges;
@@ -208,7 +209,8 @@ impl Proxy {
     /// A message that says that the image is not in the cache.
     pub async fn cached(&self, reference: &Reference) -> Result<CachedImage, String> {
         let (cache, reference) = (self.0.shared.cache.clone(), reference.clone());
-        blocking(move || CachedImage::read(&cache, &reference)).await
+        self.blocking(move || CachedImage::read(&cache, &reference))
+            .await
     }
 
     /// Returns the tags and digests to delete when an image is removed. `tagged` lists all images
@@ -222,7 +224,8 @@ impl Proxy {
         tagged: Vec<Reference>,
     ) -> Result<Removal, String> {
         let (cache, reference) = (self.0.shared.cache.clone(), reference.clone());
-        blocking(move || Removal::of(&cache, &reference, &tagged)).await
+        self.blocking(move || Removal::of(&cache, &reference, &tagged))
+            .await
     }
 
     /// Registers the metrics of the proxy. The registry that the caller passes adds the prefix of
@@ -231,13 +234,16 @@ impl Proxy {
         self.0.shared.metrics.register(registry);
         self.0.shared.access_metrics.register(registry);
     }
-}
 
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(error.to_string()))
+    /// Runs work of a command of the operator on a thread that may block.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
+        let panics = self.0.shared.cache.panics();
+        let done = blocking(panics, BackgroundTask::AdminConnection, work).await;
+        done.unwrap_or_else(|error| Err(error.to_string()))
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use pierhead_bundle::api::{
     BundleQuery, MEDIA_TYPE, Progress, Share, Stage, Trace, TraceReport, UNKNOWN_BASE_IMAGES,
 };
 use pierhead_bundle_server::{self as bundle_server, BundleServer, State, Stream};
-use pierhead_host::ClientKey;
+use pierhead_host::{BackgroundTask, ClientKey};
 use pierhead_oci::{
     Body as Document, Digest, Endpoint, Manifest, Name, Platform, Reference, Registry, Repository,
     Target,
@@ -172,7 +172,7 @@ impl BundleHandler<'_> {
         let permit = self.context.limits.upstream_permit(&self.peer.client)?;
         let work = async {
             let slot = self.context.plan_slots.acquire(self.client()).await;
-            blocking(move || {
+            self.blocking(move || {
                 let _guards = (slot, permit);
                 work()
             })
@@ -180,6 +180,15 @@ impl BundleHandler<'_> {
         };
         let done = tokio::time::timeout_at(self.deadline.wait_without_stale(), work).await;
         done.unwrap_or(Err(Error::NotReady(QUEUED)))
+    }
+
+    /// Runs `work` on a thread that may block.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let panics = self.context.cache.panics();
+        blocking(panics, BackgroundTask::Connection, work).await
     }
 
     fn json(&self, document: &impl serde::Serialize, outcome: CacheOutcome) -> HandlerResult {
@@ -248,11 +257,11 @@ impl BundleHandler<'_> {
         let pieces = query.pieces && !is_new;
         // Opening the stream blocks, because it waits for the lock of packs that are being deleted
         // or written.
-        let stream = blocking(move || match share {
+        let open = move || match share {
             Some(share) => bundle.share(share, pieces),
             None => bundle.stream(range),
-        })
-        .await?;
+        };
+        let stream = self.blocking(open).await?;
         let stream = stream.map_err(bundle_error)?;
         let builder = builder.header(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
         let body = self.stream(stream, format!("bundle of {}", image.digest));
@@ -275,7 +284,7 @@ impl BundleHandler<'_> {
     ) -> Result<Result<(bundle_server::Bundle, bool), pierhead_bundle_server::Error>, Error> {
         let (server, layers) = (bundle_server.clone(), query.layers);
         let etag = query.part.as_ref().map(|part| part.etag.clone());
-        let (base_images, found) = blocking(move || {
+        let find = move || {
             let found = server.planned(&want, &base_images, layers);
             let is_other = |bundle: &Option<bundle_server::Bundle>, etag: &str| {
                 bundle.as_ref().is_none_or(|bundle| bundle.etag() != etag)
@@ -288,8 +297,8 @@ impl BundleHandler<'_> {
                 (found, _) => found,
             };
             (base_images, found)
-        })
-        .await?;
+        };
+        let (base_images, found) = self.blocking(find).await?;
         if let Some(found) = found.transpose() {
             return Ok(found.map(|found| (found, false)));
         }
@@ -313,7 +322,8 @@ impl BundleHandler<'_> {
         let image = self.image(Target::Digest(image), None).await?;
         self.ready(bundle_server, &image).await?;
         let server = bundle_server.clone();
-        let stream = blocking(move || server.file(&image.digest, &file)).await?;
+        let open = move || server.file(&image.digest, &file);
+        let stream = self.blocking(open).await?;
         let stream = stream.map_err(bundle_error)?.ok_or(Error::NoSuchFile)?;
         let etag = format!("\"{file}\"");
         let mut builder = respond::respond(StatusCode::OK, CacheOutcome::Hit)
@@ -333,7 +343,8 @@ impl BundleHandler<'_> {
 
     fn stream(&self, stream: Stream, name: String) -> Body {
         let length = stream.len();
-        let records = RecordStream::new(stream, self.context.encoding.clone(), name);
+        let panics = self.context.cache.panics().clone();
+        let records = RecordStream::new(stream, self.context.encoding.clone(), panics, name);
         Body::records(records, length)
     }
 

@@ -65,9 +65,9 @@ impl HotRanges {
             return;
         }
         let server = bundle_server.clone();
-        let traced = blocking(move || server.traced_images())
-            .await
-            .unwrap_or_default();
+        let traced = move || server.traced_images();
+        let traced = blocking(cache.panics(), BackgroundTask::HotRanges, traced).await;
+        let traced = traced.unwrap_or_default();
         for image in traced.into_iter().take(MAX_IMAGES) {
             let _permit = self.0.reporting.acquire().await;
             report_one(bundle_server.clone(), cache.clone(), image).await;
@@ -76,7 +76,8 @@ impl HotRanges {
 }
 
 async fn report_one(bundle_server: BundleServer, cache: Cache, image: Digest) {
-    let hot_ranges = blocking(move || bundle_server.hot_ranges(&image)).await;
+    let read = move || bundle_server.hot_ranges(&image);
+    let hot_ranges = blocking(cache.panics(), BackgroundTask::HotRanges, read).await;
     match hot_ranges {
         Ok(Ok(layers)) => {
             for layer in layers {
@@ -85,7 +86,7 @@ async fn report_one(bundle_server: BundleServer, cache: Cache, image: Digest) {
         }
         Ok(Err(Error::Stopped | Error::Missing(_))) => {}
         Ok(Err(error)) => tracing::warn!(%image, %error, "cannot read the hot ranges of an image"),
-        // The task panicked. The panic hook has already logged the panic.
+        // The read panicked, and `blocking` has logged the panic.
         Err(_) => {}
     }
 }

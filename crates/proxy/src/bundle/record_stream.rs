@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pierhead_bundle_server::{Piece, SentFile, Stream};
+use pierhead_host::{BackgroundTask, Panics};
 use tokio::sync::Semaphore;
 
 use crate::blocking::blocking;
@@ -23,6 +24,7 @@ pub(crate) struct RecordStream {
     /// Permits to encode a piece. All responses share these permits, because encoding occupies a
     /// core and the memory of a frame.
     encoding: Arc<Semaphore>,
+    panics: Panics,
     name: String,
     offset: u64,
 }
@@ -35,12 +37,19 @@ pub(crate) struct FileRange {
 }
 
 impl RecordStream {
-    pub(crate) fn new(stream: Stream, encoding: Arc<Semaphore>, name: String) -> Self {
+    /// Creates the stream. `panics` counts panics of the reads and of the encoding.
+    pub(crate) fn new(
+        stream: Stream,
+        encoding: Arc<Semaphore>,
+        panics: Panics,
+        name: String,
+    ) -> Self {
         Self {
             stream: Some(stream),
             range: None,
             encoded: Bytes::new(),
             encoding,
+            panics,
             name,
             offset: 0,
         }
@@ -54,6 +63,7 @@ impl RecordStream {
             range: None,
             encoded: Bytes::new(),
             encoding: Arc::new(Semaphore::new(0)),
+            panics: Panics::default(),
             name: name.to_owned(),
             offset: 0,
         }
@@ -124,7 +134,8 @@ impl RecordStream {
                 return Ok(bytes);
             }
             if let Some(range) = self.range.clone() {
-                let bytes = blocking(move || read(&range)).await?;
+                let task = BackgroundTask::Connection;
+                let bytes = blocking(&self.panics, task, move || read(&range)).await?;
                 let bytes = bytes.map_err(|error| Error::BundleRead(error.to_string()))?;
                 self.advance(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
                 return Ok(bytes);
@@ -133,12 +144,13 @@ impl RecordStream {
                 return Ok(Bytes::new());
             };
             let permit = self.encoding.clone().acquire_owned().await;
-            let (stream, piece) = blocking(move || {
+            let encode = move || {
                 let _permit = permit;
                 let piece = stream.next_piece();
                 (stream, piece)
-            })
-            .await?;
+            };
+            let task = BackgroundTask::Connection;
+            let (stream, piece) = blocking(&self.panics, task, encode).await?;
             match piece.map_err(|error| Error::BundleRead(error.to_string()))? {
                 None => return Ok(Bytes::new()),
                 Some(Piece::Bytes(bytes)) => self.encoded = bytes.into(),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pierhead_bundle_server::{BundleServer, Image, State};
 use pierhead_cache::{Cache, Error, TagKey, TagRecord};
+use pierhead_host::BackgroundTask;
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, MediaType, Reference};
 
 use crate::blocking::blocking;
@@ -39,7 +40,8 @@ pub(crate) async fn offer(bundle_server: &BundleServer, cache: &Cache) -> Result
     let mut left = MAX_IMAGES;
     for (reference, record) in tags.drain(old..) {
         let (server, source) = (bundle_server.clone(), cache.clone());
-        let images = blocking(move || new_images(&server, &source, &reference, &record)).await;
+        let find = move || new_images(&server, &source, &reference, &record);
+        let images = blocking(cache.panics(), BackgroundTask::StoredImages, find).await;
         for image in images.unwrap_or_default().into_iter().take(left) {
             left -= 1;
             let manifest = image.manifest;
