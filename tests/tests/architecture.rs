@@ -548,8 +548,10 @@ fn product_lines(folder: &str) -> impl Iterator<Item = Line> {
 fn lines(folder: &str) -> Vec<Line> {
     let mut lines = Vec::new();
     for path in sources(folder) {
-        let mut of_tests =
-            path.ends_with("tests.rs") || path.contains("/tests/") || path.contains("/examples/");
+        let mut of_tests = path.ends_with("tests.rs")
+            || path.contains("/tests/")
+            || path.contains("/examples/")
+            || is_test_module(&root().join(&path));
         let text = fs::read_to_string(root().join(&path)).expect("a source can be read");
         for (index, line) in text.lines().enumerate() {
             // Unit tests are at the end of a file: all lines after the attribute belong to tests.
@@ -564,6 +566,17 @@ fn lines(folder: &str) -> Vec<Line> {
     }
     assert!(!lines.is_empty(), "{folder} has no source files");
     lines
+}
+
+/// Whether the module of this file is declared under `#[cfg(test)]` in its folder.
+fn is_test_module(path: &Path) -> bool {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_stem()) else {
+        return false;
+    };
+    let declaration = format!("#[cfg(test)]\nmod {};", name.to_string_lossy());
+    let parents = ["mod.rs", "lib.rs", "main.rs"].map(|it| fs::read_to_string(folder.join(it)));
+    let mut parents = parents.into_iter().flatten();
+    parents.any(|text| text.contains(&declaration))
 }
 
 /// All Rust files under `folder`, sorted, as paths from the root of the repository.
