@@ -36,7 +36,6 @@ mod patches;
 mod paths;
 mod plan_deadline;
 mod plan_file;
-#[cfg(test)]
 mod plan_gate;
 mod plan_input;
 mod plan_store;
