@@ -467,6 +467,11 @@ async fn tags_are_durable_and_bounded_and_a_validation_writes_no_file() {
     assert_eq!(cache.tags().get(&tag(58)), Some(record(100_000)));
 }
 
+/// Stores a tag with this time of its last validation.
+async fn put_tag(cache: &Cache, tag: &TagKey, validated: u64) {
+    cache.tags().put(tag, record(validated)).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_registry_with_many_tags_loses_its_own_tags_first() {
     let folder = tempfile::tempdir().unwrap();
@@ -477,16 +482,10 @@ async fn a_registry_with_many_tags_loses_its_own_tags_first() {
     };
     let cache = open_with(config.clone());
     for number in 0..20 {
-        let name = of("good.example", number);
-        cache.tags().put(&name, record(1)).await.unwrap();
+        put_tag(&cache, &of("good.example", number), 1).await;
     }
     for number in 0..150 {
-        let name = of("flood.example", number);
-        cache
-            .tags()
-            .put(&name, record(1000 + number))
-            .await
-            .unwrap();
+        put_tag(&cache, &of("flood.example", number), 1000 + number).await;
         assert!(cache.tags().len() <= 50);
     }
     let good = |cache: &Cache| {
@@ -501,22 +500,12 @@ async fn a_registry_with_many_tags_loses_its_own_tags_first() {
     // After a restart, the cache knows the registry of each record.
     let cache = open_with(config);
     for number in 150..200 {
-        let name = of("flood.example", number);
-        cache
-            .tags()
-            .put(&name, record(1000 + number))
-            .await
-            .unwrap();
+        put_tag(&cache, &of("flood.example", number), 1000 + number).await;
     }
     assert_eq!(good(&cache), 20);
     // If a registry has more records than its share, its own oldest records are removed.
     for number in 20..60 {
-        let name = of("good.example", number);
-        cache
-            .tags()
-            .put(&name, record(2000 + number))
-            .await
-            .unwrap();
+        put_tag(&cache, &of("good.example", number), 2000 + number).await;
     }
     assert!(cache.tags().get(&of("good.example", 59)).is_some());
     assert!(cache.tags().get(&of("good.example", 0)).is_none());

@@ -4,6 +4,7 @@
 use std::thread;
 
 use anyhow::{Context, Result};
+use bytes::Bytes;
 use pierhead_testkit::{
     http::{Connection, End, Request},
     images::{Image, random_bytes},
@@ -21,19 +22,23 @@ use crate::requests::{bytes_below, get, pull, start_in_front, wait_for_commit};
 
 const MIB: usize = 1 << 20;
 
+/// Stores a blob of 4 MiB in the registry, which sends 1 MiB of it and the rest after the gate is
+/// released. Returns the path of the blob, its bytes and the gate.
+fn gated_blob(hub: &FakeRegistry, seed: u64) -> (String, Bytes, Gate) {
+    let bytes = random_bytes(seed, 4 * MIB);
+    let digest = hub.put_blob("library/app", bytes.clone());
+    let gate = Gate::new();
+    hub.inject(Fault::GateBody(MIB as u64, gate.clone()).on_blob(&digest));
+    (format!("/v2/library/app/blobs/{digest}"), bytes, gate)
+}
+
 /// After SIGTERM during a download, pierhead completes the response, refuses new connections, and
 /// exits with code 0.
 #[test]
 fn running_responses_complete_at_shutdown() -> Result<()> {
     let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
-    let bytes = random_bytes(1, 4 * MIB);
-    let digest = hub.put_blob("library/app", bytes.clone());
-    let gate = Gate::new();
-    hub.inject(Fault::GateBody(MIB as u64, gate.clone()).on_blob(&digest));
-    let (address, path) = (
-        pierhead.address(),
-        format!("/v2/library/app/blobs/{digest}"),
-    );
+    let address = pierhead.address();
+    let (path, bytes, gate) = gated_blob(&hub, 1);
     thread::scope(|scope| -> Result<()> {
         let client = scope.spawn(|| get(address, &path));
         hub.wait(async |_| gate.reached(1).await);
@@ -59,14 +64,8 @@ fn sighup_reloads_the_configuration() -> Result<()> {
     let image = Image::random(2, &[1000]);
     more.push("team/app", "1", &image);
     let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
-    let bytes = random_bytes(2, 4 * MIB);
-    let digest = hub.put_blob("library/app", bytes.clone());
-    let gate = Gate::new();
-    hub.inject(Fault::GateBody(MIB as u64, gate.clone()).on_blob(&digest));
-    let (address, path) = (
-        pierhead.address(),
-        format!("/v2/library/app/blobs/{digest}"),
-    );
+    let address = pierhead.address();
+    let (path, bytes, gate) = gated_blob(&hub, 2);
     let other = "/v2/registry.example/team/app/manifests/1";
     assert_ne!(get(address, other)?.status, 200);
     thread::scope(|scope| -> Result<()> {
