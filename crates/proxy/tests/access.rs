@@ -599,7 +599,8 @@ async fn after_a_restart_each_registry_that_sent_a_blob_shares_it() {
     hostile.put_blob_as("app", digest, secret.clone());
     assert!(get(&fixture, &other, ANONYMOUS).await.body == secret);
     let fixture = restart(fixture, options()).await;
-    (fixture.upstream.clear_requests(), hostile.clear_requests());
+    fixture.upstream.clear_requests();
+    hostile.clear_requests();
     assert!(get(&fixture, &other, ANONYMOUS).await.body == secret);
     assert!(get(&fixture, &path, ANN).await.body == secret);
     assert_eq!(
