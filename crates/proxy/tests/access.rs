@@ -569,9 +569,14 @@ async fn after_a_restart_cached_content_is_only_for_clients_that_the_upstream_ad
                 assert!(matches!(response.status, 401 | 404), "{path}: {response:?}");
             }
         }
+        // The decision that ann may read the repository `secret` is cached.
         let path = format!("/v2/secret/blobs/{blob}");
         assert_eq!(get(&fixture, &path, ANN).await.status, 404);
     };
+    let other = Image::random(9, &[1000]);
+    fixture.upstream.push("secret", "1", &other);
+    let response = get(&fixture, "/v2/secret/manifests/1", ANN).await;
+    assert_eq!(response.status, 200);
     refuses().await;
     pulls(&fixture, &image, ANN).await;
     refuses().await;
