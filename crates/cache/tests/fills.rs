@@ -247,6 +247,35 @@ async fn wrong_content_fails_its_readers_and_leaves_no_files() {
 }
 
 #[tokio::test]
+async fn the_leader_gets_an_error_before_the_readers() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let (digest, content) = blob(8, 150_000);
+    let mut wrong = content.to_vec();
+    wrong[149_999] ^= 1;
+    let (mut fill, tail) = lead(&cache, &digest).await;
+    fill.begin(Some(150_000)).await.unwrap();
+    fill.write(wrong.into()).await.unwrap();
+    let (told, error) = std::sync::mpsc::channel();
+    let (go_on, wait) = std::sync::mpsc::channel::<()>();
+    fill.before_failure(move |error| {
+        told.send(error.clone()).unwrap();
+        wait.recv().unwrap();
+    });
+    let finish = tokio::spawn(fill.finish());
+    let error = tokio::task::spawn_blocking(move || error.recv()).await.unwrap();
+    assert!(matches!(error.unwrap(), Error::WrongDigest { .. }));
+    let mut committed = Box::pin(tail.committed());
+    assert!(
+        futures_poll(&mut committed).await.is_none(),
+        "a reader has the error before the leader has recorded it"
+    );
+    go_on.send(()).unwrap();
+    assert!(matches!(committed.await, Err(Error::WrongDigest { .. })));
+    assert!(finish.await.unwrap().is_err());
+}
+
+#[tokio::test]
 async fn an_abandoned_fill_fails_its_readers_and_is_resumed() {
     let folder = tempfile::tempdir().unwrap();
     let (digest, content) = blob(9, 1_000_000);

@@ -269,7 +269,7 @@ async fn a_file_with_an_origin_is_opened_if_its_catalog_entry_has_none() {
     cache.close().await;
     drop(cache);
     // An earlier build wrote this entry, for an earlier file of the same blob.
-    let database = sled::open(folder.path().join("catalog")).unwrap();
+    let database = common::open_catalog(folder.path());
     let blobs = database.open_tree("blobs").unwrap();
     let (key, value) = blobs.first().unwrap().unwrap();
     blobs.insert(key, &value[..value.len() - 32]).unwrap();

@@ -175,7 +175,7 @@ async fn a_catalog_of_another_version_is_rebuilt() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path()).await;
     {
-        let database = sled::open(folder.path().join("catalog")).unwrap();
+        let database = common::open_catalog(folder.path());
         database.insert("version", b"2").unwrap();
         database.open_tree("blobs").unwrap().clear().unwrap();
     }
@@ -183,7 +183,7 @@ async fn a_catalog_of_another_version_is_rebuilt() {
     nothing_is_lost(&cache).await;
     cache.close().await;
     drop(cache);
-    let database = sled::open(folder.path().join("catalog")).unwrap();
+    let database = common::open_catalog(folder.path());
     assert_eq!(database.get("version").unwrap().unwrap(), b"1");
     assert_eq!(database.open_tree("blobs").unwrap().len(), SEEDS.count());
 }

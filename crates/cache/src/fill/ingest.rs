@@ -364,8 +364,6 @@ impl Ingest {
         if !matches!(error, Error::NotAdmitted { .. }) {
             self.store.metrics.failed_fills.inc();
         }
-        shared_fill
-            .progress
-            .send_modify(|progress| progress.outcome = Some(Err(error)));
+        shared_fill.publish_failure(error);
     }
 }

@@ -233,6 +233,14 @@ impl Fill {
         Ok(())
     }
 
+    /// Sets a call that gets the error of this fill before any reader gets it. A reader may claim
+    /// the digest again as soon as it has the error, so the leader must record by then which
+    /// address sent wrong bytes. The call runs on a blocking thread. It does not run if the fill
+    /// succeeds, or if its worker panics.
+    pub fn before_failure(&self, call: impl FnOnce(&Error) + Send + 'static) {
+        self.shared_fill.set_on_failure(Box::new(call));
+    }
+
     /// Verifies length and digest, gives the last piece to the readers, and commits the blob
     /// durably. If the future is dropped, the commit continues.
     ///

@@ -63,12 +63,17 @@ pub(crate) struct SharedFill {
     /// Seconds that a fetch of the blob takes, as the bits of an `f32`. NaN while the time is
     /// unknown.
     cost: AtomicU32,
+    /// What the leader does with the error of the fill before the readers get it.
+    on_failure: Mutex<Option<OnFailure>>,
     queue: Mutex<Queue>,
     /// Notified when the queue has room again, or is closed.
     room_available: Notify,
     panics: Panics,
     pub(crate) runtime: tokio::runtime::Handle,
 }
+
+/// Called with the error of a fill before the readers get it.
+pub(crate) type OnFailure = Box<dyn FnOnce(&Error) + Send>;
 
 /// The progress of a fill, which readers watch.
 #[derive(Clone, Default)]
@@ -198,6 +203,7 @@ impl SharedFill {
             small: AtomicBool::new(false),
             followers: AtomicU32::new(0),
             cost: AtomicU32::new(f32::NAN.to_bits()),
+            on_failure: Mutex::default(),
             queue: Mutex::default(),
             room_available: Notify::new(),
             panics,
@@ -211,6 +217,22 @@ impl SharedFill {
         let _ = self.reader.set(staged.reader());
         self.reserved.store(reserved, Ordering::Relaxed);
         self.staged.store(staged.size(), Ordering::Relaxed);
+    }
+
+    /// Sets the call that gets the error of the fill before the readers get it.
+    pub(crate) fn set_on_failure(&self, call: OnFailure) {
+        *self.on_failure.lock() = Some(call);
+    }
+
+    /// Gives `error` to the leader, then to the readers. The fill has no entry in the table of
+    /// running fills any more.
+    pub(crate) fn publish_failure(&self, error: Error) {
+        let call = self.on_failure.lock().take();
+        if let Some(call) = call {
+            call(&error);
+        }
+        self.progress
+            .send_modify(|progress| progress.outcome = Some(Err(error)));
     }
 
     /// Returns the number of reserved bytes that are not on the disk yet.

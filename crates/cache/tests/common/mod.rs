@@ -12,6 +12,7 @@ use pierhead_cache::{
 };
 use pierhead_eviction::Lru;
 use pierhead_oci::{Algorithm, Digest, MediaType};
+use pierhead_testkit::wait;
 
 pub(crate) const ROOMY: u64 = 64 << 20;
 
@@ -141,4 +142,15 @@ pub(crate) fn walk(folder: &Path) -> Vec<(std::path::PathBuf, u64)> {
         }
     }
     all
+}
+
+/// Opens the database of a closed cache. sled releases its lock in a thread of its own, and a
+/// process that another test starts has the lock until its `exec`.
+pub(crate) fn open_catalog(folder: &Path) -> sled::Db {
+    let mut database = None;
+    wait::until("the lock of the catalog is free", || {
+        database = sled::open(folder.join("catalog")).ok();
+        database.is_some()
+    });
+    database.unwrap()
 }

@@ -200,7 +200,7 @@ async fn download_into(
     let mut download = DownloadLog::start(context, request, Some(slot));
     let bytes = (arrived, &mut download);
     let failed = match transfer(context, request, &mut fill, bytes, handed_over).await {
-        Ok(sources) => match fill.finish().await {
+        Ok(sources) => match finish(fill, sources).await {
             Ok(blob) => {
                 download.stored();
                 context
@@ -211,16 +211,11 @@ async fn download_into(
                 return Ok(blob);
             }
             Err(error) => {
-                // Becomes `true` if another address of the upstream may have the right bytes of the
-                // blob.
-                let mut has_other_address = false;
-                // If corrupt staged bytes of an earlier fill may have caused the mismatch, no
-                // address of the upstream is blamed.
-                if is_wrong(&error) && !has_staged_bytes(&error) {
-                    sources.report_mismatch();
-                    let (registry, digest) = (&request.registry, &request.digest);
-                    has_other_address = !context.client.all_mismatched(registry, digest);
-                }
+                // Whether another address of the upstream may have the right bytes of the blob.
+                let has_other_address = is_fault_of_address(&error)
+                    && !context
+                        .client
+                        .all_mismatched(&request.registry, &request.digest);
                 record_cache_error(context, request, &error, has_other_address);
                 let error = error.into();
                 download.failed(&error);
@@ -243,6 +238,24 @@ async fn download_into(
     download.failed(&failed);
     fill.abandon(&failed.to_string());
     Err(failed)
+}
+
+/// Finishes the fill. If the bytes are wrong, pierhead distrusts the addresses that sent them. This
+/// happens before the readers get the error, because a reader then starts another fill at once, and
+/// that fill must ask another address.
+async fn finish(fill: Fill, sources: BlobSources) -> Result<StoredBlob, CacheError> {
+    fill.before_failure(move |error| {
+        if is_fault_of_address(error) {
+            sources.report_mismatch();
+        }
+    });
+    fill.finish().await
+}
+
+/// Whether the addresses that sent the bytes are to blame for `error`. If corrupt staged bytes of an
+/// earlier fill may have caused the mismatch, no address is to blame.
+fn is_fault_of_address(error: &CacheError) -> bool {
+    is_wrong(error) && !has_staged_bytes(error)
 }
 
 async fn transfer(
@@ -338,7 +351,7 @@ fn record_cache_error(
     if error.is_storage() {
         context.generation.negative_cache.record_unstorable(*digest);
     }
-    if is_wrong(error) && !has_staged_bytes(error) && !has_other_address {
+    if is_fault_of_address(error) && !has_other_address {
         let mismatch = pierhead_remote::Error::Protocol {
             upstream: registry.to_string(),
             what: error.to_string(),
