@@ -152,11 +152,15 @@ impl Daemon {
         send_signal(&self.child, signal);
     }
 
-    /// Waits until the process of the daemon exits.
+    /// Waits until the process of the daemon exits and its whole log is read.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
-        soon("the end", self.child.wait())
+        let status = soon("the end", self.child.wait())
             .await
-            .expect("it is our child")
+            .expect("it is our child");
+        let mut log = self.log.clone();
+        // The reader drops its end of the channel at the end of the output.
+        soon("the end of the log", async { while log.changed().await.is_ok() {} }).await;
+        status
     }
 
     /// Returns the text of the log so far.
