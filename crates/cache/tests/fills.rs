@@ -263,7 +263,9 @@ async fn the_leader_gets_an_error_before_the_readers() {
         wait.recv().unwrap();
     });
     let finish = tokio::spawn(fill.finish());
-    let error = tokio::task::spawn_blocking(move || error.recv()).await.unwrap();
+    let error = tokio::task::spawn_blocking(move || error.recv())
+        .await
+        .unwrap();
     assert!(matches!(error.unwrap(), Error::WrongDigest { .. }));
     let mut committed = Box::pin(tail.committed());
     assert!(

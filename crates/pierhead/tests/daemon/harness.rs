@@ -159,7 +159,10 @@ impl Daemon {
             .expect("it is our child");
         let mut log = self.log.clone();
         // The reader drops its end of the channel at the end of the output.
-        soon("the end of the log", async { while log.changed().await.is_ok() {} }).await;
+        soon("the end of the log", async {
+            while log.changed().await.is_ok() {}
+        })
+        .await;
         status
     }
 
