@@ -41,7 +41,7 @@ pub use connect::resolve::{Resolve, ResolveFuture};
 pub use error::{Error, Fault};
 pub use file_stamp::FileStamp;
 pub use pull::access::{AccessDecision, Resource};
-pub use pull::blob::BlobVersion;
+pub use pull::blob::{BlobVersion, RangeSpec};
 pub use pull::blob_stream::{BlobSources, BlobStream};
 pub use pull::document::{DocumentResponse, Validators};
 pub use pull::probe::{HostProbe, ProbeResponse};

@@ -15,7 +15,7 @@ use crate::client::config::Config;
 use crate::error::Error;
 use crate::metrics::{Metrics, Operation, RequestKind};
 use crate::pull::access::{self, AccessDecision, Resource};
-use crate::pull::blob::BlobVersion;
+use crate::pull::blob::{BlobVersion, RangeSpec};
 use crate::pull::blob_stream::{self, BlobStream};
 use crate::pull::document::{DocumentResponse, Validators};
 use crate::pull::probe::{self, HostProbe};
@@ -249,6 +249,25 @@ impl Client {
     ) -> Result<BlobStream, Error> {
         let candidates = self.candidates(registry)?;
         blob_stream::open_range(candidates, repository, digest, range, version).await
+    }
+
+    /// Opens a range of a blob of which no version is known. An upstream without ranges sends the
+    /// whole blob instead: the [offset](BlobStream::offset) of the stream is then 0, and its
+    /// [end](BlobStream::end) is the end of the blob. The stream resumes like
+    /// [`Client::blob_range`].
+    ///
+    /// # Errors
+    /// [`Error::NoRanges`] if the upstream sends neither this range nor the whole blob. Any other
+    /// [`Error`] as for [`Client::blob`].
+    pub async fn blob_unversioned_range(
+        &self,
+        registry: &Registry,
+        repository: &Repository,
+        digest: &Digest,
+        range: RangeSpec,
+    ) -> Result<BlobStream, Error> {
+        let candidates = self.candidates(registry)?;
+        blob_stream::open_unversioned(candidates, repository, digest, range).await
     }
 
     /// Checks that an address of the upstream responds to `GET /v2/` with a status below 500, for

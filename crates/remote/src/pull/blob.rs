@@ -2,6 +2,7 @@
 //! upstreams respond to a range request. Also requests a bounded range of a blob, and the size of a
 //! blob.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, IF_RANGE, RANGE};
@@ -19,6 +20,9 @@ use crate::upstream::host::RegistryHost;
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
 
+/// The violation of a 206 without `Content-Length`, or with another length than its range.
+const OTHER_LENGTH: &str = "the length and the range of its response differ";
+
 /// The request for a blob or a bounded range of a blob, and the hosts that may have the blob.
 #[derive(Clone)]
 pub(crate) struct BlobRequest {
@@ -26,7 +30,57 @@ pub(crate) struct BlobRequest {
     repository: Repository,
     digest: Digest,
     path: String,
-    bounded: Option<BoundedRange>,
+    requested: RequestedBytes,
+}
+
+/// The bytes of a blob that a request asks for.
+#[derive(Clone)]
+enum RequestedBytes {
+    /// All bytes from the offset on.
+    Rest,
+    /// The bytes from the offset on, up to the end of a range of a known version of the blob.
+    Bounded(BoundedRange),
+    /// A range of a blob of which no version is known.
+    Unversioned(RangeSpec),
+}
+
+/// A range of bytes as a client requests it, before the size of the blob is known (RFC 9110,
+/// section 14.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeSpec {
+    /// The bytes from `first` to `last`, inclusive. Without `last`, the range ends with the blob.
+    Int {
+        /// Offset of the first byte.
+        first: u64,
+        /// Offset of the last byte, which may be behind the blob.
+        last: Option<u64>,
+    },
+    /// This number of bytes at the end of the blob.
+    Suffix(u64),
+}
+
+impl RangeSpec {
+    /// Returns the selected bytes of a blob of `size` bytes. The range is empty if it selects no
+    /// byte.
+    pub fn within(self, size: u64) -> Range<u64> {
+        match self {
+            Self::Int { first, last } => {
+                let end = last.map_or(size, |last| last.saturating_add(1).min(size));
+                first.min(end)..end
+            }
+            Self::Suffix(count) => size.saturating_sub(count)..size,
+        }
+    }
+
+    fn header(self) -> String {
+        match self {
+            Self::Int { first, last } => {
+                let last = last.map(|last| last.to_string()).unwrap_or_default();
+                format!("bytes={first}-{last}")
+            }
+            Self::Suffix(count) => format!("bytes=-{count}"),
+        }
+    }
 }
 
 /// The end of a requested range, and the version of the blob to which the range must belong.
@@ -64,6 +118,10 @@ pub(crate) struct OpenedBlob {
     /// The host that responded, with the identity of the request.
     pub(crate) session: Session,
     pub(crate) body: Option<Incoming>,
+    /// Offset of the first byte that the caller gets.
+    pub(crate) start: u64,
+    /// Offset behind the last byte of the response. `None`: the response ends with the blob.
+    pub(crate) end: Option<u64>,
     /// Number of bytes to discard, because the upstream's response began before the offset.
     pub(crate) skip: u64,
     pub(crate) size: Option<u64>,
@@ -78,21 +136,39 @@ impl BlobRequest {
             repository: repository.clone(),
             digest: *digest,
             path: format!("/v2/{repository}/blobs/{digest}"),
-            bounded: None,
+            requested: RequestedBytes::Rest,
+        }
+    }
+
+    /// Creates the request for a range of a blob of which no version is known.
+    pub(crate) fn unversioned(self, range: RangeSpec) -> Self {
+        Self {
+            requested: RequestedBytes::Unversioned(range),
+            ..self
+        }
+    }
+
+    /// Creates the request for all bytes from an offset on.
+    pub(crate) fn rest(self) -> Self {
+        Self {
+            requested: RequestedBytes::Rest,
+            ..self
         }
     }
 
     /// Creates the request for the bytes before `end` of this version of the blob.
     pub(crate) fn bounded(self, end: u64, version: BlobVersion) -> Self {
         Self {
-            bounded: Some(BoundedRange { end, version }),
+            requested: RequestedBytes::Bounded(BoundedRange { end, version }),
             ..self
         }
     }
 
-    /// Returns the offset behind the last requested byte. `None`: the request ends with the blob.
-    pub(crate) fn end(&self) -> Option<u64> {
-        self.bounded.as_ref().map(|bounded| bounded.end)
+    fn bounded_range(&self) -> Option<&BoundedRange> {
+        match &self.requested {
+            RequestedBytes::Bounded(bounded) => Some(bounded),
+            _ => None,
+        }
     }
 
     pub(crate) fn digest(&self) -> &Digest {
@@ -106,15 +182,18 @@ impl BlobRequest {
         offset: u64,
     ) -> Result<UpstreamResponse, Error> {
         let mut headers = HeaderMap::new();
-        let range = match &self.bounded {
-            Some(bounded) => Some(format!("bytes={offset}-{}", bounded.end.saturating_sub(1))),
-            None => (offset > 0).then(|| format!("bytes={offset}-")),
+        let range = match &self.requested {
+            RequestedBytes::Bounded(bounded) => {
+                Some(format!("bytes={offset}-{}", bounded.end.saturating_sub(1)))
+            }
+            RequestedBytes::Unversioned(range) => Some(range.header()),
+            RequestedBytes::Rest => (offset > 0).then(|| format!("bytes={offset}-")),
         };
         if let Some(range) = range {
             let range = HeaderValue::try_from(range);
             headers.insert(RANGE, range.map_err(|_| session.protocol("no range"))?);
         }
-        let version = self.bounded.as_ref().map(|bounded| &bounded.version);
+        let version = self.bounded_range().map(|bounded| &bounded.version);
         if let Some(etag) = version.and_then(|version| version.etag_of(&session.host)) {
             headers.insert(IF_RANGE, etag.clone());
         }
@@ -161,10 +240,53 @@ impl BlobRequest {
         offset: u64,
         known: Option<u64>,
     ) -> Result<OpenedBlob, Error> {
-        match &self.bounded {
-            Some(bounded) => self.open_bounded(session, offset, bounded).await,
-            None => self.open_at(session, offset, known).await,
+        match &self.requested {
+            RequestedBytes::Bounded(bounded) => self.open_bounded(session, offset, bounded).await,
+            RequestedBytes::Unversioned(range) => self.open_unversioned(session, *range).await,
+            RequestedBytes::Rest => self.open_at(session, offset, known).await,
         }
+    }
+
+    /// Requests a range of a blob of unknown size. The upstream may send the whole blob instead.
+    ///
+    /// # Errors
+    /// [`Error::NoRanges`] for a response that is neither the range nor the whole blob.
+    async fn open_unversioned(
+        &self,
+        session: Session,
+        range: RangeSpec,
+    ) -> Result<OpenedBlob, Error> {
+        let response = self.ask(&session, &Method::GET, 0).await?;
+        let headers = response.http.headers();
+        let length = length(headers);
+        let (start, end, size) = match (response.http.status().as_u16(), content_range(headers)) {
+            (200, _) => (0, None, length),
+            (206, Some(ContentRange::Part { first, last, total })) => {
+                let Some(size) = total.filter(|size| range.within(*size) == (first..last + 1))
+                else {
+                    return Err(session.no_ranges("it sent another range, or stated no size"));
+                };
+                if length != Some(last - first + 1) {
+                    return Err(session.no_ranges(OTHER_LENGTH));
+                }
+                (first, Some(last + 1), Some(size))
+            }
+            (206, None) => return Err(session.no_ranges("it did not state which range it sent")),
+            (206 | 416, _) => return Err(session.no_ranges("it refused the range")),
+            _ => return Err(refusal(&session, &response)),
+        };
+        require_identity(&session, headers)?;
+        let etag = strong_etag(headers);
+        session.budget.succeeded();
+        Ok(OpenedBlob {
+            session,
+            body: Some(response.http.into_body()),
+            start,
+            end,
+            skip: 0,
+            size,
+            etag,
+        })
     }
 
     /// Requests the bytes from `offset` to the end of a bounded range.
@@ -196,8 +318,8 @@ impl BlobRequest {
             _ => return Err(refusal(&session, &response)),
         }
         require_identity(&session, headers)?;
-        if length(headers).is_some_and(|length| length != end - offset) {
-            return refused("the length and the range of its response differ");
+        if length(headers) != Some(end - offset) {
+            return refused(OTHER_LENGTH);
         }
         let etag = headers.get(ETAG);
         let known = version.etag_of(&session.host);
@@ -209,6 +331,8 @@ impl BlobRequest {
         Ok(OpenedBlob {
             session,
             body: Some(response.http.into_body()),
+            start: offset,
+            end: Some(*end),
             skip: 0,
             size: Some(version.size),
             etag,
@@ -248,6 +372,8 @@ impl BlobRequest {
                 return Ok(OpenedBlob {
                     session,
                     body: None,
+                    start: offset,
+                    end: None,
                     skip: 0,
                     size: Some(total),
                     etag: None,
@@ -268,6 +394,8 @@ impl BlobRequest {
         Ok(OpenedBlob {
             session,
             body: Some(response.http.into_body()),
+            start: offset,
+            end: None,
             skip,
             size,
             etag,

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::error::Error;
 use crate::metrics::FetchInFlight;
-use crate::pull::blob::{BlobRequest, BlobVersion, OpenedBlob};
+use crate::pull::blob::{BlobRequest, BlobVersion, OpenedBlob, RangeSpec};
 use crate::upstream::failover::Candidates;
 use crate::upstream::host::{RegistryHost, TimeLimits};
 use crate::upstream::retry::{RetryPolicy, next_wait};
@@ -73,12 +73,32 @@ pub(crate) async fn open_range(
     open_request(blob.bounded(range.end, version.clone()), range.start).await
 }
 
+/// Opens the stream of a range of a blob of which no version is known.
+pub(crate) async fn open_unversioned(
+    candidates: Candidates,
+    repository: &Repository,
+    digest: &Digest,
+    range: RangeSpec,
+) -> Result<BlobStream, Error> {
+    let blob = BlobRequest::new(candidates, repository, digest);
+    let mut stream = open_request(blob.clone().unversioned(range), 0).await?;
+    // If the stream is interrupted, it resumes within the range of the version that the first
+    // response stated.
+    stream.blob = match (stream.end, stream.version()) {
+        (Some(end), Some(version)) => blob.bounded(end, version),
+        _ => blob.rest(),
+    };
+    Ok(stream)
+}
+
 async fn open_request(blob: BlobRequest, offset: u64) -> Result<BlobStream, Error> {
     let first = blob.candidates.first()?;
     let in_flight = first.metrics.fetch();
     let OpenedBlob {
         session,
         body,
+        start,
+        end,
         skip,
         size,
         etag,
@@ -90,8 +110,9 @@ async fn open_request(blob: BlobRequest, offset: u64) -> Result<BlobStream, Erro
         session,
         size,
         etag,
-        start: offset,
-        position: offset,
+        start,
+        end,
+        position: start,
         skip,
         state,
         delayed: None,
@@ -144,6 +165,8 @@ pub struct BlobStream {
     /// The strong ETag in the last response of the current host.
     etag: Option<HeaderValue>,
     start: u64,
+    /// Offset behind the last requested byte. `None`: the stream ends with the blob.
+    end: Option<u64>,
     /// The offset of the next byte for the caller.
     position: u64,
     skip: u64,
@@ -181,8 +204,13 @@ impl BlobStream {
     }
 
     /// Returns the offset behind the last byte of the stream. `None` if the offset is unknown.
-    fn end(&self) -> Option<u64> {
-        self.blob.end().or(self.size)
+    pub fn end(&self) -> Option<u64> {
+        self.end.or(self.size)
+    }
+
+    /// Whether the stream ends before the end of the blob, because a range was requested.
+    pub fn is_range(&self) -> bool {
+        self.end.is_some()
     }
 
     /// The offset of the first byte that the stream returns. If the upstream cannot begin at this
@@ -331,6 +359,11 @@ impl BlobStream {
 
     /// Plans to resume the stream after a wait, or returns `error` if no retry is left.
     fn resume_after(&mut self, error: Error) -> Result<(), Error> {
+        if self.skip == 0 && self.end() == Some(self.position) {
+            // Only the end of the response is missing, so no byte is left to request.
+            self.state = State::Ended;
+            return Ok(());
+        }
         let session = &self.session;
         let Some(wait) = next_wait(&error, self.failures, RESUME_POLICY, &session.budget) else {
             return Err(error);

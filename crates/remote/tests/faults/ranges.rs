@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use pierhead_remote::BlobVersion;
+use pierhead_remote::{BlobVersion, RangeSpec};
 
 use super::*;
 
@@ -42,6 +42,23 @@ impl Pair {
         assert!(truth.starts_with(&received), "wrong bytes");
         assert!(ended.is_err() || received.len() == truth.len());
         (received, ended)
+    }
+
+    /// Reads a range of the layer of which no version is known. Returns the ended stream and the
+    /// received bytes.
+    async fn pull_unversioned(&self, range: RangeSpec) -> Result<(BlobStream, Vec<u8>), Error> {
+        let (name, repository, layer) = (name(), repository(), self.layer());
+        within_timeout(async {
+            let stream = self
+                .client
+                .blob_unversioned_range(&name, &repository, &layer, range);
+            let (mut stream, mut received) = (stream.await?, Vec::new());
+            while let Some(bytes) = stream.next().await {
+                received.extend_from_slice(&bytes?);
+            }
+            Ok((stream, received))
+        })
+        .await
     }
 
     /// Asserts that the registry does not send the range of the layer, and gets one request for it.
@@ -105,6 +122,7 @@ async fn a_response_that_is_not_the_requested_range_is_refused() {
         Fault::Pad(10),
         Fault::Truncate(200_000),
         Fault::LengthTooShort(1),
+        Fault::Chunked,
     ] {
         let pair = Pair::start().await;
         let version = pair.version().await;
@@ -158,4 +176,94 @@ async fn a_blob_without_content_length_has_no_version() {
     let pair = Pair::start().await;
     pair.upstream.inject(Fault::Chunked.on_blobs());
     assert!(pair.stream().await.version().is_none());
+}
+
+/// The end of a chunked body may be missing although all bytes have arrived.
+#[tokio::test]
+async fn a_blob_that_breaks_off_behind_its_last_byte_needs_no_further_request() {
+    let pair = Pair::start().await;
+    pair.upstream
+        .inject(Fault::CutBody(70_000).on_blobs().times(1));
+    let rest = SIZE as u64 - 70_000;
+    pair.upstream.inject(Fault::Chunked.on_blobs().skip(1));
+    pair.upstream
+        .inject(Fault::CutBody(rest).on_blobs().skip(1));
+    let (mut stream, mut received) = (pair.stream().await, 0);
+    while let Some(bytes) = within_timeout(stream.next()).await {
+        received += bytes.expect("the blob").len();
+    }
+    assert_eq!(received, SIZE);
+    assert_eq!(pair.upstream.gets_of(&pair.layer()), 2);
+}
+
+#[tokio::test]
+async fn a_range_without_a_version_is_requested_as_the_client_states_it() {
+    let all = SIZE as u64;
+    let int = |first, last| RangeSpec::Int { first, last };
+    for (range, header, expected) in [
+        (int(10, Some(19)), "bytes=10-19", 10..20),
+        (int(10, None), "bytes=10-", 10..all),
+        (int(10, Some(all + 5)), "bytes=10-300005", 10..all),
+        (RangeSpec::Suffix(7), "bytes=-7", all - 7..all),
+        (RangeSpec::Suffix(all + 7), "bytes=-300007", 0..all),
+    ] {
+        let pair = Pair::start().await;
+        let (stream, received) = pair.pull_unversioned(range).await.expect("the range");
+        assert_eq!(stream.offset()..stream.end().expect("a size"), expected);
+        assert_eq!(stream.size(), Some(all));
+        let [start, end] =
+            [expected.start, expected.end].map(|it| usize::try_from(it).expect("small"));
+        assert!(
+            received == pair.image.blobs[1].bytes[start..end],
+            "{header}"
+        );
+        assert_eq!(pair.upstream.requests()[0].header("range"), Some(header));
+    }
+}
+
+#[tokio::test]
+async fn a_range_without_a_version_resumes_within_the_version_of_its_first_response() {
+    let pair = Pair::start().await;
+    pair.upstream
+        .inject(Fault::CutBody(70_000).on_blobs().times(1));
+    let range = RangeSpec::Suffix(100_000);
+    pair.pull_unversioned(range).await.expect("the range");
+    let requests = pair.upstream.requests();
+    assert_eq!(requests[1].header("range"), Some("bytes=270000-299999"));
+    let etag = format!("\"{}\"", pair.layer());
+    assert_eq!(requests[1].header("if-range"), Some(&*etag));
+}
+
+#[tokio::test]
+async fn an_upstream_without_ranges_sends_the_whole_blob_for_a_range_without_a_version() {
+    let pair = Pair::start().await;
+    pair.upstream.inject(Fault::IgnoreRange.on_blobs());
+    let pulled = pair.pull_unversioned(RangeSpec::Suffix(10)).await;
+    let (stream, received) = pulled.expect("the blob");
+    assert_eq!((stream.offset(), stream.is_range()), (0, false));
+    assert!(received == pair.image.blobs[1].bytes);
+}
+
+#[tokio::test]
+async fn a_response_that_is_not_the_range_without_a_version_is_refused() {
+    let content_range = |value: &str| Fault::Header("content-range", value.to_owned());
+    for fault in [
+        Fault::RefuseRange,
+        Fault::WrongContentRange,
+        Fault::WithoutHeader("content-range"),
+        content_range("bytes 100000-249998/300000"),
+        content_range("bytes 100000-249999/*"),
+        Fault::LengthTooShort(1),
+        Fault::Chunked,
+    ] {
+        let pair = Pair::start().await;
+        pair.upstream.inject(fault.clone().on_blobs());
+        let range = RangeSpec::Int {
+            first: RANGE.start,
+            last: Some(RANGE.end - 1),
+        };
+        let refused = pair.pull_unversioned(range).await.err();
+        let is_refused = matches!(refused, Some(Error::NoRanges { .. }));
+        assert!(is_refused, "{fault:?}: {refused:?}");
+    }
 }
