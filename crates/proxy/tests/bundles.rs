@@ -312,6 +312,43 @@ async fn images_that_were_cached_without_bundles_are_indexed() {
 }
 
 #[tokio::test]
+async fn a_warmed_image_is_indexed_when_it_is_requested_or_at_the_next_start() {
+    let fixture = with_bundles().await;
+    let bundle_server = fixture.bundle_server.clone().unwrap();
+    let [requested, stored, pulled] = [51, 52, 53].map(|seed| tree(seed).image);
+    let lines = capture();
+    for (tag, image) in [("requested", &requested), ("stored", &stored)] {
+        fixture.upstream.push("app", tag, image);
+        let reference = fixture.reference(&format!(":{tag}"));
+        fixture.proxy.warm(&reference, &[], |_| {}).await.unwrap();
+    }
+    assert_eq!(lines.with("image warmed").len(), 2, "{}", lines.text());
+    // If the proxy passed warmed images to the bundle server, it would do so before it passes an
+    // image that a client pulls later.
+    fixture.upstream.push("app", "1", &pulled);
+    fixture.pull(&pulled).await;
+    eventually(async || bundle_server.state(&pulled.root) == State::Ready).await;
+    for image in [&requested, &stored] {
+        assert_eq!(bundle_server.state(&image.root), State::Unknown);
+    }
+    let response = bundle(&fixture, &json!({"want": "requested"})).await;
+    assert_eq!(response.status, 200);
+    assert_eq!(bundle_server.state(&requested.root), State::Ready);
+    assert_eq!(bundle_server.state(&stored.root), State::Unknown);
+    bundle_server.close();
+    drop(bundle_server);
+    let data = Some(fixture.close().await);
+    let options = FixtureOptions {
+        data,
+        ..FixtureOptions::default()
+    };
+    let fixture = bundle_options(options).start().await;
+    in_time(fixture.proxy.offer_stored()).await;
+    let bundle_server = fixture.bundle_server.clone().unwrap();
+    assert_eq!(bundle_server.state(&stored.root), State::Ready);
+}
+
+#[tokio::test]
 async fn contents_of_base_images_are_not_sent_and_unknown_base_images_are_named() {
     let fixture = with_bundles().await;
     let (old, more) = (tree(3), tree(4));

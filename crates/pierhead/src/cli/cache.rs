@@ -68,7 +68,7 @@ Example:
 
 const WARM: &str = "\
 pierhead indexes an image for bundles when a client pulls the image or requests
-a bundle of it.
+a bundle of it, or at the next start of pierhead.
 
 Example:
   pierhead cache warm docker.io/library/redis:7 --platform linux/arm64 --pin";
