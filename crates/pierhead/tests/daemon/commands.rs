@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::harness::{Daemon, password_file};
 
-async fn with_image() -> (FakeRegistry, Image, Daemon) {
+pub(crate) async fn with_image() -> (FakeRegistry, Image, Daemon) {
     let registry = FakeRegistry::start().await;
     let image = Image::random(7, &[300_000, 70_000, 5]);
     registry.push("team/app", "1", &image);
@@ -19,7 +19,7 @@ async fn with_image() -> (FakeRegistry, Image, Daemon) {
     (registry, image, daemon)
 }
 
-const IMAGE: &str = "lab:5000/team/app:1";
+pub(crate) const IMAGE: &str = "lab:5000/team/app:1";
 
 fn objects(text: &str) -> Vec<Value> {
     text.lines()
@@ -122,6 +122,74 @@ async fn a_warmed_image_is_listed_and_counted() {
         text.contains("blobs       5, ") && text.contains(&daemon.listen.to_string()),
         "{text}"
     );
+}
+
+#[tokio::test]
+async fn an_image_that_lacks_a_layer_is_listed_as_incomplete() {
+    let registry = FakeRegistry::start().await;
+    let image = Image::random(7, &[30_000, 50_000]);
+    registry.push("team/app", "1", &image);
+    let upstream = format!("lab:5000={}", registry.url());
+    let daemon = Daemon::start("", &["--upstream", &upstream]).await;
+    let get = async |path: String| {
+        let response = pierhead_testkit::http::get(daemon.listen, &path).await;
+        assert_eq!(response.status, 200, "{path}");
+    };
+    let blobs_are = async |count: usize| {
+        let waiting = async {
+            while daemon.get("/v1/stat").await.json()["blobs"] != count {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        crate::harness::soon("the blobs in the cache", waiting).await;
+    };
+    let blob = |digest| format!("/v2/lab:5000/team/app/blobs/{digest}");
+    let missing = image
+        .blobs
+        .iter()
+        .find(|blob| blob.bytes.len() == 50_000)
+        .expect("a layer");
+    let present = image.blobs.iter().filter(|it| it.digest != missing.digest);
+
+    // First the manifest alone, then all blobs except one layer, then the last layer.
+    get("/v2/lab:5000/team/app/manifests/1".to_owned()).await;
+    let mut size = image.root_document().bytes.len();
+    let listed = async |size: usize, is_complete: bool| {
+        let rows = objects(&daemon.cached(&["ls", "--json"]).await);
+        let [row] = &rows[..] else {
+            panic!("{rows:?}");
+        };
+        let platform = &row["platforms"][0];
+        assert_eq!(row["platforms"].as_array().map(Vec::len), Some(1), "{row}");
+        assert_eq!(platform["complete"], is_complete, "{row}");
+        assert_eq!(platform["size"], size, "{row}");
+        let table = daemon.cached(&["ls"]).await;
+        let cells: Vec<_> = table
+            .lines()
+            .nth(1)
+            .unwrap_or_default()
+            .split_whitespace()
+            .collect();
+        let shown = pierhead_oci::units::human_bytes(size as u64);
+        let complete = if is_complete { "yes" } else { "no" };
+        assert_eq!(
+            cells[2..5].join(" "),
+            format!("{shown} {complete}"),
+            "{table}"
+        );
+    };
+    blobs_are(1).await;
+    listed(size, false).await;
+    for it in present {
+        get(blob(it.digest)).await;
+        size += it.bytes.len();
+    }
+    blobs_are(image.digests().count() - 1).await;
+    listed(size, false).await;
+    get(blob(missing.digest)).await;
+    size += missing.bytes.len();
+    blobs_are(image.digests().count()).await;
+    listed(size, true).await;
 }
 
 #[tokio::test]

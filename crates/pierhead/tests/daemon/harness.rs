@@ -227,9 +227,10 @@ pub(crate) fn send_signal(child: &Child, signal: Signal) {
     rustix::process::kill_process(pid, signal).expect("the file exists");
 }
 
-/// Starts a daemon that hangs before it is ready.
+/// Starts a daemon in a folder, after `more` has changed its command. Does not wait until the
+/// daemon is ready.
 pub(crate) fn start_only(folder: &Path, more: impl FnOnce(&mut Command)) -> Child {
-    std::fs::write(folder.join("pierhead.toml"), "").expect("the file is written");
+    write_missing_config(folder);
     let mut command = serving(folder, &[]);
     more(&mut command);
     command.spawn().expect("it starts")
@@ -237,13 +238,18 @@ pub(crate) fn start_only(folder: &Path, more: impl FnOnce(&mut Command)) -> Chil
 
 /// Runs `pierhead serve` in a folder. The start must fail.
 pub(crate) async fn refuse(folder: &Path, arguments: &[&str]) -> Output {
+    write_missing_config(folder);
+    soon("the refusal", serving(folder, arguments).output())
+        .await
+        .expect("pierhead runs")
+}
+
+/// Writes an empty configuration file into a folder that has none.
+fn write_missing_config(folder: &Path) {
     let config = folder.join("pierhead.toml");
     if !config.exists() {
         std::fs::write(config, "").expect("the file is written");
     }
-    soon("the refusal", serving(folder, arguments).output())
-        .await
-        .expect("pierhead runs")
 }
 
 /// Creates a file with the password of an upstream.
