@@ -40,8 +40,12 @@ pub(crate) struct CurrentContext {
 }
 
 impl CurrentContext {
-    pub(crate) fn new(shared: Arc<SharedState>, access: Option<Arc<Authenticator>>) -> Self {
-        let context = RequestContext::new(shared.clone(), access);
+    pub(crate) fn new(
+        shared: Arc<SharedState>,
+        config: Config,
+        access: Option<Arc<Authenticator>>,
+    ) -> Self {
+        let context = RequestContext::new(shared.clone(), config, access);
         Self {
             shared,
             current: Arc::new(ArcSwap::from_pointee(context)),
@@ -53,20 +57,21 @@ impl CurrentContext {
         self.current.load_full()
     }
 
-    /// Replaces the context: new requests use these access rules and the current upstream client.
-    pub(crate) fn replace(&self, access: Option<Arc<Authenticator>>) {
-        let context = RequestContext::new(self.shared.clone(), access);
+    /// Replaces the context: new requests use this configuration, this authenticator and the
+    /// current upstream client.
+    pub(crate) fn replace(&self, config: Config, access: Option<Arc<Authenticator>>) {
+        let context = RequestContext::new(self.shared.clone(), config, access);
         self.current.store(Arc::new(context));
     }
 }
 
-/// The state for one request: shared state, access rules and upstream client. This context does not
-/// change during the request. Invariants:
+/// The state for one request: shared state, configuration, authenticator and upstream client. Only
+/// the shared state changes during the request. Invariants:
 /// 1. From its admission to its end, a request uses one `RequestContext` or a context that was
 ///    derived from it.
-/// 2. A reload replaces access rules and upstream client together. Thus a request that was admitted
-///    by open access rules never uses upstream credentials of a configuration that restricts
-///    access.
+/// 2. A reload replaces configuration, authenticator and upstream client together, by one atomic
+///    store. Thus a request that was admitted by open access never uses upstream credentials of a
+///    configuration that restricts access, and never reads values of two configurations.
 pub(crate) struct RequestContext {
     shared: Arc<SharedState>,
     pub(crate) generation: Arc<ConfigGeneration>,
@@ -87,9 +92,10 @@ impl Deref for RequestContext {
     }
 }
 
-/// The access rules and the cached upstream responses of one configuration. Requests under another
+/// One configuration, and the upstream responses that were cached under it. Requests under another
 /// configuration never use these responses.
 pub(crate) struct ConfigGeneration {
+    config: Config,
     /// The authenticator of clients. `None`: clients need no credentials.
     access: Option<Arc<Authenticator>>,
     pub(crate) negative_cache: NegativeCache,
@@ -99,10 +105,10 @@ pub(crate) struct ConfigGeneration {
     pub(crate) size_requests: SharedRequests<Subject, Result<Option<u64>, Error>>,
 }
 
-/// The state that all requests share, under all configurations.
+/// The state that all requests share, under all configurations. A reload changes the bounds in
+/// `limits` for all requests at once, because requests of all configurations share these limits.
 pub(crate) struct SharedState {
     pub(crate) cache: Cache,
-    pub(crate) config: ArcSwap<Config>,
     pub(crate) metrics: Arc<Metrics>,
     /// The upstream client, which a reload of the configuration replaces. Requests use the copy in
     /// [`RequestContext`].
@@ -145,10 +151,11 @@ impl ConfigGeneration {
 }
 
 impl RequestContext {
-    fn new(shared: Arc<SharedState>, access: Option<Arc<Authenticator>>) -> Self {
+    fn new(shared: Arc<SharedState>, config: Config, access: Option<Arc<Authenticator>>) -> Self {
         let is_personal = matches!(access.as_deref(), Some(Authenticator::PassThrough(_)));
         let panics = shared.cache.panics();
         let generation = ConfigGeneration {
+            config,
             access,
             negative_cache: NegativeCache::new(is_personal),
             document_requests: SharedRequests::new(panics.clone()),
@@ -161,6 +168,11 @@ impl RequestContext {
             acts_for_client: false,
             is_operator: false,
         }
+    }
+
+    /// Returns the configuration of this request.
+    pub(crate) fn config(&self) -> &Config {
+        &self.generation.config
     }
 
     /// Records that all bytes of the verified content came from the registry of that repository.
@@ -214,7 +226,7 @@ impl RequestContext {
 
     /// Whether the tags of this registry stay available after their deletion.
     pub(crate) fn keeps_deleted(&self, registry: &Registry) -> bool {
-        self.config.load().keep_deleted.contains(registry)
+        self.config().keep_deleted.contains(registry)
     }
 
     /// Whether content in the cache may be served to clients that request it from `registry`.

@@ -4,12 +4,11 @@ use std::future::Future;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use arc_swap::ArcSwap;
 use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Cache;
 use pierhead_host::{BackgroundTask, CpuPacer};
 use pierhead_oci::Reference;
-use pierhead_remote::Client;
+use pierhead_remote::{Client, Prepared};
 use prometheus_client::registry::Registry as Metrics;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
@@ -88,7 +87,6 @@ impl Proxy {
             access_metrics,
             cache,
             pacer: config.cpu_budget.clone().map(pacer),
-            config: ArcSwap::from_pointee(config),
             metrics,
             log_dedup: LogDedup::default(),
             refusals,
@@ -105,7 +103,7 @@ impl Proxy {
             encoding: Arc::new(Semaphore::new(MAX_ENCODING)),
         };
         let shared = Arc::new(shared);
-        Self(CurrentContext::new(shared, access))
+        Self(CurrentContext::new(shared, config, access))
     }
 
     /// Sets the reason why bundles are unavailable although the configuration enables them.
@@ -141,14 +139,13 @@ impl Proxy {
         }
     }
 
-    /// Applies a new configuration, together with the client settings of [`Client::apply`]. All
-    /// connections stay open. Requests in progress end with the old settings. Blocks like
+    /// Applies a new configuration of the proxy and of its registry client. Each later request uses
+    /// both; requests in progress end with the old settings. All connections stay open. Blocks like
     /// [`Proxy::new`].
-    pub fn reload(&self, config: Config) {
+    pub fn reload(&self, config: Config, remote: Prepared) {
         let shared = &self.0.shared;
-        shared.limits.reload(config.limits.clone());
         let old = self.0.current();
-        let access = if shared.config.load().auth != config.auth {
+        let access = if old.config().auth != config.auth {
             Authenticator::new(&config.auth, &shared.access_metrics, shared.cache.panics())
         } else {
             if let Some(access) = old.access() {
@@ -156,9 +153,11 @@ impl Proxy {
             }
             old.access().cloned()
         };
-        self.0.replace(access);
+        shared.limits.reload(config.limits.clone());
         shared.cache.tags().set_configured(config.configured());
-        shared.config.store(Arc::new(config));
+        // Requests get the new upstream client with their context, not before.
+        shared.client.apply(remote);
+        self.0.replace(config, access);
     }
 
     /// Serves HTTP/1.1 and HTTP/2, over TLS if `tls` is set, until `stop` resolves. After that,
@@ -251,17 +250,55 @@ mod tests {
     use pierhead_oci::{Digest, Registry};
 
     use super::*;
+    use crate::config::Auth;
+    use crate::context::RequestContext;
     use crate::pull::negative_cache::Subject;
+
+    fn proxy(config: Config) -> (Proxy, tempfile::TempDir) {
+        let data = tempfile::tempdir().unwrap();
+        let cache = pierhead_cache::Config::new(data.path(), 1 << 20);
+        let cache = Cache::open(cache, Box::new(pierhead_eviction::Lru::default())).unwrap();
+        let client = Client::new(pierhead_remote::Config::default()).unwrap();
+        (Proxy::new(cache, client, config), data)
+    }
+
+    fn reload(proxy: &Proxy, config: Config) {
+        let remote = pierhead_remote::Config::default();
+        let remote = proxy.current().client.prepare(remote).unwrap();
+        proxy.reload(config, remote);
+    }
+
+    #[tokio::test]
+    async fn a_request_keeps_its_configuration_and_its_access_during_a_reload() {
+        let open = Config {
+            default_upstream: "old.example".parse().unwrap(),
+            auth: Auth::Open,
+            ..Config::default()
+        };
+        let closed = Config {
+            default_upstream: "new.example".parse().unwrap(),
+            auth: Auth::Certificate,
+            ..Config::default()
+        };
+        let (proxy, _data) = proxy(open);
+        let registry = |context: &RequestContext| context.config().default_upstream.to_string();
+        let old = proxy.current();
+        let derived = old.for_operator();
+        reload(&proxy, closed);
+        for context in [&old, &derived] {
+            assert_eq!(registry(context), "old.example");
+            assert!(context.access().is_none());
+        }
+        let new = proxy.current();
+        assert_eq!(registry(&new), "new.example");
+        assert!(new.access().is_some());
+    }
 
     #[tokio::test]
     async fn requests_after_a_reload_share_a_new_context_without_earlier_errors() {
-        let data = tempfile::tempdir().unwrap();
-        let config = pierhead_cache::Config::new(data.path(), 1 << 20);
-        let cache = Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
-        let client = Client::new(pierhead_remote::Config::default()).unwrap();
-        let proxy = Proxy::new(cache, client, Config::default());
+        let (proxy, _data) = proxy(Config::default());
         let old = proxy.current();
-        proxy.reload(Config::default());
+        reload(&proxy, Config::default());
         let new = proxy.current();
         assert!(!Arc::ptr_eq(&old, &new));
         assert!(Arc::ptr_eq(&new, &proxy.current()), "one context");

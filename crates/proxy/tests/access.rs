@@ -293,7 +293,7 @@ async fn a_cached_decision_expires() {
         },
         ..pierhead_proxy::Config::default()
     };
-    fixture.proxy.reload(config);
+    fixture.reload(config);
     pulls(&fixture, &image, ANN).await;
     fixture.upstream.configure(|settings| {
         settings.auth = Upstream::Token(TokenAuth {
@@ -322,7 +322,7 @@ async fn a_denied_repository_causes_no_upstream_request() {
         ..pierhead_proxy::Config::default()
     };
     config.rules.deny = vec![format!("{registry}/app").parse().unwrap()];
-    fixture.proxy.reload(config);
+    fixture.reload(config);
     for path in [
         MANIFEST.to_owned(),
         blob_path(&image.blobs[0].digest),
@@ -754,12 +754,13 @@ async fn a_reload_gives_no_credentials_to_an_open_listener() {
         .upstream
         .configure(|settings| settings.auth = private_app());
     let image = fixture.push(1, &[1000]);
-    // The proxy receives this request between the two steps of a reload.
+    // The proxy receives this request after the new upstream client exists, and before the proxy
+    // has its new configuration.
     fixture.client.reload(with_credentials(&fixture)).unwrap();
     let path = blob_path(&image.blobs[0].digest);
     let between = get(&fixture, &path, ANONYMOUS).await;
     assert_ne!(between.status, 200, "with the credentials of the operator");
-    fixture.proxy.reload(closed(&fixture));
+    fixture.reload_with(closed(&fixture), with_credentials(&fixture));
     assert_eq!(get(&fixture, MANIFEST, ANONYMOUS).await.status, 403);
     // After the reload, the proxy itself may use the configured credentials.
     let warmed = fixture
@@ -768,12 +769,11 @@ async fn a_reload_gives_no_credentials_to_an_open_listener() {
         .await;
     assert!(warmed.is_ok(), "{warmed:?}");
     // The next reload allows open access again, and removes the upstream credentials.
-    fixture.client.reload(fixture.remote.clone()).unwrap();
     let config = pierhead_proxy::Config {
         auth: Auth::Open,
         ..closed(&fixture)
     };
-    fixture.proxy.reload(config);
+    fixture.reload(config);
     let other = Image::random(2, &[1000]);
     fixture.upstream.push("app", "2", &other);
     let path = blob_path(&other.blobs[0].digest);
@@ -805,8 +805,7 @@ async fn a_request_from_before_a_reload_gets_no_credentials_of_the_new_configura
     let waiting =
         tokio::spawn(async move { request(&blob_path(&private), ANONYMOUS).send(addr).await });
     eventually(async || fixture.cache.stat().fills == 2).await;
-    fixture.client.reload(with_credentials(&fixture)).unwrap();
-    fixture.proxy.reload(closed(&fixture));
+    fixture.reload_with(closed(&fixture), with_credentials(&fixture));
     gate.release();
     in_time(held.whole()).await.unwrap();
     let response = in_time(waiting).await.unwrap();

@@ -302,7 +302,7 @@ async fn a_denied_repository_is_not_served() {
     };
     let registry = config.default_upstream.clone();
     config.rules.deny = vec![format!("{registry}/app").parse().unwrap()];
-    fixture.proxy.reload(config.clone());
+    fixture.reload(config.clone());
     fixture.upstream.clear_requests();
     let layer = image.blobs[1].digest;
     for path in [
@@ -334,7 +334,7 @@ async fn a_denied_repository_is_not_served() {
 
     config.rules.deny.clear();
     config.rules.allow = vec![format!("{registry}/app").parse().unwrap()];
-    fixture.proxy.reload(config);
+    fixture.reload(config);
     assert_eq!(fixture.get("/v2/app/manifests/1").await.status, 200);
     assert_eq!(fixture.get("/v2/other/manifests/1").await.status, 403);
     assert_eq!(fixture.get("/v2/").await.status, 200);

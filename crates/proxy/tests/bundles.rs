@@ -932,7 +932,7 @@ async fn planning_counts_for_the_client_and_a_planned_bundle_does_not() {
         ..Config::default()
     };
     config.limits.downloads_per_client = 0;
-    fixture.proxy.reload(config);
+    fixture.reload(config);
     let have = json!({"want": "2", "have": [old.image.root.to_string()]});
     let refused = fixture.send(post(BUNDLE, &have)).await;
     let error = &refused.json()["errors"][0];

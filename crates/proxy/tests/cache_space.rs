@@ -160,7 +160,7 @@ async fn tags_of_configured_registries_outlive_a_flood_of_tags_of_others() {
         upstreams: vec!["later.example".parse().unwrap()],
         ..Config::default()
     };
-    fixture.proxy.reload(config);
+    fixture.reload(config);
     for tag in 0..20 {
         put("later.example", tag, 2).await;
     }

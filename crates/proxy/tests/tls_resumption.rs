@@ -97,7 +97,7 @@ async fn the_second_connection_resumes() {
             assert_eq!(again, (HandshakeKind::Resumed, true), "{version:?}");
         }
         // A reload of the configuration keeps the tickets valid.
-        fixture.proxy.reload(pierhead_proxy::Config::default());
+        fixture.reload(pierhead_proxy::Config::default());
         let again = client.request(&fixture).await.unwrap();
         assert_eq!(again, (HandshakeKind::Resumed, true), "{version:?}");
     }

@@ -45,11 +45,8 @@ impl DaemonState {
         };
         // All steps that can fail come first. The steps that can fail change nothing.
         let (new, remote, capacity) = tokio::task::spawn_blocking(prepare).await??;
-        // Until the proxy swaps client and access rules together, requests use the old upstream
-        // client.
-        self.client.apply(remote);
         let (proxy, settings) = (self.proxy.clone(), crate_configs::proxy(&new));
-        tokio::task::spawn_blocking(move || proxy.reload(settings)).await?;
+        tokio::task::spawn_blocking(move || proxy.reload(settings, remote)).await?;
         self.level.set(&new.log);
         self.host_share.update(&new);
         let before = self.cache.eviction().evictions;

@@ -62,7 +62,7 @@ pub(crate) async fn admit_body(
         return pass_through.credentials(peer, request).map(drop);
     }
     let Some(decision) = access.cached_decision(peer, request) else {
-        let deadline = Deadline::new(context.config.load().response_timeout);
+        let deadline = Deadline::new(context.config().response_timeout);
         let decision = Box::pin(access.decide(context, peer, request));
         return match tokio::time::timeout_at(deadline.end(), decision).await {
             Ok(decision) => decision,

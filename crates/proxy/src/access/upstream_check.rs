@@ -42,12 +42,9 @@ impl PassThrough {
         if let Some((name, part)) = part(endpoint) {
             // The access rules are checked first, so that no upstream gets a request about a
             // repository that they deny.
-            let (registry, repository) = {
-                let config = context.config.load();
-                let (registry, repository) = route(name, request.uri.query(), &config)?;
-                config.rules.check(&registry, &repository)?;
-                (registry, repository)
-            };
+            let config = context.config();
+            let (registry, repository) = route(name, request.uri.query(), config)?;
+            config.rules.check(&registry, &repository)?;
             let check = AccessCheck {
                 pass_through: self,
                 basic: basic.as_ref(),

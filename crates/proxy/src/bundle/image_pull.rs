@@ -23,7 +23,7 @@ pub(crate) fn progress(
 ) -> Result<Progress, Error> {
     let holder = SlotHolder {
         client: client.key,
-        is_configured: context.config.load().is_configured(&reference.registry),
+        is_configured: context.config().is_configured(&reference.registry),
     };
     let (slot, lost) = match context.background_pulls.begin(holder, reference)? {
         PullStart::Running(progress) => return Ok(progress),

@@ -46,7 +46,7 @@ pub(crate) async fn handle(
     body: Result<Bytes, Error>,
 ) -> Response<Body> {
     let started = Instant::now();
-    let deadline = Deadline::new(context.config.load().response_timeout);
+    let deadline = Deadline::new(context.config().response_timeout);
     let (in_progress, exceeded) = match peer.activity.begin() {
         Ok(in_progress) => (Some(in_progress), None),
         Err(limit) => (None, Some(limit)),
@@ -173,7 +173,7 @@ impl RequestHandler<'_> {
         if let Some(limit) = self.peer.exceeded.or(self.exceeded) {
             return Err(limit.into());
         }
-        head::check(&self.context.config.load().limits, self.parts)?;
+        head::check(&self.context.config().limits, self.parts)?;
         let Parts { method, uri, .. } = self.parts;
         // A request with two Host headers or an ambiguous one is refused, because a filter in front
         // of pierhead could take another host than pierhead.
@@ -352,8 +352,8 @@ impl RequestHandler<'_> {
 
     /// Returns the registry and repository of the request if the access rules allow them.
     fn route(&self, name: &Name) -> Result<(Registry, Repository), Error> {
-        let config = self.context.config.load();
-        let (registry, repository) = route(name, self.parts.uri.query(), &config)?;
+        let config = self.context.config();
+        let (registry, repository) = route(name, self.parts.uri.query(), config)?;
         config
             .rules
             .check(&registry, &repository)

@@ -44,8 +44,16 @@ where
 {
     let ListenerState { current, mut phase } = state;
     let shared = current.shared.clone();
-    let config = shared.config.load_full();
-    let stall = config.client_stall_timeout;
+    let (builder, checker, head, stall) = {
+        let context = current.current();
+        let config = context.config();
+        (
+            builder(config, shared.cache.panics()),
+            LineEndChecker::new(head::parser_bytes(&config.limits)),
+            config.client_head_timeout,
+            config.client_stall_timeout,
+        )
+    };
     let (address, progress, exceeded) = (peer.address, peer.progress.clone(), peer.exceeded);
     let activity = peer.activity.clone();
     let peer = Arc::new(Peer {
@@ -73,13 +81,10 @@ where
             Ok::<_, Infallible>(response)
         }
     });
-    let builder = builder(&config, shared.cache.panics());
-    let checker = LineEndChecker::new(head::parser_bytes(&config.limits));
     let stream = ClientStream::new((front, stream), checker, stall, activity.clone());
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     // The timer fires periodically, to find clients that do not read or do not send bytes.
     // `is_stalled` and `idle` hold the limits.
-    let head = config.client_head_timeout;
     let period = stall.min(head).max(Duration::from_millis(100));
     let mut tick = tokio::time::interval(period);
     let mut until = pin!(tokio::time::sleep(SHORT_TIMEOUT));

@@ -70,7 +70,7 @@ pub(crate) async fn serve(
     // connection.
     drop(acceptor);
     phase.send_replace(Phase::Shutdown);
-    let grace = current.shared.config.load().shutdown_grace;
+    let grace = current.current().config().shutdown_grace;
     if tokio::time::timeout(grace, phase.closed()).await.is_err() {
         tracing::warn!(
             connections = phase.receiver_count(),
@@ -92,7 +92,7 @@ impl Acceptor {
     fn take(&self, stream: TcpStream, address: SocketAddr) {
         let shared = &self.state.current.shared;
         shared.metrics.accepted.inc();
-        let limit = shared.config.load().max_connections;
+        let limit = self.state.current.current().config().max_connections;
         let client = shared.limits.client(address.ip());
         let connected = shared.limits.connect(&client, limit);
         let mut refusal: Option<OwnedSemaphorePermit> = None;

@@ -15,7 +15,7 @@ use pierhead_bundle::api::MAX_DOCUMENT;
 use tokio::time::Instant;
 
 use crate::access::admit::admit_body;
-use crate::context::{RequestContext, SharedState};
+use crate::context::RequestContext;
 use crate::error::Error;
 use crate::http::peer::Peer;
 use crate::http::respond::JSON;
@@ -75,11 +75,11 @@ pub(crate) struct BodyLimits<'a> {
 
 impl<'a> BodyLimits<'a> {
     /// Creates the limits of a body that begins now and has at most `max_len` bytes.
-    pub(crate) fn new(shared: &'a SharedState, peer: &'a Peer, max_len: usize) -> Self {
-        let config = shared.config.load();
+    pub(crate) fn new(context: &'a RequestContext, peer: &'a Peer, max_len: usize) -> Self {
+        let config = context.config();
         let (now, stall) = (Instant::now(), config.client_stall_timeout);
         Self {
-            limits: &shared.limits,
+            limits: &context.limits,
             client: &peer.client,
             reservation: None,
             reserved: MAX_UNCOUNTED,

@@ -71,7 +71,7 @@ pub(crate) async fn acquire_slot(
     let download = Download {
         registry: request.registry.clone(),
         digest: request.digest,
-        is_configured: context.config.load().is_configured(&request.registry),
+        is_configured: context.config().is_configured(&request.registry),
         waiters,
     };
     let all = context.limits.max_downloads();

@@ -60,7 +60,7 @@ pub(crate) async fn resolve(
     deadline: Deadline,
 ) -> Result<(Document, CacheOutcome), Error> {
     let cached = cached(context, name).await;
-    let ttl = context.config.load().tags_ttl;
+    let ttl = context.config().tags_ttl;
     let stale = match cached {
         Some(cached) if cached.is_fresh(ttl) => {
             return Ok((cached.document, CacheOutcome::Hit));
@@ -235,7 +235,7 @@ async fn refresh(
     // looks into the cache again.
     let cached = cached(context, name).await;
     let cached = match cached {
-        Some(cached) if cached.is_fresh(context.config.load().tags_ttl) => {
+        Some(cached) if cached.is_fresh(context.config().tags_ttl) => {
             return Ok((cached.document, CacheOutcome::Hit));
         }
         other => other,

@@ -62,7 +62,7 @@ pub(crate) async fn warm(
     mut report: impl FnMut(Progress) + Send,
 ) -> Result<Progress, String> {
     let (mut left, mut has_left) = (pin!(left), false);
-    let rules = &context.config.load().rules;
+    let rules = &context.config().rules;
     let allowed = rules.check(&reference.registry, &reference.repository);
     allowed.map_err(|error| error.to_string())?;
     let blobs = tokio::select! {
@@ -253,7 +253,7 @@ async fn blobs(
     let mut search = None;
     let mut blobs = Vec::new();
     while let Some((reference, depth)) = walk.next() {
-        let deadline = Deadline::new(context.config.load().response_timeout);
+        let deadline = Deadline::new(context.config().response_timeout);
         let (document, _) = manifest(context, client, &reference, deadline).await?;
         let bytes = document.bytes(Manifest::MAX_SIZE).await?;
         let manifest = Manifest::parse(bytes, Some(document.media_type.as_str()))?;

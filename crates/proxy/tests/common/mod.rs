@@ -223,6 +223,17 @@ impl Fixture {
         FixtureOptions::default().start().await
     }
 
+    /// Reloads the proxy with another configuration, and the registry client with the same one.
+    pub(crate) fn reload(&self, config: Config) {
+        self.reload_with(config, self.remote.clone());
+    }
+
+    /// Reloads the proxy and the registry client with other configurations.
+    pub(crate) fn reload_with(&self, config: Config, remote: pierhead_remote::Config) {
+        let remote = self.client.prepare(remote).unwrap();
+        self.proxy.reload(config, remote);
+    }
+
     /// Pushes an image with the tag `app:1` to the fake registry. `layers` contains the sizes of
     /// the layers.
     pub(crate) fn push(&self, seed: u64, layers: &[usize]) -> Image {

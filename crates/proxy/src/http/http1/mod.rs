@@ -62,9 +62,11 @@ pub(crate) async fn serve(
         sends_files: true,
         ..peer
     };
-    let config = state.current.shared.config.load_full();
-    let (head, stall) = (config.client_head_timeout, config.client_stall_timeout);
-    drop(config);
+    let (head, stall) = {
+        let context = state.current.current();
+        let config = context.config();
+        (config.client_head_timeout, config.client_stall_timeout)
+    };
     // A client that gets only a refusal gets short timeouts, because the number of concurrent
     // refusals is limited.
     let (head, stall) = match peer.exceeded {
