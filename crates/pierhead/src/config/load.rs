@@ -95,43 +95,71 @@ pub(crate) fn load(
     default_data: &Path,
     machine: &Machine,
 ) -> Result<Config, InvalidConfig> {
-    load_with(None, file, overrides, default_data, machine)
+    let source = ConfigText::read(file)?;
+    source.validated(overrides, None, (default_data, machine))
 }
 
-/// Loads the configuration for a reload. Defaults that follow from the profile and `limits.memory`
-/// use the profile and memory of `old`, since a change of the profile or of `limits.memory` needs a
-/// restart.
+/// The two meanings that one text of the configuration has for a running pierhead.
+pub(crate) struct Reloaded {
+    /// The configuration that a restart would have.
+    pub(crate) after_restart: Config,
+    /// The same configuration, but defaults that follow from the profile and `limits.memory` use
+    /// the profile and memory of the running pierhead, since a change of these keys needs a
+    /// restart.
+    pub(crate) without_restart: Config,
+}
+
+/// Loads the configuration for a reload of the running configuration `old`. Reads the file once, so
+/// that both results come from the same text.
 pub(crate) fn load_for_reload(
     old: &Config,
     file: Option<&Path>,
     overrides: &Overrides,
     default_data: &Path,
     machine: &Machine,
-) -> Result<Config, InvalidConfig> {
-    load_with(Some(old), file, overrides, default_data, machine)
+) -> Result<Reloaded, InvalidConfig> {
+    let source = ConfigText::read(file)?;
+    let host = (default_data, machine);
+    Ok(Reloaded {
+        after_restart: source.validated(overrides, None, host)?,
+        without_restart: source.validated(overrides, Some(old), host)?,
+    })
 }
 
-fn load_with(
-    old: Option<&Config>,
-    file: Option<&Path>,
-    overrides: &Overrides,
-    default_data: &Path,
-    machine: &Machine,
-) -> Result<Config, InvalidConfig> {
-    let refuse = |problems| InvalidConfig {
-        file: file.map(Path::to_owned),
-        problems,
-    };
-    let text = match file {
-        None => Zeroizing::default(),
-        Some(path) => read(path).map_err(|error| refuse(vec![error.at(None)]))?,
-    };
-    // Makes the paths absolute: the reader of the output of `config show` may have another working
-    // folder.
-    let absolute = file.and_then(|file| std::path::absolute(file).ok());
-    let base = absolute.as_deref().or(file).and_then(Path::parent);
-    let base = base.unwrap_or(Path::new(""));
-    validated(&text, (file, base), overrides, old, (default_data, machine))
+/// The text of a configuration file, or an empty text without a file.
+struct ConfigText<'a> {
+    file: Option<&'a Path>,
+    /// The folder at which the relative paths in the text start.
+    base: PathBuf,
+    text: Zeroizing<String>,
+}
+
+impl<'a> ConfigText<'a> {
+    fn read(file: Option<&'a Path>) -> Result<Self, InvalidConfig> {
+        let refuse = |error: FileError| InvalidConfig {
+            file: file.map(Path::to_owned),
+            problems: vec![error.at(None)],
+        };
+        let text = file.map(read).transpose().map_err(refuse)?;
+        // Makes the paths absolute: the reader of the output of `config show` may have another
+        // working folder.
+        let absolute = file.and_then(|file| std::path::absolute(file).ok());
+        let base = absolute.as_deref().or(file).and_then(Path::parent);
+        Ok(Self {
+            file,
+            base: base.map(Path::to_owned).unwrap_or_default(),
+            text: text.unwrap_or_default(),
+        })
+    }
+
+    fn validated(
+        &self,
+        overrides: &Overrides,
+        old: Option<&Config>,
+        host: (&Path, &Machine),
+    ) -> Result<Config, InvalidConfig> {
+        validated(&self.text, (self.file, &self.base), overrides, old, host)
+    }
 }
 
 /// Parses the configuration that a running pierhead prints ([`show()`](super::show())). `text` is

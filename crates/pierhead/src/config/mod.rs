@@ -32,7 +32,7 @@ pub(crate) use key_locations::KeyLocations;
 pub(crate) use keys::paths;
 pub(crate) use keys::{IDENTITY_TOKEN_USER, MANAGEMENT, check_level};
 pub(crate) use load::{
-    Overrides, check_rereadable, load, load_for_reload, load_shown, parse_upstream,
+    Overrides, Reloaded, check_rereadable, load, load_for_reload, load_shown, parse_upstream,
 };
 pub(crate) use problem::Problem;
 pub(crate) use profile::profile_named;

@@ -518,8 +518,41 @@ fn load_with_old(
     let (file, data) = (Some(&*file), Path::new("/data"));
     match old {
         None => load(file, overrides, data, &machine),
-        Some(old) => load_for_reload(old, file, overrides, data, &machine),
+        Some(old) => load_for_reload(old, file, overrides, data, &machine)
+            .map(|reloaded| reloaded.without_restart),
     }
+}
+
+#[test]
+fn a_reload_reads_the_file_once() {
+    use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pierhead.toml");
+    std::fs::write(&file, "tags.ttl = \"7s\"").expect("a file");
+    let opened = inotify::init(CreateFlags::NONBLOCK).expect("inotify");
+    inotify::add_watch(&opened, &file, WatchFlags::OPEN | WatchFlags::CLOSE).expect("a watch");
+    let old = Config::with_data("/data".into());
+    let reloaded = load_for_reload(
+        &old,
+        Some(&file),
+        &Overrides::default(),
+        Path::new("/data"),
+        &Machine::default(),
+    );
+    let Reloaded {
+        after_restart,
+        without_restart,
+    } = reloaded.unwrap_or_else(|it| panic!("{it}"));
+    for config in [after_restart, without_restart] {
+        assert_eq!(config.tags.ttl, std::time::Duration::from_secs(7));
+    }
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+    let mut events = inotify::Reader::new(opened, &mut buffer);
+    let mut opens = 0;
+    while let Ok(event) = events.next() {
+        opens += usize::from(event.events().contains(ReadFlags::OPEN));
+    }
+    assert_eq!(opens, 1);
 }
 
 fn with_profile(profile: &str) -> Overrides {

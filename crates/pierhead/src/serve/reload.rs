@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use super::components::capacity;
 use crate::admin::HostShareMetrics;
 use crate::cli::serve::ServeArgs;
-use crate::config::{self, Config};
+use crate::config::{self, Config, Reloaded};
 use crate::crate_configs;
 use crate::environment::Environment;
 use crate::logging::Level;
@@ -75,10 +75,10 @@ fn prepare(
     }
     let (file, overrides) = (args.config.as_deref(), args.overrides());
     let (data, machine) = (&environment.default_data, &environment.machine);
-    // `after_restart` is the configuration that a restart would have. `new` becomes the
-    // configuration that is possible without a restart.
-    let after_restart = config::load(file, &overrides, data, machine)?;
-    let mut new = config::load_for_reload(old, file, &overrides, data, machine)?;
+    let Reloaded {
+        after_restart,
+        without_restart: mut new,
+    } = config::load_for_reload(old, file, &overrides, data, machine)?;
     keep_restart_keys(old, &after_restart, &mut new)?;
     let remote = crate_configs::remote(&new, environment).map_err(anyhow::Error::msg)?;
     let remote = client.prepare(remote)?;
