@@ -26,6 +26,12 @@ impl Algorithm {
         }
     }
 
+    fn named(name: &str) -> Result<Self, ParseError> {
+        let mut all = [Self::Sha256, Self::Sha512].into_iter();
+        all.find(|algorithm| algorithm.as_str() == name)
+            .ok_or(ParseError::DigestAlgorithm)
+    }
+
     /// Returns the length of the hash in bytes.
     pub const fn hash_len(self) -> usize {
         match self {
@@ -85,6 +91,42 @@ impl Digest {
     }
 }
 
+impl Digest {
+    /// Parses the hash of a digest, in lower-case hexadecimal and without the algorithm.
+    ///
+    /// # Errors
+    /// [`ParseError::Digest`] if `hex` has another length or another character.
+    pub fn from_hex(algorithm: Algorithm, hex: &str) -> Result<Self, ParseError> {
+        let hex = hex.as_bytes();
+        if hex.len() != 2 * algorithm.hash_len() {
+            return Err(ParseError::Digest);
+        }
+        let mut bytes = [0; 64];
+        for (byte, pair) in bytes.iter_mut().zip(hex.chunks_exact(2)) {
+            *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
+        }
+        Ok(Self { algorithm, bytes })
+    }
+
+    /// Returns the digest as a name without a colon, `ALGORITHM-HEX`, for file names and tags.
+    pub fn file_name(&self) -> String {
+        format!("{}-{}", self.algorithm.as_str(), self.hex())
+    }
+
+    /// Parses a name of the form that [`Self::file_name`] returns.
+    ///
+    /// # Errors
+    /// [`ParseError::Digest`] or [`ParseError::DigestAlgorithm`] for any other name.
+    pub fn from_file_name(name: &str) -> Result<Self, ParseError> {
+        Self::from_parts(name.split_once('-'))
+    }
+
+    fn from_parts(parts: Option<(&str, &str)>) -> Result<Self, ParseError> {
+        let (name, hex) = parts.ok_or(ParseError::Digest)?;
+        Self::from_hex(Algorithm::named(name)?, hex)
+    }
+}
+
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.algorithm.as_str())?;
@@ -103,21 +145,7 @@ impl FromStr for Digest {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let (name, hex) = text.split_once(':').ok_or(ParseError::Digest)?;
-        let algorithm = match name {
-            "sha256" => Algorithm::Sha256,
-            "sha512" => Algorithm::Sha512,
-            _ => return Err(ParseError::DigestAlgorithm),
-        };
-        let hex = hex.as_bytes();
-        if hex.len() != 2 * algorithm.hash_len() {
-            return Err(ParseError::Digest);
-        }
-        let mut bytes = [0; 64];
-        for (byte, pair) in bytes.iter_mut().zip(hex.chunks_exact(2)) {
-            *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
-        }
-        Ok(Self { algorithm, bytes })
+        Self::from_parts(text.split_once(':'))
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use pierhead_oci::Digest;
+use pierhead_oci::{Algorithm, Digest};
 
 use crate::Error;
 use crate::clock;
@@ -57,17 +57,17 @@ impl Paths {
 
     /// Returns the path of the index of a layer, by the digest of its blob.
     pub(super) fn layer(&self, blob: &Digest) -> PathBuf {
-        self.layers.join(name(blob))
+        self.layers.join(blob.file_name())
     }
 
     /// Returns the path of the TOC of an image, by the digest of the manifest.
     pub(super) fn toc(&self, manifest: &Digest) -> PathBuf {
-        self.tocs.join(name(manifest))
+        self.tocs.join(manifest.file_name())
     }
 
     /// Returns the path of the recorded traces of an image, by the digest of the manifest.
     pub(super) fn trace(&self, manifest: &Digest) -> PathBuf {
-        self.traces.join(name(manifest))
+        self.traces.join(manifest.file_name())
     }
 
     pub(super) fn plan(&self, key: &FileDigest) -> PathBuf {
@@ -207,7 +207,7 @@ impl Paths {
 fn plan_key(path: &Path) -> Option<FileDigest> {
     let name = path.file_name()?.to_str()?;
     let hex = name.strip_suffix(SENT).unwrap_or(name);
-    let digest: Digest = format!("sha256:{hex}").parse().ok()?;
+    let digest = Digest::from_hex(Algorithm::Sha256, hex).ok()?;
     FileDigest::try_from(&digest).ok()
 }
 
@@ -225,7 +225,9 @@ fn prepare(folder: &Path) -> Result<(), Error> {
 /// Deletes the files of a folder whose digest `keep` rejects.
 fn retain(folder: &Path, keep: impl Fn(&Digest) -> bool) -> Result<(), Error> {
     each(folder, &mut |path, _| {
-        let of = path.file_name().and_then(|name| digest(name.to_str()?));
+        let of = path
+            .file_name()
+            .and_then(|name| Digest::from_file_name(name.to_str()?).ok());
         if !is_partial(path) && !of.is_some_and(|digest| keep(&digest)) {
             remove(path);
         }
@@ -235,14 +237,6 @@ fn retain(folder: &Path, keep: impl Fn(&Digest) -> bool) -> Result<(), Error> {
 fn is_partial(path: &Path) -> bool {
     path.to_string_lossy()
         .ends_with(pierhead_atomic_file::SUFFIX)
-}
-
-fn name(digest: &Digest) -> String {
-    digest.to_string().replace(':', "-")
-}
-
-fn digest(name: &str) -> Option<Digest> {
-    name.replacen('-', ":", 1).parse().ok()
 }
 
 fn each(folder: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata)) -> Result<(), Error> {

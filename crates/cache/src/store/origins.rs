@@ -101,8 +101,7 @@ impl Origins {
     }
 
     fn path(&self, digest: &Digest, origin: Origin) -> Option<PathBuf> {
-        let (algorithm, hex) = (digest.algorithm(), digest.hex());
-        let name = format!("{}-{hex}.{}", algorithm.as_str(), origin.registry_hex());
+        let name = format!("{}.{}", digest.file_name(), origin.registry_hex());
         (!origin.is_same_registry(&Origin::LOCAL)).then(|| self.folder.join(name))
     }
 }
@@ -114,7 +113,7 @@ fn boot_id() -> Option<String> {
 
 fn parse(name: &str) -> Option<(Digest, Origin)> {
     let (digest, origin) = name.split_once('.')?;
-    let digest = digest.replacen('-', ":", 1).parse().ok()?;
+    let digest = Digest::from_file_name(digest).ok()?;
     Some((digest, Origin::from_registry_hex(origin)?))
 }
 

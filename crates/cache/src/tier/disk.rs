@@ -93,9 +93,7 @@ impl DiskTier {
     }
 
     fn staged_path(&self, digest: &Digest) -> PathBuf {
-        self.root
-            .join("staging")
-            .join(format!("{}-{}", digest.algorithm().as_str(), digest.hex()))
+        self.root.join("staging").join(digest.file_name())
     }
 
     fn blob_path(&self, digest: &Digest) -> PathBuf {
@@ -216,7 +214,7 @@ impl Tier for DiskTier {
                     files => files?,
                 };
                 for (name, path) in files {
-                    if let Ok(digest) = format!("{}:{name}", algorithm.as_str()).parse() {
+                    if let Ok(digest) = Digest::from_hex(algorithm, &name) {
                         visit(found(digest, &path));
                     }
                 }
@@ -227,7 +225,7 @@ impl Tier for DiskTier {
 
     fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         for (name, path) in files(&self.root.join("staging"))? {
-            if let Ok(digest) = name.replacen('-', ":", 1).parse() {
+            if let Ok(digest) = Digest::from_file_name(&name) {
                 visit(found(digest, &path));
             }
         }

@@ -99,3 +99,24 @@ fn debug_and_display_are_the_same_text() {
     let name: pierhead_oci::Name = "localhost:5000/a".parse().unwrap();
     assert_eq!(format!("{name:?}"), "localhost:5000/a");
 }
+
+#[test]
+fn a_file_name_is_the_digest_without_a_colon() {
+    for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {
+        let digest = Digest::of(algorithm, b"a");
+        let name = digest.file_name();
+        assert_eq!(name, digest.to_string().replace(':', "-"));
+        assert_eq!(Digest::from_file_name(&name), Ok(digest));
+        assert_eq!(Digest::from_hex(algorithm, &digest.hex()), Ok(digest));
+        let upper = digest.hex().to_uppercase();
+        assert_eq!(Digest::from_hex(algorithm, &upper), Err(ParseError::Digest));
+    }
+    for name in [EMPTY, "sha256", "", "sha256-", "sha256-00"] {
+        assert!(Digest::from_file_name(name).is_err(), "{name}");
+    }
+    let other = EMPTY.replace("sha256:", "md5-");
+    assert_eq!(
+        Digest::from_file_name(&other),
+        Err(ParseError::DigestAlgorithm)
+    );
+}

@@ -148,7 +148,7 @@ fn is_index(bytes: &[u8]) -> bool {
 /// Returns the referrers tag, which upstreams without the referrers API use: `<alg>-<hex>`. Each
 /// part is truncated as the specification says (Distribution v1.1, "Referrers Tag Schema").
 fn fallback_tag(digest: &Digest) -> String {
-    let mut tag = format!("{}-{}", digest.algorithm().as_str(), digest.hex());
+    let mut tag = digest.file_name();
     tag.truncate(digest.algorithm().as_str().len().min(32) + 1 + 64);
     tag
 }

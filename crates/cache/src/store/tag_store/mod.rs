@@ -165,7 +165,7 @@ fn registry_of(text: &str) -> &str {
 /// Returns the key of a record, which is the name of its file.
 fn key_of_file(path: &std::path::Path) -> Option<Key> {
     let hex = path.file_name()?.to_str()?;
-    let digest: Digest = format!("sha256:{hex}").parse().ok()?;
+    let digest = Digest::from_hex(Algorithm::Sha256, hex).ok()?;
     digest.as_bytes().try_into().ok()
 }
 
