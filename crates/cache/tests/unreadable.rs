@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{blob, open, open_with, store, tag, tag_record, walk};
+use common::{blob, open, open_with, store, tag, tag_record, try_store, walk};
 use pierhead_cache::tier::DiskTier;
 use pierhead_cache::{Cache, Config, Error};
 use pierhead_eviction::Lru;
@@ -246,6 +246,41 @@ async fn an_unreadable_blob_does_not_prevent_the_start_and_becomes_readable_agai
         let stat = cache.stat();
         assert_eq!((stat.reserved, stat.used), (0, 3 * 102_400));
     }
+}
+
+#[tokio::test]
+async fn an_error_names_the_file_on_which_it_happened() {
+    let (_folder, data) = data();
+    let faults = Faulty::new(Arc::new(DiskTier::new(&data).unwrap()));
+    let cache = common::open_on(Config::new(&data, common::ROOMY), faults.clone());
+    let (digest, content) = blob(1, 100_000);
+    let hex = digest.hex();
+    let staged = data.join("staging").join(format!("sha256-{hex}"));
+    let stored = data.join("blobs/sha256").join(&hex[..2]).join(&hex);
+    let file_of = |error| match error {
+        Error::Io { path, .. } => path,
+        other => panic!("{other}"),
+    };
+    faults.fail(Op::Stage, 0, 1, 13);
+    let error = cache.claim(&digest, common::origin()).await.err().unwrap();
+    assert_eq!(file_of(error), staged);
+    for (op, file) in [(Op::Write, &staged), (Op::Commit, &stored)] {
+        faults.fail(op, 0, 1, 13);
+        let error = try_store(&cache, &digest, &content).await.err().unwrap();
+        assert_eq!(file_of(error), *file, "{op:?}");
+    }
+    // A file is in the place of the folder for the registries of staged bytes.
+    let origins = data.join("origins");
+    fs::remove_dir_all(&origins).unwrap();
+    fs::write(&origins, "").unwrap();
+    let error = try_store(&cache, &digest, &content).await.err().unwrap();
+    assert!(file_of(error).starts_with(&origins));
+    fs::remove_file(&origins).unwrap();
+    fs::create_dir(&origins).unwrap();
+    store(&cache, &digest, &content).await;
+    faults.fail(Op::Open, 0, 1, 13);
+    let error = cache.get(&digest).await.err().unwrap();
+    assert_eq!(file_of(error), stored);
 }
 
 #[tokio::test]

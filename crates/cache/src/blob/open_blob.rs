@@ -18,8 +18,10 @@ pub(crate) trait BlobOwner: Send + Sync {
     fn buffers(&self) -> &Pool;
     /// Returns the chunks that this process verified recently.
     fn verified_chunks(&self) -> &VerifiedChunks;
-    /// Creates an [`Error::Io`] with the path of the blob.
-    fn io_error(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error;
+    /// Creates an [`Error::Io`] with the file of the blob.
+    fn blob_error(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error;
+    /// Creates an [`Error::Io`] with the file of the staged bytes.
+    fn staged_error(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error;
     /// Deletes the damaged copy of a blob that was read through the open handle `handle`. `at` is
     /// the position of the damage in bytes, if known. Blocks.
     fn remove_damaged(&self, digest: &Digest, handle: u64, at: Option<u64>);
@@ -66,7 +68,7 @@ impl OpenBlob {
                 tracing::warn!(digest = %self.digest, offset, %error, "a stored blob cannot be read");
                 Err(self.corrupt(offset, false).await)
             }
-            Err(error) => Err(self.owner.io_error("read", &self.digest, error)),
+            Err(error) => Err(self.owner.blob_error("read", &self.digest, error)),
         }
     }
 

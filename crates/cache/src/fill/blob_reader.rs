@@ -193,7 +193,7 @@ impl TailReader {
         read.map_err(|error| {
             self.shared_fill
                 .owner
-                .io_error("read", &self.shared_fill.digest, error)
+                .staged_error("read", &self.shared_fill.digest, error)
         })
     }
 

@@ -11,6 +11,7 @@ use pierhead_host::BackgroundTask;
 use pierhead_oci::{Hasher, MediaType};
 
 use crate::blob::buffer::BUFFER;
+use crate::blob::open_blob::BlobOwner as _;
 use crate::clock::now;
 use crate::error::Error;
 use crate::fill::reservation;
@@ -164,9 +165,10 @@ impl Ingest {
                 .unwrap_or(BUFFER)
                 .min(BUFFER);
             let bytes = &mut buffer.as_mut()[..now];
-            self.reader
-                .read_at(self.hashed, bytes)
-                .map_err(|error| self.store.io("read again", &shared_fill.digest, error))?;
+            self.reader.read_at(self.hashed, bytes).map_err(|error| {
+                self.store
+                    .staged_error("read again", &shared_fill.digest, error)
+            })?;
             self.sums.update(self.hashed, bytes);
             self.hasher.update(bytes);
             self.hashed += now as u64;
@@ -205,7 +207,7 @@ impl Ingest {
         let slices: Vec<&[u8]> = batch.iter().map(|piece| &piece[..]).collect();
         self.staged
             .write(&slices)
-            .map_err(|error| self.store.io("write", &shared_fill.digest, error))?;
+            .map_err(|error| self.store.staged_error("write", &shared_fill.digest, error))?;
         let mut position = self.hashed;
         self.hashed += len;
         // The bytes become visible before they are hashed, so that readers can continue on other
@@ -229,8 +231,7 @@ impl Ingest {
             return Ok(());
         }
         let digest = &shared_fill.digest;
-        let recorded = self.store.origins.set(digest, shared_fill.origin);
-        recorded.map_err(|error| self.store.io("record the registry of", digest, error))?;
+        self.store.origins.set(digest, shared_fill.origin)?;
         self.has_origin = true;
         Ok(())
     }
@@ -280,7 +281,7 @@ impl Ingest {
     fn clear(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
         self.staged
             .clear()
-            .map_err(|error| self.store.io("empty", &shared_fill.digest, error))?;
+            .map_err(|error| self.store.staged_error("empty", &shared_fill.digest, error))?;
         (self.hasher, self.sums) = (hasher(shared_fill), Sums::default());
         (self.hashed, self.resumed) = (0, false);
         shared_fill.staged.store(0, Ordering::Relaxed);
@@ -347,7 +348,9 @@ impl Ingest {
         if !keep && let Err(source) = self.store.tier.discard(&shared_fill.digest) {
             tracing::warn!(digest = %shared_fill.digest, error = %source, "cannot delete a failed fill");
             if !matches!(source.kind(), io::ErrorKind::NotFound) && !error.is_storage() {
-                error = self.store.io("delete", &shared_fill.digest, source);
+                error = self
+                    .store
+                    .staged_error("delete", &shared_fill.digest, source);
             }
         }
         let partial = keep.then(|| Partial {

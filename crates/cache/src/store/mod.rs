@@ -111,8 +111,12 @@ impl BlobOwner for Store {
         &self.verified
     }
 
-    fn io_error(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error {
-        self.io(action, digest, source)
+    fn blob_error(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error {
+        self.io_error(action, self.tier.blob_file(digest), source)
+    }
+
+    fn staged_error(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error {
+        self.io_error(action, self.tier.staged_file(digest), source)
     }
 
     fn remove_damaged(&self, digest: &Digest, handle: u64, at: Option<u64>) {
@@ -160,16 +164,11 @@ impl Store {
         self.folder.lock().take();
     }
 
-    /// Creates an [`Error::Io`] with the path of the blob.
-    pub(crate) fn io(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error {
-        let path: PathBuf = [
-            self.config.data.as_os_str(),
-            "blobs".as_ref(),
-            digest.algorithm().as_str().as_ref(),
-        ]
-        .iter()
-        .collect();
-        Error::io(action, path.join(digest.hex()), source)
+    /// Creates an [`Error::Io`] with this file, or with the data folder if the tier has no file for
+    /// the digest.
+    fn io_error(&self, action: &'static str, file: Option<PathBuf>, source: io::Error) -> Error {
+        let file = file.unwrap_or_else(|| self.config.data.clone());
+        Error::io(action, file, source)
     }
 
     /// Opens a committed blob for a request. `None` when the blob is absent, or was damaged and has
@@ -213,7 +212,7 @@ impl Store {
                 self.remove_unusable(digest);
                 Ok(None)
             }
-            Err(error) => Err(self.io("open", digest, error)),
+            Err(error) => Err(self.blob_error("open", digest, error)),
         }
     }
 
@@ -231,7 +230,7 @@ impl Store {
                 self.remove_damaged(digest, open.handle, None);
                 Ok(None)
             }
-            Err(error) => Err(self.io("read", digest, error)),
+            Err(error) => Err(self.blob_error("read", digest, error)),
         }
     }
 
@@ -344,7 +343,7 @@ impl Store {
                     }
                 }
                 self.origins.clear(digest, shared_fill.origin);
-                Err(self.io("commit", digest, error))
+                Err(self.blob_error("commit", digest, error))
             }
         }
     }
@@ -391,7 +390,7 @@ impl Store {
             {
                 tracing::warn!(%digest, %error, "cannot delete what is staged");
             }
-            self.io("stage", digest, error)
+            self.staged_error("stage", digest, error)
         })
     }
 
@@ -469,7 +468,7 @@ impl Store {
             match open.blob.read_at(offset, bytes) {
                 Ok(()) => {}
                 Err(error) if is_damage(&error) => break,
-                Err(error) => return Err(self.io("read", digest, error)),
+                Err(error) => return Err(self.blob_error("read", digest, error)),
             }
             hasher.update(bytes);
             offset += len as u64;

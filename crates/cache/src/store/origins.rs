@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use pierhead_host::read_kernel_file;
 use pierhead_oci::Digest;
 
+use crate::error::Error;
 use crate::origin::Origin;
 
 /// The folder `origins/`. The folder has one empty file per fill, whose name contains digest and
@@ -57,11 +58,12 @@ impl Origins {
     }
 
     /// Records the registry of staged bytes that a later fill may resume.
-    pub(crate) fn set(&self, digest: &Digest, origin: Origin) -> io::Result<()> {
-        match self.path(digest, origin) {
-            Some(path) => File::create(path).map(drop),
-            None => Ok(()),
-        }
+    pub(crate) fn set(&self, digest: &Digest, origin: Origin) -> Result<(), Error> {
+        let Some(path) = self.path(digest, origin) else {
+            return Ok(());
+        };
+        let created = File::create(&path).map(drop);
+        created.map_err(|error| Error::io("create", path, error))
     }
 
     /// Deletes the record of a digest that has no staged bytes any more. If the file cannot be

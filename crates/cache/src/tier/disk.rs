@@ -236,6 +236,14 @@ impl Tier for DiskTier {
         let stat = rustix::fs::statvfs(&self.root)?;
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
+
+    fn staged_file(&self, digest: &Digest) -> Option<PathBuf> {
+        Some(self.staged_path(digest))
+    }
+
+    fn blob_file(&self, digest: &Digest) -> Option<PathBuf> {
+        Some(self.blob_path(digest))
+    }
 }
 
 impl FastMedium for DiskTier {}

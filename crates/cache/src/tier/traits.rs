@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use pierhead_oci::Digest;
@@ -34,6 +35,15 @@ pub trait Tier: Send + Sync {
     fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()>;
     /// Returns the number of free bytes of the medium.
     fn free(&self) -> io::Result<u64>;
+    /// Returns the file of the staged bytes of a digest, for messages. `None` for a medium without
+    /// a file of its own for each digest.
+    fn staged_file(&self, _digest: &Digest) -> Option<PathBuf> {
+        None
+    }
+    /// Returns the file of a committed blob, like [`Tier::staged_file`].
+    fn blob_file(&self, _digest: &Digest) -> Option<PathBuf> {
+        None
+    }
     /// Returns the additional methods of a tier with several media. `None` for a tier with a single
     /// medium.
     fn multi_tier(&self) -> Option<&dyn MultiTier> {

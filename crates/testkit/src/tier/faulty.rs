@@ -2,6 +2,7 @@
 
 use parking_lot::Mutex;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use pierhead_cache::tier::{Blob, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
@@ -200,6 +201,14 @@ impl Tier for Faulty {
     fn free(&self) -> io::Result<u64> {
         let free = self.plan().free;
         free.map_or_else(|| self.tier.free(), Ok)
+    }
+
+    fn staged_file(&self, digest: &Digest) -> Option<PathBuf> {
+        self.tier.staged_file(digest)
+    }
+
+    fn blob_file(&self, digest: &Digest) -> Option<PathBuf> {
+        self.tier.blob_file(digest)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use pierhead_oci::Digest;
@@ -146,6 +147,19 @@ impl Tier for WriteBack {
     fn free(&self) -> io::Result<u64> {
         let dirty = self.fast.state.lock().totals.dirty();
         Ok(self.disk.tier.free()?.saturating_sub(dirty))
+    }
+
+    /// Returns the file on the disk: a fill whose writes fail on the fast tier moves to the disk.
+    fn staged_file(&self, digest: &Digest) -> Option<PathBuf> {
+        self.disk.tier.staged_file(digest)
+    }
+
+    fn blob_file(&self, digest: &Digest) -> Option<PathBuf> {
+        let is_fast = self.fast.state.lock().has_whole(digest);
+        match is_fast {
+            true => self.fast.medium.blob_file(digest),
+            false => self.disk.tier.blob_file(digest),
+        }
     }
 
     fn multi_tier(&self) -> Option<&dyn MultiTier> {
