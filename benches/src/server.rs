@@ -103,10 +103,10 @@ impl Server {
 
     /// Requests a bundle of `library/<name>` over a new connection, and discards the bytes. Retries
     /// while the server is not ready.
-    pub(crate) fn bundle(&self, name: &str, have: &[Digest]) -> Result<BundleResponse> {
+    pub(crate) fn bundle(&self, name: &str, base_images: &[Digest]) -> Result<BundleResponse> {
         let end = Instant::now() + INDEX_TIMEOUT;
         loop {
-            match self.ask(name, have)? {
+            match self.ask(name, base_images)? {
                 Some(answer) => return Ok(answer),
                 None if Instant::now() > end => {
                     bail!("{name} is not ready after {INDEX_TIMEOUT:?}")
@@ -117,11 +117,12 @@ impl Server {
     }
 
     /// Requests a bundle; `None` when the server is not ready.
-    fn ask(&self, name: &str, have: &[Digest]) -> Result<Option<BundleResponse>> {
+    fn ask(&self, name: &str, base_images: &[Digest]) -> Result<Option<BundleResponse>> {
         let (repository, tag) = name.split_once(':').context("a name without a tag")?;
         // Some image references point to an index.
         let platform = format!("linux/{}", architecture());
-        let body = json!({ "want": tag, "platform": platform, "have": have }).to_string();
+        let body =
+            json!({ "want": tag, "platform": platform, "base_images": base_images }).to_string();
         let mut stream = TcpStream::connect(self.address)?;
         stream.set_nodelay(true)?;
         let start = Instant::now();
@@ -216,10 +217,13 @@ impl Server {
     }
 
     /// Lets the server fetch, index, pack and prepare an image. Returns its final response.
-    pub(crate) fn warm(&self, name: &str, have: &[Digest]) -> Result<BundleResponse> {
-        self.bundle(name, have)?;
+    pub(crate) fn warm(&self, name: &str, base_images: &[Digest]) -> Result<BundleResponse> {
+        self.bundle(name, base_images)?;
         self.settle()?;
-        let (one, other) = (self.bundle(name, have)?, self.bundle(name, have)?);
+        let (one, other) = (
+            self.bundle(name, base_images)?,
+            self.bundle(name, base_images)?,
+        );
         ensure!(
             (&one.etag, one.bytes) == (&other.etag, other.bytes),
             "equal requests have different responses: {one:?} {other:?}"

@@ -25,7 +25,7 @@ pub const MEDIA_TYPE: &str = "application/vnd.pierhead.bundle.v1";
 
 /// Response header that lists base images of the request that the bundle does not use, because the
 /// server does not know them or the client may not pull them.
-pub const UNKNOWN_BASE_IMAGES: &str = "pierhead-unknown-have";
+pub const UNKNOWN_BASE_IMAGES: &str = "pierhead-unknown-base-images";
 
 /// A request for a bundle: the body of `POST /v2/<name>/_pierhead/bundle`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,16 +38,16 @@ pub struct BundleQuery {
     /// The base images: manifests of complete images that the worker has, in any order. The server
     /// uses the 16 base images that are most similar to the wanted image.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub have: Vec<Digest>,
+    pub base_images: Vec<Digest>,
     /// The base images of which the worker can rebuild the layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub have_layers: Vec<Digest>,
+    pub base_images_with_layers: Vec<Digest>,
     /// Whether the worker will rebuild the layers of the image. A worker that does not rebuild
     /// layers only mounts the image, and needs fewer contents.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub layers: bool,
     /// Requests only some records of a bundle. The worker has received the header of the bundle
-    /// before, for the same `want` and `have`.
+    /// before, for the same `want` and `base_images`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
     /// Requests one of several shares of the whole bundle. The worker requests all shares at once,
@@ -196,11 +196,12 @@ impl BundleQuery {
                 format!("share must be [nth, of] with nth < of <= {MAX_SHARES}, and excludes part");
             return Err(Error::malformed("bundle request", why));
         }
-        match ask.have.len().max(ask.have_layers.len()) {
+        let with_layers = ask.base_images_with_layers.len();
+        match ask.base_images.len().max(with_layers) {
             0..=MAX_BASE_IMAGES => Ok(ask),
             many => Err(Error::malformed(
                 "bundle request",
-                format!("{many} base images in have; the maximum is {MAX_BASE_IMAGES}"),
+                format!("{many} base images; the maximum is {MAX_BASE_IMAGES}"),
             )),
         }
     }
@@ -265,15 +266,16 @@ mod tests {
     #[test]
     fn hostile_requests_are_malformed() {
         let digest = format!("\"sha256:{}\"", "0".repeat(64));
-        let have = |n: usize| format!(r#"{{"want":"7","have":[{}]}}"#, vec![&*digest; n].join(","));
-        assert_eq!(
-            BundleQuery::parse(have(256).as_bytes()).unwrap().have.len(),
-            256
-        );
+        let with_bases = |n: usize| {
+            let bases = vec![&*digest; n].join(",");
+            format!(r#"{{"want":"7","base_images":[{bases}]}}"#)
+        };
+        let query = BundleQuery::parse(with_bases(256).as_bytes()).unwrap();
+        assert_eq!(query.base_images.len(), 256);
         for bad in [
-            have(257),
-            have(10_000),
-            have(1).replace("sha256:0", "sha256:"),
+            with_bases(257),
+            with_bases(10_000),
+            with_bases(1).replace("sha256:0", "sha256:"),
             "{}".into(),
             "[]".into(),
             String::new(),

@@ -86,7 +86,10 @@ pub const ROUTES: &[Route] = &[
         parameters: &[
             ("want", "tag or digest of the image"),
             ("platform", "`os/architecture`; needed for an index only"),
-            ("have", "manifest digests of the images that the worker has"),
+            (
+                "base_images",
+                "manifest digests of the images that the worker has",
+            ),
             (
                 "layers",
                 "true: also the contents that only the layers have",
@@ -102,7 +105,7 @@ pub const ROUTES: &[Route] = &[
         ],
         statuses: &[200, 304, 408, 413, 415, 422],
         purpose: "A delta bundle: the file contents that a worker lacks. \
-                  `Pierhead-Unknown-Have` lists images of `have` that pierhead cannot use.",
+                  `Pierhead-Unknown-Base-Images` lists base images that pierhead cannot use.",
     },
     Route {
         methods: READ,

@@ -359,9 +359,12 @@ async fn contents_of_base_images_are_not_sent_and_unknown_base_images_are_named(
     let (_, old_toc, _) = received(&first.body, None);
     let unknown = Digest::from(FileDigest::of(b"unknown")).to_string();
     let whole = bundle(&fixture, &json!({"want": "2"})).await;
-    let have = json!({"want": "2", "have": [old.image.root.to_string(), unknown]});
-    let update = bundle(&fixture, &have).await;
-    assert_eq!(update.header("pierhead-unknown-have"), Some(&*unknown));
+    let query = json!({"want": "2", "base_images": [old.image.root.to_string(), unknown]});
+    let update = bundle(&fixture, &query).await;
+    assert_eq!(
+        update.header("pierhead-unknown-base-images"),
+        Some(&*unknown)
+    );
     assert!(update.body.len() < whole.body.len());
     let (header, _, _) = received(&update.body, Some(&old_toc));
     assert_eq!(header.base_images.len(), 1);
@@ -369,7 +372,7 @@ async fn contents_of_base_images_are_not_sent_and_unknown_base_images_are_named(
     let many: Vec<_> = (0..256_u32)
         .map(|nth| Digest::from(FileDigest::of(&nth.to_le_bytes())).to_string())
         .collect();
-    let response = bundle(&fixture, &json!({"want": "2", "have": many})).await;
+    let response = bundle(&fixture, &json!({"want": "2", "base_images": many})).await;
     assert_eq!(response.status, 200);
     let (_, toc, contents) = received(&response.body, None);
     assert!(is_complete(&toc, &contents));
@@ -480,7 +483,7 @@ async fn shares_are_disjoint_and_cover_the_bundle() {
     }
     // Only the request for the first part of the bundle makes a plan.
     let unknown = Digest::from(FileDigest::of(b"unknown")).to_string();
-    let query = |nth: u8| json!({"want": "1", "have": [image.image.root.to_string(), unknown], "share": [nth, 2], "pieces": true});
+    let query = |nth: u8| json!({"want": "1", "base_images": [image.image.root.to_string(), unknown], "share": [nth, 2], "pieces": true});
     let early = fixture.send(post(BUNDLE, &query(1))).await;
     assert_eq!(early.status, 503);
     // The requests for the other parts were refused, so this response has the whole header.
@@ -662,11 +665,11 @@ async fn malformed_requests_are_refused() {
             415,
         ),
         (
-            bundle_request(json!({"want": "1", "have": many}).to_string()),
+            bundle_request(json!({"want": "1", "base_images": many}).to_string()),
             400,
         ),
         (
-            bundle_request(json!({"want": "1", "have": ["sha256:00"]}).to_string()),
+            bundle_request(json!({"want": "1", "base_images": ["sha256:00"]}).to_string()),
             400,
         ),
         (bundle_request(json!({"want": "../x"}).to_string()), 404),
@@ -892,8 +895,8 @@ async fn an_unreadable_folder_of_plans_refuses_bundles_without_its_path() {
     let plans = fixture.data.path().join("plans");
     std::fs::rename(&plans, fixture.data.path().join("plans.old")).unwrap();
     std::fs::write(&plans, "a file").unwrap();
-    let have = json!({"want": "2", "have": [old.image.root.to_string()]});
-    let refused = fixture.send(post(BUNDLE, &have)).await;
+    let query = json!({"want": "2", "base_images": [old.image.root.to_string()]});
+    let refused = fixture.send(post(BUNDLE, &query)).await;
     assert_eq!(
         (refused.status, &*error_code(&refused)),
         (503, "UNSUPPORTED")
@@ -933,8 +936,8 @@ async fn planning_counts_for_the_client_and_a_planned_bundle_does_not() {
     };
     config.limits.downloads_per_client = 0;
     fixture.reload(config);
-    let have = json!({"want": "2", "have": [old.image.root.to_string()]});
-    let refused = fixture.send(post(BUNDLE, &have)).await;
+    let query = json!({"want": "2", "base_images": [old.image.root.to_string()]});
+    let refused = fixture.send(post(BUNDLE, &query)).await;
     let error = &refused.json()["errors"][0];
     assert_eq!(
         (refused.status, &error["detail"]["stage"]),
@@ -1051,8 +1054,8 @@ async fn bundles_files_and_traces_need_the_right_to_pull_from_that_registry() {
     let fresh_own = until_ready(&fixture, post(&path, &json!({"want": own_digest}))).await;
     assert_eq!(fresh_own.status, 200);
     let (_, own_toc, _) = received(&fresh_own.body, None);
-    let theirs = json!({"want": own_digest, "have": [digest]});
-    let ours = json!({"want": digest, "have": [own_digest]});
+    let theirs = json!({"want": own_digest, "base_images": [digest]});
+    let ours = json!({"want": digest, "base_images": [own_digest]});
     for (request, unknown, toc, whole) in [
         (post(&path, &theirs), &digest, &own_toc, &fresh_own),
         (as_ann(post(&path, &theirs)), &digest, &own_toc, &fresh_own),
@@ -1060,7 +1063,10 @@ async fn bundles_files_and_traces_need_the_right_to_pull_from_that_registry() {
     ] {
         let response = until_ready(&fixture, request).await;
         assert_eq!(response.status, 200, "{response:.300?}");
-        assert_eq!(response.header("pierhead-unknown-have"), Some(&**unknown));
+        assert_eq!(
+            response.header("pierhead-unknown-base-images"),
+            Some(&**unknown)
+        );
         let (header, _, contents) = received(&response.body, None);
         assert!(header.base_images.is_empty() && is_complete(toc, &contents));
         assert!(

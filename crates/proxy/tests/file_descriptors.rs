@@ -83,7 +83,7 @@ async fn only_the_plan_fails_without_file_descriptors() {
     eventually(async || bundle_server.stat().jobs == 0).await;
     let query = json!({
         "want": new.image.root.to_string(),
-        "have": [old.image.root.to_string()],
+        "base_images": [old.image.root.to_string()],
     });
     let mut refused = 0;
     for free in 0..LIMIT {

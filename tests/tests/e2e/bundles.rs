@@ -164,7 +164,7 @@ fn an_update_transfers_only_changed_files() -> Result<()> {
     // A second store uses files of the first store, without writing to the first store.
     let other = folder.path().join("other");
     let from = store.to_str().context("UTF-8")?;
-    let built = pull(&via, "1", &other, &["--have-from", from])?;
+    let built = pull(&via, "1", &other, &["--base-store", from])?;
     ensure!(received(&built)? < received(&fresh)? / 2, "{built}");
     Ok(())
 }

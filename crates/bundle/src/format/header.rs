@@ -300,7 +300,7 @@ impl Header {
         if self.base_images.len() > MAX_BASE_IMAGES {
             return Err(wrong("too many images"));
         }
-        if base.is_some_and(|have| have.is_none_or(|have| have.usable == UsableContents::None)) {
+        if base.is_some_and(|base| base.is_none_or(|base| base.usable == UsableContents::None)) {
             return Err(wrong("a TOC that is coded against an unusable base image"));
         }
         if usize::try_from(self.toc.len).map_or(true, |len| len > MAX_TOC) {

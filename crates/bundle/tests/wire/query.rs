@@ -22,14 +22,14 @@ fn query() -> impl Strategy<Value = BundleQuery> {
         proptest::option::of((0..MAX_SHARES).prop_flat_map(|of| (0..=of, Just(of + 1)))),
     )
         .prop_map(
-            |((want, platform), have, have_layers, flags, part, share)| {
+            |((want, platform), base_images, base_images_with_layers, flags, part, share)| {
                 let [layers, pieces, start_order] = flags;
                 let part = part.map(|(etag, first, end)| Part { etag, first, end });
                 BundleQuery {
                     want,
                     platform,
-                    have,
-                    have_layers,
+                    base_images,
+                    base_images_with_layers,
                     layers,
                     // The request has no part if it has a share, since the server refuses a request
                     // with a share and a part.
@@ -86,10 +86,10 @@ fn fields_of_a_newer_version_are_ignored() {
 
 #[test]
 fn the_number_of_base_images_is_bounded() {
-    let query = |have, have_layers| BundleQuery {
+    let query = |all, with_layers| BundleQuery {
         want: "7".into(),
-        have: vec![digest(1); have],
-        have_layers: vec![digest(1); have_layers],
+        base_images: vec![digest(1); all],
+        base_images_with_layers: vec![digest(1); with_layers],
         ..BundleQuery::default()
     };
     let accepted = |query| BundleQuery::parse(&serde_json::to_vec(&query).unwrap()).is_ok();
@@ -115,7 +115,10 @@ fn a_document_of_the_maximum_length_is_accepted() {
 
 #[test]
 fn an_error_quotes_at_most_200_characters() {
-    let json = format!(r#"{{"want":"7","have":["{}"]}}"#, "x".repeat(100_000));
+    let json = format!(
+        r#"{{"want":"7","base_images":["{}"]}}"#,
+        "x".repeat(100_000)
+    );
     let error = BundleQuery::parse(json.as_bytes()).unwrap_err().to_string();
     assert!(error.len() < 300, "{} bytes: {error}", error.len());
 }

@@ -210,13 +210,13 @@ impl BundleHandler<'_> {
         if query.start_order {
             return self.start_order(bundle_server, &image).await;
         }
-        let mut base_images = Vec::with_capacity(query.have.len());
+        let mut base_images = Vec::with_capacity(query.base_images.len());
         let mut checked = 0;
-        for digest in &query.have {
+        for digest in &query.base_images {
             let is_known = bundle_server.state(digest) == State::Ready
                 && (!self.acts_for_client() || checked < MAX_CHECKED_BASES)
                 && self.may_use_base(bundle_server, digest, &mut checked).await;
-            let has_layers = query.have_layers.contains(digest);
+            let has_layers = query.base_images_with_layers.contains(digest);
             base_images.push(bundle_server::RequestBase {
                 manifest: *digest,
                 is_known,
@@ -497,7 +497,7 @@ impl BundleHandler<'_> {
             repository,
             ..
         } = self;
-        let (want, have) = (&*query.want, query.have.len());
+        let (want, base_images) = (&*query.want, query.base_images.len());
         match result {
             Ok(_) if query.share.is_some_and(|Share(nth, _)| nth > 0) => {
                 tracing::debug!(%registry, %repository, want, %client, share = ?query.share, "share of a bundle");
@@ -506,7 +506,7 @@ impl BundleHandler<'_> {
                 let status = response.status().as_u16();
                 let bytes = http_body::Body::size_hint(response.body()).exact();
                 let etag = response.headers().get(ETAG).and_then(|it| it.to_str().ok());
-                tracing::info!(%registry, %repository, want, have, %client, status, bytes, etag, duration_ms, "bundle");
+                tracing::info!(%registry, %repository, want, base_images, %client, status, bytes, etag, duration_ms, "bundle");
             }
             // `NotReady` is logged at level debug, because a client repeats the request every
             // second.
@@ -527,7 +527,7 @@ impl BundleHandler<'_> {
                 {
                     return;
                 }
-                tracing::info!(%registry, %repository, want, have, %client, %error, duration_ms, "bundle refused");
+                tracing::info!(%registry, %repository, want, base_images, %client, %error, duration_ms, "bundle refused");
             }
         }
     }

@@ -127,7 +127,7 @@ impl ImageSource {
         let query = BundleQuery {
             want: image.target.to_string(),
             platform: Some(self.platform.to_string()),
-            have: base_images,
+            base_images,
             ..BundleQuery::default()
         };
         let mut wait = ReadinessWait::new();

@@ -189,7 +189,7 @@ fn a_diff_counts_files_and_the_bytes_of_the_bundle() {
     let sizes = (update.body.len(), update.records.clone());
     let server = TestServer::start(move |request| {
         let query: BundleQuery = serde_json::from_slice(&request.body).expect("a query");
-        match (query.want.as_str(), query.have.is_empty()) {
+        match (query.want.as_str(), query.base_images.is_empty()) {
             ("0", _) => bundle(&full),
             (_, true) => bundle(&whole),
             (_, false) => bundle(&update),

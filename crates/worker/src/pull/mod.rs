@@ -145,8 +145,8 @@ fn pull_once(context: &PullContext<'_>, report: &mut PullReport) -> Result<Compl
     let query = pierhead_bundle::api::BundleQuery {
         want: context.image.target.to_string(),
         platform: Some(context.platform.to_string()),
-        have: base_images,
-        have_layers: with_layers,
+        base_images,
+        base_images_with_layers: with_layers,
         layers: context.with_layers,
         ..pierhead_bundle::api::BundleQuery::default()
     };

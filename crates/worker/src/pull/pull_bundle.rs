@@ -90,7 +90,7 @@ impl BundlePull<'_> {
             let used = base_images
                 .filter(|base_image| base_image.usable != UsableContents::None)
                 .count();
-            report.base_images_unused = query.have.len().saturating_sub(used);
+            report.base_images_unused = query.base_images.len().saturating_sub(used);
             let records = start.header.records;
             let begun = context.store.begin(NewFetch {
                 name: &name,
@@ -172,12 +172,12 @@ impl BundlePull<'_> {
     /// whether there was such a base image.
     fn drop_missing_layers(&self, query: &mut BundleQuery) -> Result<bool, Error> {
         let images = self.context.store.images()?;
-        let before = query.have_layers.len();
-        query.have_layers.retain(|manifest| {
+        let before = query.base_images_with_layers.len();
+        query.base_images_with_layers.retain(|manifest| {
             let mut images = images.iter();
             images.any(|image| image.layers && image.manifest == *manifest)
         });
-        Ok(query.have_layers.len() < before)
+        Ok(query.base_images_with_layers.len() < before)
     }
 
     /// Resumes a pull that another process began and did not finish, if the server still has the
@@ -407,10 +407,10 @@ enum Fallback {
 fn fallback(query: &mut BundleQuery, error: Error) -> Result<Fallback, Error> {
     match error {
         Error::Malformed { .. } | Error::Digest { .. } | Error::Missing(_)
-            if !query.have.is_empty() =>
+            if !query.base_images.is_empty() =>
         {
-            query.have.clear();
-            query.have_layers.clear();
+            query.base_images.clear();
+            query.base_images_with_layers.clear();
             Ok(Fallback::RequestAgain)
         }
         Error::Malformed { .. } | Error::Digest { .. } => Ok(Fallback::Layers(error.to_string())),
@@ -430,8 +430,8 @@ mod tests {
         };
         let base_image = Digest::of(Algorithm::Sha256, b"base image");
         let mut query = BundleQuery {
-            have: vec![base_image],
-            have_layers: vec![base_image],
+            base_images: vec![base_image],
+            base_images_with_layers: vec![base_image],
             ..BundleQuery::default()
         };
         let first = fallback(&mut query, malformed());
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(query, BundleQuery::default());
         let second = fallback(&mut query, malformed());
         assert!(matches!(second, Ok(Fallback::Layers(reason)) if reason.contains('x')));
-        query.have.push(base_image);
+        query.base_images.push(base_image);
         let missing = Error::Missing("content".to_owned());
         assert!(matches!(
             fallback(&mut query, missing),

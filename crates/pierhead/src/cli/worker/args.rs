@@ -17,7 +17,7 @@ Examples:
                                                only what 7 does not have
   pierhead pull flask:3 --via … --into store --as docker-archive --output - |
       docker load
-  pierhead pull flask:3 --via … --into new --have-from store --json |
+  pierhead pull flask:3 --via … --into new --base-store store --json |
       jq .bytes_received
 
 The folder of --into is a store: it has each file content once, under its
@@ -89,8 +89,8 @@ pub(crate) struct PullArgs {
 
     /// Folder of another image store, from which `pierhead pull` reads files that the image shares
     /// with it; repeatable [default: none]
-    #[arg(long, value_name = "DIR")]
-    pub(crate) have_from: Vec<PathBuf>,
+    #[arg(long = "base-store", value_name = "DIR")]
+    pub(crate) base_stores: Vec<PathBuf>,
 
     /// Form in which `pierhead pull` writes the image, in addition to the store [default: none]
     #[arg(long = "as", value_name = "FORM")]

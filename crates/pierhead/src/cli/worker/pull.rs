@@ -77,23 +77,23 @@ fn open_store(into: &Path, others: &[PathBuf]) -> Result<Store, CommandError> {
     })
 }
 
-/// Returns the usable stores of `--have-from`, and a warning for each store that cannot be used. A
+/// Returns the usable stores of `--base-store`, and a warning for each store that cannot be used. A
 /// folder that is not a store is a usage error.
 fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), CommandError> {
     let (mut usable, mut warnings) = (Vec::new(), Vec::new());
-    for folder in &args.have_from {
+    for folder in &args.base_stores {
         let shown = folder.display();
         match store::kind(folder) {
             Ok(FolderKind::Store) => usable.push(folder.clone()),
             Ok(FolderKind::None | FolderKind::Foreign) => {
                 return Err(CommandError::Usage(format!(
-                    "--have-from: {shown} is not a store of `pierhead pull`"
+                    "--base-store: {shown} is not a store of `pierhead pull`"
                 )));
             }
             Ok(FolderKind::Later) => warnings.push(format!(
-                "--have-from {shown} has a newer format than this version can read: not used"
+                "--base-store {shown} has a newer format than this version can read: not used"
             )),
-            Err(error) => warnings.push(format!("--have-from {shown} is not used: {error}")),
+            Err(error) => warnings.push(format!("--base-store {shown} is not used: {error}")),
         }
     }
     Ok((usable, warnings))
@@ -273,12 +273,12 @@ mod tests {
         drop(open_store(&store, &[]).unwrap_or_else(|error| panic!("{error:?}")));
 
         let shown = |path: &Path| path.to_str().expect("UTF-8").to_owned();
-        let bases = |path: &str| base_stores(&args(&store, &["--have-from", path]));
+        let bases = |path: &str| base_stores(&args(&store, &["--base-store", path]));
         let (usable, warnings) = bases(&shown(&store)).unwrap_or_else(|error| panic!("{error:?}"));
         assert_eq!((usable, warnings), (vec![store.clone()], Vec::new()));
         for path in [shown(&foreign), shown(&folder.path().join("missing"))] {
             let message = usage(bases(&path));
-            let expected = format!("--have-from: {path} is not a store of `pierhead pull`");
+            let expected = format!("--base-store: {path} is not a store of `pierhead pull`");
             assert_eq!(message, expected);
         }
         // A store of a later version is not used, and the pull continues.

@@ -127,7 +127,7 @@ fn an_update_names_the_stored_image_and_applies_its_contents() {
     let report = pull_into(&server, &store, "registry.example/app:2").expect("updated");
     let query = &queries(&server)[0];
     assert_eq!(
-        (query.want.as_str(), &query.have),
+        (query.want.as_str(), &query.base_images),
         ("2", &vec![old.digest()])
     );
     assert_eq!((report.base_images, report.base_images_unused), (1, 0));
