@@ -772,6 +772,24 @@ async fn a_body_that_arrives_in_single_bytes_times_out() {
     }
 }
 
+/// A client that stops in the middle of a body gets a response, from the fast path and from hyper.
+#[tokio::test]
+async fn a_body_that_stops_gets_408() {
+    let by_length = format!("{POST_HEAD}content-length: 1000\r\n\r\n12345");
+    let chunked = format!("{CHUNKED_POST_HEAD}\r\n5\r\n12345\r\n");
+    let fixture = bundle_options(FixtureOptions::default())
+        .config(|config| config.client_stall_timeout = Duration::from_millis(300))
+        .start()
+        .await;
+    for text in [by_length, chunked] {
+        let mut connection = Connection::open(fixture.addr).await.unwrap();
+        connection.send_raw(text.as_bytes()).await.unwrap();
+        let response = in_time(connection.answer(true)).await.unwrap();
+        let response = in_time(response.whole()).await.unwrap();
+        assert_eq!(response.status, 408, "{response:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_connection_stays_open_after_a_request_for_a_bundle() {
     let fixture = with_bundles().await;

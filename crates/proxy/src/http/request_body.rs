@@ -1,6 +1,7 @@
 //! Reads request bodies within limits of memory and time. Only the bundle and trace endpoints
 //! accept request bodies.
 
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -124,9 +125,14 @@ impl<'a> BodyLimits<'a> {
         }
     }
 
-    /// The time by which the next bytes must have arrived.
-    pub(crate) fn due(&self) -> Instant {
-        self.step_end.min(self.end)
+    /// Awaits the next bytes of the body.
+    ///
+    /// # Errors
+    /// [`Error::BodyTimeout`] if the bytes do not arrive in time.
+    pub(crate) async fn in_time<T>(&self, bytes: impl Future<Output = T>) -> Result<T, Error> {
+        let due = self.step_end.min(self.end);
+        let arrived = tokio::time::timeout_at(due, bytes).await;
+        arrived.map_err(|_| Error::BodyTimeout)
     }
 
     /// Attaches the memory reservation to the complete body. The reservation ends when the last
@@ -166,14 +172,13 @@ where
     let mut body = pin!(Limited::new(body, len));
     let mut bytes = BytesMut::new();
     loop {
-        let frame = match tokio::time::timeout_at(body_limits.due(), body.frame()).await {
-            Err(_) => return Err(Error::BodyTimeout),
-            Ok(None) => return Ok(body_limits.attach_to(bytes.freeze())),
-            Ok(Some(Ok(frame))) => frame,
-            Ok(Some(Err(error))) if error.is::<LengthLimitError>() => {
+        let frame = match body_limits.in_time(body.frame()).await? {
+            None => return Ok(body_limits.attach_to(bytes.freeze())),
+            Some(Ok(frame)) => frame,
+            Some(Err(error)) if error.is::<LengthLimitError>() => {
                 return Err(Limit::Body.into());
             }
-            Ok(Some(Err(_))) => {
+            Some(Err(_)) => {
                 let why = "the body of the request is incomplete, or its chunks are malformed";
                 return Err(Error::BadRequest(why.into()));
             }

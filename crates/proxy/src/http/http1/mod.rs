@@ -22,7 +22,6 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode};
 use http_body::Body as _;
 use tokio::net::TcpStream;
-use tokio::time::Instant;
 
 use crate::access::admit::admit_body;
 use crate::context::RequestContext;
@@ -234,11 +233,12 @@ async fn read_body(
         if bytes == len {
             break;
         }
-        let left = limits.due().saturating_duration_since(Instant::now());
-        socket.deadline.must_send(left);
         limits.make_room(&mut socket.buffer, READ_BYTES);
-        if socket.read().await? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        match limits.in_time(socket.read()).await {
+            Ok(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return Err(error),
+            Err(timeout) => return Ok(Err(timeout)),
         }
     }
     let body = socket.buffer.split_to(len).freeze();
