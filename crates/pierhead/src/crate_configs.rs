@@ -230,19 +230,11 @@ pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
         tags_ttl: config.tags.ttl,
         response_timeout: config.limits.response_timeout,
         max_connections: config.limits.connections,
-        limits: pierhead_proxy::Limits {
-            connections_per_client: pierhead_proxy::Limits::default_connections_per_client(
-                config.limits.connections,
-            ),
-            downloads: config.limits.downloads,
-            downloads_per_client: (config.limits.downloads / 2).max(1),
-            downloads_per_registry: pierhead_proxy::Limits::default_downloads_per_registry(
-                config.limits.downloads,
-            ),
-            response_memory: config.limits.response_memory,
-            response_memory_per_client: config.limits.response_memory / 2,
-            ..pierhead_proxy::Limits::default()
-        },
+        limits: pierhead_proxy::Limits::new(
+            config.limits.connections,
+            config.limits.downloads,
+            config.limits.response_memory,
+        ),
         auth: auth(config),
         shutdown_grace: config.limits.shutdown_grace,
         ..pierhead_proxy::Config::default()

@@ -117,38 +117,33 @@ impl Config {
 }
 
 impl Limits {
-    /// Returns the default of `connections_per_client`: an eighth of all connections. Many machines
-    /// behind one address count as one client; such a site may need a higher value.
-    pub fn default_connections_per_client(connections: usize) -> usize {
-        (connections / 8).max(1)
-    }
-
-    /// Returns the default of `downloads_per_registry`: three quarters of all downloads. A registry
-    /// that never responds leaves a quarter to other registries.
-    pub fn default_downloads_per_registry(downloads: usize) -> usize {
-        downloads - downloads / 4
+    /// Derives the limits of one client and of one registry from the limits of all.
+    pub fn new(connections: usize, downloads: usize, response_memory: usize) -> Self {
+        Self {
+            // Many machines behind one address count as one client; such a site may need a higher
+            // value.
+            connections_per_client: (connections / 8).max(1),
+            downloads,
+            // containerd and docker run 3 downloads for an image, podman 6.
+            downloads_per_client: (downloads / 2).max(1),
+            // A registry that never responds leaves a quarter to other registries.
+            downloads_per_registry: downloads - downloads / 4,
+            response_memory,
+            response_memory_per_client: response_memory / 2,
+            // Clients send about 12 headers. Credentials and tokens in headers take at most 8 KiB.
+            headers: 100,
+            header_size: 16 << 10,
+            // Twice the length of the longest path with name, tag, namespace and
+            // parameters.
+            uri: 4096,
+        }
     }
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            connections_per_client: Self::default_connections_per_client(4096),
-            downloads: 32,
-            // The default is half of all downloads. containerd and docker run 3 downloads for an
-            // image, podman 6.
-            downloads_per_client: 16,
-            downloads_per_registry: Self::default_downloads_per_registry(32),
-            // The default is enough for 1024 responses of 128 KiB each to clients that read slowly.
-            response_memory: 128 << 20,
-            response_memory_per_client: 64 << 20,
-            // Clients send about 12 headers. Credentials and tokens in headers take at most 8 KiB.
-            headers: 100,
-            header_size: 16 << 10,
-            // The default is twice the length of the longest path with name, tag, namespace and
-            // parameters.
-            uri: 4096,
-        }
+        // The memory is enough for 1024 responses of 128 KiB each to clients that read slowly.
+        Self::new(4096, 32, 128 << 20)
     }
 }
 
