@@ -64,11 +64,13 @@ path = "/var/lib/pierhead/tier/pierhead.tier"
 size = "{{ include "pierhead.mebibytes" $v.tier.size }}MiB"
 placement = {{ toJson $v.tier.placement }}
 write_back_rate = {{ toJson $v.tier.writeBackRate }}
-{{- if $v.tls.secretName }}
+{{- if or $v.tls.secretName $v.tls.clientCAKey $v.tls.clientNames }}
 
 [tls]
+{{- if $v.tls.secretName }}
 cert = "/etc/pierhead/tls/tls.crt"
 key = "/etc/pierhead/tls/tls.key"
+{{- end }}
 {{- with $v.tls.clientCAKey }}
 client_ca = "/etc/pierhead/{{ if $v.tls.clientCASecretName }}clients{{ else }}tls{{ end }}/{{ . }}"
 {{- end }}
@@ -80,7 +82,7 @@ client_names = {{ include "pierhead.toml" . }}
 [auth]
 mode = {{ toJson $v.auth.mode }}
 cache_ttl = {{ toJson $v.auth.cacheTTL }}
-{{- if include "pierhead.needsPassword" . }}
+{{- if include "pierhead.htpasswdSecret" . }}
 htpasswd = "/etc/pierhead/auth/htpasswd"
 {{- end }}
 {{- range $name, $it := $v.upstreams }}

@@ -53,6 +53,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if has .Values.auth.mode (list "htpasswd" "mtls-or-htpasswd") -}}yes{{- end -}}
 {{- end -}}
 
+{{/* The Secret with the users, if auth.mode needs one and the values name it. */}}
+{{- define "pierhead.htpasswdSecret" -}}
+{{- if include "pierhead.needsPassword" . -}}{{ .Values.auth.htpasswdSecretName }}{{- end -}}
+{{- end -}}
+
 {{- define "pierhead.scheme" -}}
 {{- if .Values.tls.secretName -}}https{{- else -}}http{{- end -}}
 {{- end -}}
@@ -200,7 +205,7 @@ memory of the profile.
 {{- mulf (regexFind "^[0-9.]+" . | default "0" | float64) (get $units (regexFind "[a-zA-Z]*$" . | lower) | default 0.0) | printf "%.0f" -}}
 {{- end -}}
 
-{{/* Rejects contradicting values of the chart. Each message names the keys. The init container config-check checks `config`. */}}
+{{/* Rejects values of the chart that contradict each other. The init container config-check checks pierhead.toml, so this template repeats none of its rules. */}}
 {{- define "pierhead.check" -}}
 {{- $v := .Values -}}
 {{- if and (eq $v.storage.mode "emptyDir") (not $v.storage.size) -}}
@@ -215,26 +220,11 @@ memory of the profile.
 {{- if and (not $v.network.hostNetwork) (not (has $v.network.address (list "0.0.0.0" "[::]"))) -}}
 {{- fail "network.address: a single address needs network.hostNetwork=true, since the address of a pod is not known in advance" -}}
 {{- end -}}
-{{- if and $v.network.interface (not (has $v.network.address (list "0.0.0.0" "[::]"))) -}}
-{{- fail "network.interface: stands for its addresses, so network.address must be 0.0.0.0 or [::]" -}}
-{{- end -}}
-{{- if hasPrefix "tmfifo_net" $v.network.interface -}}
-{{- fail "network.interface: is the management link of the DPU: use a representor or a scalable function for image data" -}}
-{{- end -}}
 {{- if and (eq $v.tier.kind "pmem") (not $v.tier.hostPath) -}}
 {{- fail "tier.hostPath: is required with tier.kind=pmem: a folder on a DAX file system of the node" -}}
 {{- end -}}
-{{- if and (include "pierhead.needsPassword" .) (not $v.auth.htpasswdSecretName) -}}
-{{- fail (printf "auth.htpasswdSecretName: is required with auth.mode=%s" $v.auth.mode) -}}
-{{- end -}}
-{{- if and (hasPrefix "mtls" $v.auth.mode) (not $v.tls.clientCAKey) -}}
-{{- fail (printf "tls.clientCAKey: is required with auth.mode=%s" $v.auth.mode) -}}
-{{- end -}}
 {{- if and $v.tls.clientCASecretName (not $v.tls.clientCAKey) -}}
 {{- fail "tls.clientCAKey: is required with tls.clientCASecretName" -}}
-{{- end -}}
-{{- if and $v.tls.clientCAKey (not $v.tls.secretName) -}}
-{{- fail "tls.secretName: is required with tls.clientCAKey" -}}
 {{- end -}}
 {{- $resources := include "pierhead.resources" . | fromYaml -}}
 {{- range $name, $limit := $resources.limits -}}
@@ -278,14 +268,6 @@ memory of the profile.
 {{- if and $v.metrics.serviceMonitor.enabled (not $v.service.enabled) -}}
 {{- fail "metrics.serviceMonitor.enabled: needs service.enabled=true; use metrics.podMonitor.enabled" -}}
 {{- end -}}
-{{- $logins := list -}}
-{{- range $name, $upstream := $v.upstreams -}}
-{{- if $upstream.passwordSecret -}}{{- $logins = append $logins (printf "upstreams.%s" $name) -}}{{- end -}}
-{{- end -}}
-{{- with $v.dockerConfigSecretName -}}{{- $logins = append $logins "dockerConfigSecretName" -}}{{- end -}}
-{{- if and $logins (eq $v.auth.mode "none") (not $v.tls.clientCAKey) (not $v.config.allow_open_proxy_with_credentials) -}}
-{{- fail (printf "%s: every client that reaches the port could pull with these upstream credentials. Set auth.mode or tls.clientCAKey, or config.allow_open_proxy_with_credentials=true to allow it" (join ", " $logins)) -}}
-{{- end -}}
 {{- end -}}
 
 {{/* Volume mounts of the configuration, of files with secrets, and of the data folder. */}}
@@ -307,7 +289,7 @@ memory of the profile.
 {{- if $v.tls.clientCASecretName }}
 - {name: clients, mountPath: /etc/pierhead/clients, readOnly: true}
 {{- end }}
-{{- if include "pierhead.needsPassword" . }}
+{{- if include "pierhead.htpasswdSecret" . }}
 - {name: auth, mountPath: /etc/pierhead/auth, readOnly: true}
 {{- end }}
 {{- if $v.dockerConfigSecretName }}
