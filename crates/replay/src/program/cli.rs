@@ -209,7 +209,8 @@ mod tests {
             .collect();
         let page = format!(
             "# The eviction simulator\n\n\
-             `pierhead-replay --help` prints this text. [eviction.md](../explanation/eviction.md#measuring) explains how to use it.\n\n\
+             `pierhead-replay --help` prints this text.\n\
+             [eviction.md](../explanation/eviction.md#measuring) explains how to use the program.\n\n\
              <!-- Generated from the code by `cargo xtask docs --write`. Edit the code instead. -->\n\n\
              ```text\n{}\n```\n",
             help.join("\n").trim_end()
