@@ -1,5 +1,5 @@
 //! Unit tests of an export into a folder: creating entries, setting attributes, and linking files
-//! of the store. `tests/trees.rs` tests exports of whole trees.
+//! of the store. `tests/trees/` tests exports of whole trees.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};

@@ -6,15 +6,9 @@
     reason = "the fixtures' counts are small"
 )]
 
-#[path = "wire/bundles.rs"]
 mod bundles;
-#[path = "wire/decoder.rs"]
 mod decoder;
-#[path = "wire/frame_list.rs"]
 mod frame_list;
-#[path = "wire/header.rs"]
 mod header;
-#[path = "wire/patch.rs"]
 mod patch;
-#[path = "wire/query.rs"]
 mod query;

@@ -3,7 +3,6 @@
 //! existing files in the target, and errors.
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
-#[path = "trees/compare.rs"]
 mod compare;
 
 use std::io;

@@ -4,19 +4,10 @@
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
-#[path = "layer/making.rs"]
-mod making;
-
-#[path = "layer/attributes.rs"]
 mod attributes;
-
-#[path = "layer/damage.rs"]
 mod damage;
-
-#[path = "layer/hostile.rs"]
 mod hostile;
-
-#[path = "layer/random.rs"]
+mod making;
 mod random;
 
 use std::sync::Arc;
