@@ -1,12 +1,13 @@
 //! Opens the file of a region (a file that is mapped into memory), or creates it atomically. Locks
 //! the file for one owner.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::Path;
 
-use rustix::fs::{FallocateFlags, FlockOperation, RenameFlags};
+use pierhead_atomic_file::Options;
+use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
 use crate::Error;
@@ -70,73 +71,18 @@ fn open_existing(path: &Path, size: u64) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Creates a temporary file and renames it, so that no power cut leaves an incomplete region.
-/// `None` when another process creates the file at the same time.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the region is allocated and synced, and its folder is synced below"
-)]
+/// Creates the file atomically, so that no power cut leaves an incomplete region. The file is
+/// locked from its creation on. `None` when another process creates the file at the same time.
 fn create(path: &Path, size: u64) -> Result<Option<File>, Error> {
-    let temporary = temporary_path(path);
-    let doing = |what: &str| io_error(format!("{what} {} of {size} bytes", temporary.display()));
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&temporary)
-        .map_err(doing("make"))?;
-    lock(&file, path)?;
-    // Another process may have renamed the temporary file before this process locked it. In that
-    // case, the file is the region of the other process.
-    let same = fs::metadata(&temporary).is_ok_and(|now| {
-        file.metadata()
-            .is_ok_and(|this| (this.dev(), this.ino()) == (now.dev(), now.ino()))
-    });
-    if !same {
-        return Ok(None);
+    let doing = |what: &str| io_error(format!("{what} {} of {size} bytes", path.display()));
+    let options = Options::new().mode(0o600).no_replace();
+    let file = options.create(path).map_err(doing("make"))?;
+    allocate(file.file(), size).map_err(doing("allocate"))?;
+    match file.commit() {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+        Err(error) => Err(doing("make durable")(error)),
     }
-    let made = file
-        .set_len(0)
-        .and_then(|()| allocate(&file, size))
-        .and_then(|()| file.sync_all());
-    if let Err(why) = made {
-        let _ = fs::remove_file(&temporary);
-        return Err(doing("allocate")(why));
-    }
-    match rustix::fs::renameat_with(
-        rustix::fs::CWD,
-        &temporary,
-        rustix::fs::CWD,
-        path,
-        RenameFlags::NOREPLACE,
-    ) {
-        Ok(()) => {}
-        Err(Errno::EXIST) => {
-            let _ = fs::remove_file(&temporary);
-            return Ok(None);
-        }
-        // The file system cannot rename without replacing an existing file. A plain rename is safe
-        // enough, because the lock still excludes other pierhead processes.
-        Err(Errno::INVAL) if !path.exists() => {
-            fs::rename(&temporary, path).map_err(doing("rename"))?;
-        }
-        Err(why) => return Err(doing("rename")(why.into())),
-    }
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new(".")))
-        .and_then(|folder| folder.sync_all())
-        .map_err(doing("make durable the name of"))?;
-    Ok(Some(file))
-}
-
-fn temporary_path(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    path.with_file_name(name)
 }
 
 /// Allocates all blocks of the file when the region is created: on a full disk, a write to an

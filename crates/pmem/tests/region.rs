@@ -175,11 +175,12 @@ fn a_full_disk_leaves_no_incomplete_region() {
 #[test]
 fn a_temporary_file_of_a_killed_process_is_replaced() {
     let folder = tempfile::tempdir().expect("a folder");
-    fs::write(folder.path().join("tier.new"), vec![9; 100]).expect("written");
+    fs::write(folder.path().join("tier.partial"), vec![9; 100]).expect("written");
     let region = open(&folder.path().join("tier"), SIZE).expect("made");
     let mut buf = [1; 100];
     region.read(0, &mut buf).expect("in range");
     assert_eq!(buf, [0; 100]);
+    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 1);
 }
 
 #[test]
@@ -202,6 +203,7 @@ fn of_many_simultaneous_openers_one_succeeds() {
         assert!(matches!(result, Ok(_) | Err(Error::Busy(_))), "{result:?}");
     }
     assert_eq!(fs::metadata(&path).expect("there").len(), SIZE);
+    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 1);
 }
 
 /// After a truncation of the file, the first call and all later calls fail, even if the file gets

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use pierhead_atomic_file::{Options, Step};
+
 /// A file system operation that is about to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -25,6 +27,17 @@ pub enum DiskChange<'a> {
     SyncFolder(&'a Path),
     /// Deletes a file of a pack.
     Remove(&'a Path),
+}
+
+impl<'a> From<Step<'a>> for DiskChange<'a> {
+    fn from(step: Step<'a>) -> Self {
+        match step {
+            Step::Create(path) => Self::Create(path),
+            Step::Sync(path) => Self::Sync(path),
+            Step::Rename(from, to) => Self::Rename(from, to),
+            Step::SyncFolder(folder) => Self::SyncFolder(folder),
+        }
+    }
 }
 
 /// A test's function that is called before each [`DiskChange`]. When the function returns an error,
@@ -93,19 +106,10 @@ impl Disk {
     }
 
     /// Replaces a small file atomically.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "syncs file and folder itself, so that tests can cut each step"
-    )]
     pub(super) fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let beside = path.with_extension("partial");
-        let file = self.create(&beside)?;
-        self.write(&beside, &file, 0, bytes)?;
-        self.sync(&beside, &file)?;
-        self.step(DiskChange::Rename(&beside, path))?;
-        fs::rename(&beside, path)?;
-        let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-        self.step(DiskChange::SyncFolder(folder))?;
-        File::open(folder)?.sync_all()
+        let on_step = |step: Step<'_>| self.step(step.into());
+        let file = Options::new().on_step(&on_step).create(path)?;
+        self.write(file.path(), file.file(), 0, bytes)?;
+        file.commit().map(drop)
     }
 }

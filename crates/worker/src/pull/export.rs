@@ -1,6 +1,5 @@
 //! Exports a pulled image: as a root file system, an OCI layout or a Docker archive.
 
-use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -147,26 +146,17 @@ impl ExportSource<'_> {
         Ok(self.changed_digest(&digest).into_iter().collect())
     }
 
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "an export is repeated after a crash"
-    )]
     fn archive_file(&self, to: &Path) -> Result<Vec<String>, Error> {
         let failed = || Error::file(format!("cannot write {}", to.display()));
-        let mut partial = to.as_os_str().to_owned();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        let file = File::create(&partial).map_err(failed())?;
-        let mut out = BufWriter::with_capacity(WRITE_BUFFER, &file);
-        let written = self
-            .archive(&mut out)
-            .and_then(|()| out.flush().map_err(failed()));
+        // A power cut may damage the archive. The user then exports the image again.
+        let options = pierhead_atomic_file::Options::new().without_sync();
+        let mut file = options.create(to).map_err(failed())?;
+        let mut out = BufWriter::with_capacity(WRITE_BUFFER, &mut file);
+        self.archive(&mut out)?;
+        out.flush().map_err(failed())?;
         drop(out);
-        let written = written.and_then(|()| fs::rename(&partial, to).map_err(failed()));
-        if written.is_err() {
-            let _ = fs::remove_file(&partial);
-        }
-        written.map(|()| Vec::new())
+        file.commit().map_err(failed())?;
+        Ok(Vec::new())
     }
 
     fn archive(&self, out: &mut dyn Write) -> Result<(), Error> {
