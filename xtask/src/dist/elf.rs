@@ -1,9 +1,12 @@
 //! Parses ELF headers: the platform, the required libraries and the required glibc version of a
 //! program.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
+use object::LittleEndian;
+use object::elf::{DT_NEEDED, FileHeader64, SHT_DYNSYM};
+use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, Sym as _};
 
 use super::arch::Arch;
 
@@ -25,75 +28,52 @@ pub(crate) struct Elf {
     pub(crate) symbols: Vec<(String, String)>,
 }
 
-/// Types of program headers.
-const LOAD: u32 = 1;
-const DYNAMIC: u32 = 2;
-const INTERPRETER: u32 = 3;
-/// Tags of entries in the dynamic section.
-const NEEDED: u64 = 1;
-const STRINGS: u64 = 5;
-const VERSIONS: u64 = 0x6fff_fffe;
-const VERSIONS_COUNT: u64 = 0x6fff_ffff;
-/// Types of sections.
-const SYMBOLS: u32 = 11;
-const SYMBOL_VERSIONS: u32 = 0x6fff_ffff;
-
 impl Elf {
     /// Parses a 64-bit little-endian ELF file.
     ///
     /// # Errors
     /// The file has another format, or is damaged.
     pub(crate) fn read(bytes: &[u8]) -> Result<Self> {
-        ensure!(
-            bytes.starts_with(b"\x7fELF\x02\x01"),
-            "no ELF file of 64 bits"
-        );
-        let file = Bytes(bytes);
+        let header = FileHeader64::<LittleEndian>::parse(bytes)?;
+        let endian = header.endian()?;
         let mut elf = Self {
-            arch: Arch::of_machine(file.half(18)?)?,
+            arch: Arch::of_machine(header.e_machine(endian).0)?,
             interpreter: None,
             needed: Vec::new(),
             versions: BTreeSet::new(),
             symbols: Vec::new(),
         };
-        let (table, size, count) = (file.word(32)?, file.half(54)?, file.half(56)?);
-        let mut segments = Vec::new();
-        for nth in 0..u64::from(count) {
-            let at = table
-                .checked_add(nth * u64::from(size))
-                .context("program headers beyond the file")?;
-            segments.push(Segment {
-                kind: file.quarter(at)?,
-                offset: file.word(at + 8)?,
-                address: file.word(at + 16)?,
-                size: file.word(at + 32)?,
-            });
-        }
-        if let Some(named) = segments.iter().find(|it| it.kind == INTERPRETER) {
-            elf.interpreter = Some(file.text(named.offset)?);
-        }
-        let Some(dynamic) = segments.iter().find(|it| it.kind == DYNAMIC) else {
-            return Ok(elf);
-        };
-        let mut entries = Vec::new();
-        for at in (0..dynamic.size / 16).map(|nth| dynamic.offset + nth * 16) {
-            match file.word(at)? {
-                0 => break,
-                tag => entries.push((tag, file.word(at + 8)?)),
+        for segment in header.program_headers(endian, bytes)? {
+            if let Some(path) = segment.interpreter(endian, bytes)? {
+                elf.interpreter = Some(text(path)?);
             }
         }
-        let value = |tag| entries.iter().find(|it| it.0 == tag).map(|it| it.1);
-        let Some(strings) = value(STRINGS) else {
-            return Ok(elf);
-        };
-        let strings = offset(&segments, strings)?;
-        for (_, name) in entries.iter().filter(|it| it.0 == NEEDED) {
-            elf.needed.push(file.text(strings + name)?);
+        let sections = header.sections(endian, bytes)?;
+        if let Some((entries, strings)) = sections.dynamic(endian, bytes)? {
+            let strings = sections.strings(endian, bytes, strings)?;
+            for entry in entries.iter().filter(|it| it.tag(endian) == DT_NEEDED) {
+                elf.needed.push(text(entry.string(endian, strings)?)?);
+            }
         }
-        if let (Some(at), Some(count)) = (value(VERSIONS), value(VERSIONS_COUNT)) {
-            let versions = versions(&file, offset(&segments, at)?, count, strings)?;
-            elf.symbols = symbols(&file, &versions, strings)?;
-            elf.versions = versions.into_values().collect();
+        if let Some((mut libraries, strings)) = sections.gnu_verneed(endian, bytes)? {
+            let strings = sections.strings(endian, bytes, strings)?;
+            while let Some((_, mut versions)) = libraries.next()? {
+                while let Some(version) = versions.next()? {
+                    elf.versions.insert(text(version.name(endian, strings)?)?);
+                }
+            }
+        }
+        let symbols = sections.symbols(endian, bytes, SHT_DYNSYM)?;
+        if let Some(versions) = sections.versions(endian, bytes)? {
+            for (index, symbol) in symbols.enumerate() {
+                let version = versions.version_index(endian, index).index();
+                let version = versions.version(version)?;
+                // A version without a library is one that this file defines.
+                if let Some(version) = version.filter(|it| it.file().is_some()) {
+                    let name = text(symbol.name(endian, symbols.strings())?)?;
+                    elf.symbols.push((name, text(version.name())?));
+                }
+            }
         }
         Ok(elf)
     }
@@ -125,111 +105,8 @@ fn glibc(text: &str) -> Option<Glibc> {
     Some((numbers.next()??, numbers.next()??))
 }
 
-/// Parses the nested lists of required versions: each library has a list of symbol versions. The
-/// key of the result is the number by which a symbol refers to its version.
-fn versions(
-    file: &Bytes<'_>,
-    start: u64,
-    count: u64,
-    strings: u64,
-) -> Result<BTreeMap<u16, String>> {
-    let mut found = BTreeMap::new();
-    let mut library = start;
-    for _ in 0..count {
-        let mut version = library + u64::from(file.quarter(library + 8)?);
-        for _ in 0..file.half(library + 2)? {
-            let name = file.quarter(version + 8)?;
-            found.insert(
-                file.half(version + 6)?,
-                file.text(strings + u64::from(name))?,
-            );
-            version += u64::from(file.quarter(version + 12)?);
-        }
-        library += u64::from(file.quarter(library + 12)?);
-    }
-    Ok(found)
-}
-
-/// Parses two parallel tables: the symbols, and for each symbol the number of its version.
-fn symbols(
-    file: &Bytes<'_>,
-    versions: &BTreeMap<u16, String>,
-    strings: u64,
-) -> Result<Vec<(String, String)>> {
-    let (table, size, count) = (file.word(40)?, file.half(58)?, file.half(60)?);
-    let mut sections = BTreeMap::new();
-    for nth in 0..u64::from(count) {
-        let at = table
-            .checked_add(nth * u64::from(size))
-            .context("section headers beyond the file")?;
-        sections.insert(
-            file.quarter(at + 4)?,
-            (file.word(at + 24)?, file.word(at + 32)?),
-        );
-    }
-    let (Some((names, _)), Some((numbers, bytes))) =
-        (sections.get(&SYMBOLS), sections.get(&SYMBOL_VERSIONS))
-    else {
-        return Ok(Vec::new());
-    };
-    let mut found = Vec::new();
-    for nth in 0..bytes / 2 {
-        // The highest bit marks a hidden symbol.
-        let number = file.half(numbers + nth * 2)? & 0x7fff;
-        if let Some(version) = versions.get(&number) {
-            let name = file.quarter(names + nth * 24)?;
-            found.push((file.text(strings + u64::from(name))?, version.clone()));
-        }
-    }
-    Ok(found)
-}
-
-struct Segment {
-    kind: u32,
-    offset: u64,
-    address: u64,
-    size: u64,
-}
-
-/// Offset in the file of a memory address of the loaded program.
-fn offset(segments: &[Segment], address: u64) -> Result<u64> {
-    segments
-        .iter()
-        .filter(|it| it.kind == LOAD)
-        .find_map(|it| {
-            let within = address.checked_sub(it.address)?;
-            (within < it.size).then(|| it.offset.checked_add(within))?
-        })
-        .context("an address in no segment")
-}
-
-struct Bytes<'a>(&'a [u8]);
-
-impl Bytes<'_> {
-    fn take<const N: usize>(&self, at: u64) -> Result<[u8; N]> {
-        let found = usize::try_from(at)
-            .ok()
-            .and_then(|at| self.0.get(at..)?.first_chunk());
-        found.copied().context("the file ends too early")
-    }
-
-    fn half(&self, at: u64) -> Result<u16> {
-        self.take(at).map(u16::from_le_bytes)
-    }
-
-    fn quarter(&self, at: u64) -> Result<u32> {
-        self.take(at).map(u32::from_le_bytes)
-    }
-
-    fn word(&self, at: u64) -> Result<u64> {
-        self.take(at).map(u64::from_le_bytes)
-    }
-
-    fn text(&self, at: u64) -> Result<String> {
-        let rest = usize::try_from(at).ok().and_then(|at| self.0.get(at..));
-        let text = rest.and_then(|rest| rest.split(|byte| *byte == 0).next());
-        Ok(String::from_utf8(text.context("no text there")?.to_vec())?)
-    }
+fn text(bytes: &[u8]) -> Result<String> {
+    Ok(String::from_utf8(bytes.to_vec())?)
 }
 
 #[cfg(test)]
