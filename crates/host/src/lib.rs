@@ -10,6 +10,7 @@
 //!   panics.
 //! - [`CpuBudget`]: CPU time within the quota of the cgroup.
 //! - [`CpuPacer`]: the queue in which pieces of responses wait for CPU time.
+//! - [`CpuThrottlingMetrics`]: how often the kernel stopped pierhead because of the CPU quota.
 //! - [`KeyedLock`]: a lock for each key.
 //! - [`FairShare`]: the division of equal slots between clients.
 //! - [`check_database_files`]: kind and size of a database's files, before the database opens them.
@@ -23,6 +24,7 @@ mod background;
 pub mod cgroup;
 mod cpu_budget;
 mod cpu_pacer;
+mod cpu_throttling_metrics;
 mod database_files;
 mod fair_share;
 mod kernel_file;
@@ -37,6 +39,7 @@ pub use background::{
 };
 pub use cpu_budget::{CpuAllowance, CpuBudget, CpuReading, thread_time};
 pub use cpu_pacer::{CpuMeter, CpuPacer, PIECE_BYTES, metered};
+pub use cpu_throttling_metrics::CpuThrottlingMetrics;
 pub use database_files::check_database_files;
 pub use fair_share::{ClientKey, FairShare, WaiterId};
 pub use kernel_file::{kibibytes, read_kernel_file};

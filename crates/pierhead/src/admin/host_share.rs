@@ -3,19 +3,14 @@
 
 use std::path::PathBuf;
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::atomic::AtomicU64;
 
 use crate::config::Config;
-use pierhead_host::cgroup::CpuThrottling;
+use pierhead_host::CpuThrottlingMetrics;
 use pierhead_host::machine::Machine;
-use pierhead_host::read_kernel_file;
 
 /// The metrics about the profile, limits and CPU throttling of this process. All clones share the
 /// same metrics.
@@ -90,50 +85,13 @@ impl HostShareMetrics {
             self.quota.clone(),
         );
         if let Some(stat) = &self.cpu_stat {
-            registry.register_collector(Box::new(CpuThrottlingCollector(stat.clone())));
+            CpuThrottlingMetrics::new(stat.clone()).register(registry);
         }
     }
 }
 
 fn signed(number: impl TryInto<i64>) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
-}
-
-/// Reads `cpu.stat` of the cgroup at each scrape of the metrics.
-#[derive(Debug)]
-struct CpuThrottlingCollector(PathBuf);
-
-impl Collector for CpuThrottlingCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let Some(throttled) =
-            read_kernel_file(&self.0).and_then(|text| CpuThrottling::parse(&text))
-        else {
-            return Ok(());
-        };
-        let counter = MetricType::Counter;
-        for (name, help, count) in [
-            (
-                "pierhead_cpu_quota_periods",
-                "Quota periods in which the cgroup used CPU time",
-                throttled.periods,
-            ),
-            (
-                "pierhead_cpu_quota_exhausted",
-                "Quota periods in which the kernel throttled the cgroup because its quota was used up",
-                throttled.throttled_periods,
-            ),
-        ] {
-            let described = encoder.encode_descriptor(name, help, None, counter)?;
-            ConstCounter::new(count).encode(described)?;
-        }
-        let seconds = encoder.encode_descriptor(
-            "pierhead_cpu_quota_stopped",
-            "Time for which the kernel throttled the cgroup, summed over CPUs",
-            Some(&Unit::Seconds),
-            counter,
-        )?;
-        ConstCounter::new(throttled.throttled_time.as_secs_f64()).encode(seconds)
-    }
 }
 
 #[cfg(test)]

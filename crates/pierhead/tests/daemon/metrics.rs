@@ -3,11 +3,16 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{ErrorKind, Seek as _, Write as _};
+use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
+use pierhead_host::pressure::{PressureMonitor, Resource};
+use pierhead_host::{BackgroundWork, CpuThrottlingMetrics};
 use pierhead_testkit::http::Request;
 use pierhead_testkit::images::Image;
-use pierhead_testkit::registry::FakeRegistry;
+use pierhead_testkit::registry::{FakeRegistry, RateLimit};
+use prometheus_client::registry::Registry;
 
 use crate::harness::{Daemon, soon};
 
@@ -170,9 +175,60 @@ fn promtool(text: &str) -> Option<String> {
     (!checked.status.success() || !found.is_empty()).then_some(found)
 }
 
-/// Asserts that docs/reference/metrics.md lists each metric of `text`, and no other metrics except
-/// metrics that need another kernel. `cargo xtask docs --write` writes the page.
-fn is_on_the_page(text: &str) {
+/// Returns the text of the metrics that a daemon has only on some hosts: metrics of resource pressure
+/// and of a CPU quota.
+fn metrics_of_some_hosts() -> String {
+    let host = tempfile::tempdir().expect("a folder");
+    let stat = host.path().join("cpu.stat");
+    std::fs::write(&stat, "nr_periods 1\nnr_throttled 1\nthrottled_usec 1\n").expect("room");
+    let folder = host.path().join("proc/pressure");
+    std::fs::create_dir_all(&folder).expect("room");
+    let pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n";
+    std::fs::write(folder.join("memory"), pressure).expect("room");
+    let resources = [Resource::Memory];
+    let key = "limits.pause_under";
+    let mut monitor = PressureMonitor::new(BackgroundWork::default(), &resources, key, host.path());
+    let begin = Instant::now();
+    for reading in 0..2 {
+        let passed = PressureMonitor::INTERVAL;
+        monitor.update(begin + passed * reading, passed);
+    }
+    let mut registry = Registry::default();
+    CpuThrottlingMetrics::new(stat).register(&mut registry);
+    let pressure = registry.sub_registry_with_prefix("pierhead_pressure");
+    monitor.metrics().register(pressure);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).expect("room");
+    text
+}
+
+/// Returns the names that the sources of the crates pass to the functions that register a metric.
+/// prometheus-client omits a family without samples from its output, so this is the only complete
+/// list.
+fn registered_names(sources: &Path) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for entry in std::fs::read_dir(sources).expect("sources") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() && !path.ends_with("tests") {
+            names.append(&mut registered_names(&path));
+        } else if path.extension().is_some_and(|it| it == "rs") {
+            let source = std::fs::read_to_string(&path).expect("UTF-8");
+            let product = source.split("#[cfg(test)]").next().unwrap_or_default();
+            for call in ["register(", "register_with_unit(", "encode_descriptor("] {
+                let arguments = product.split(call).skip(1);
+                let literals = arguments.filter_map(|it| it.trim_start().strip_prefix('"'));
+                let literals = literals.filter_map(|it| it.split('"').next());
+                names.extend(literals.map(str::to_owned));
+            }
+        }
+    }
+    names
+}
+
+/// Asserts that docs/reference/metrics.md lists each metric of the daemon's text `of_daemon` and of
+/// [`metrics_of_some_hosts`], and no other metrics except metrics of the process, which depend on
+/// the kernel. `cargo xtask docs --write` writes the page.
+fn is_on_the_page(of_daemon: &str) {
     const MARKER: &str =
         "<!-- Generated from the code by `cargo xtask docs --write`. Edit the code instead. -->";
     let page = concat!(
@@ -180,6 +236,7 @@ fn is_on_the_page(text: &str) {
         "/../../docs/reference/metrics.md"
     );
     let written = std::fs::read_to_string(page).unwrap_or_default();
+    let text = &format!("{of_daemon}{}", metrics_of_some_hosts());
     let mut kinds = HashMap::new();
     let mut labels: HashMap<String, BTreeSet<String>> = HashMap::new();
     for line in text.lines() {
@@ -199,7 +256,24 @@ fn is_on_the_page(text: &str) {
             of.extend(names.filter(|name| name != "le"));
         }
     }
-    let rows: Vec<_> = text
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let registered = registered_names(&sources);
+    let lacking = registered.iter().filter(|name| {
+        let units = ["", "_bytes", "_seconds"].map(|unit| format!("{name}{unit}"));
+        let mut families = kinds.keys().map(|family| format!("_{family}"));
+        !families.any(|family| {
+            units
+                .iter()
+                .any(|name| family.ends_with(&format!("_{name}")))
+        })
+    });
+    let lacking: Vec<_> = lacking.collect();
+    assert!(registered.len() > 50, "{registered:?}");
+    assert!(
+        lacking.is_empty(),
+        "this test creates no sample of {lacking:?}"
+    );
+    let rows: BTreeSet<_> = text
         .lines()
         .filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '))
         .map(|(family, help)| {
@@ -215,6 +289,7 @@ fn is_on_the_page(text: &str) {
             format!("| `{family}{suffix}` | {kind} | {names} | {help} |")
         })
         .collect();
+    let rows: Vec<_> = rows.into_iter().collect();
     if std::env::var_os("PIERHEAD_WRITE_DOCS").is_some() {
         let by_hand = written.split(MARKER).next().unwrap_or_default();
         let head = "| metric | type | labels | meaning |\n|---|---|---|---|\n";
@@ -227,8 +302,7 @@ fn is_on_the_page(text: &str) {
         assert!(written.contains(row), "metrics.md lacks {row}: {fix}");
     }
     for line in written.lines().filter(|line| line.starts_with("| `")) {
-        let of_kernel = line.contains("`pierhead_pressure") || line.contains("`process_");
-        let is_known = of_kernel || rows.iter().any(|row| row == line);
+        let is_known = line.contains("`process_") || rows.iter().any(|row| row == line);
         assert!(is_known, "metrics.md has {line}: {fix}");
     }
 }
@@ -260,6 +334,13 @@ async fn every_metric_follows_the_naming_rules() {
     let registry = FakeRegistry::start().await;
     let image = Image::random(1, &[70_000]);
     registry.push("app", "1", &image);
+    registry.configure(|settings| {
+        settings.rate_limit = Some(RateLimit {
+            limit: 100,
+            remaining: 100,
+            window: 60,
+        });
+    });
     // With a fast tier in memory, the daemon has additional metrics.
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
     let config = format!(
