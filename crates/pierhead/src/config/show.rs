@@ -123,20 +123,21 @@ pub(crate) fn keep_until_restart(
     let mut changed_keys = Vec::new();
     let same_profile = old.profile == after_restart.profile;
     for key in keys() {
-        let (Reload::Restart(keep) | Reload::SomeRestart(keep)) = key.reload else {
+        let (Reload::Restart(keep) | Reload::RestartWithProfile(keep) | Reload::SomeRestart(keep)) =
+            key.reload
+        else {
             continue;
         };
         let requested = (key.show)(new);
         keep(new, old);
-        let path = key.path();
-        let changed = match path.as_str() {
-            // The value follows from the profile. So if the profile changes, only the change of the
-            // profile is reported.
-            "limits.memory" => same_profile && (key.show)(old) != (key.show)(after_restart),
+        let changed = match key.reload {
+            Reload::RestartWithProfile(_) => {
+                same_profile && (key.show)(old) != (key.show)(after_restart)
+            }
             _ => requested != (key.show)(new),
         };
         if changed {
-            changed_keys.push(path);
+            changed_keys.push(key.path());
         }
     }
     changed_keys

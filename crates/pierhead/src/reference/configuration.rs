@@ -6,15 +6,12 @@ use serde_json::{Map, Value, json};
 
 use super::{check_file, check_page, wrap};
 use crate::config::Config;
-use crate::config::keys::{Key, Reload, SECTIONS, UPSTREAM_KEYS, UPSTREAMS, UPSTREAMS_HELP, keys};
+use crate::config::keys::{Key, SECTIONS, UPSTREAM_KEYS, UPSTREAMS, UPSTREAMS_HELP, keys};
 
 fn describe<T>(text: &mut String, key: &Key<T>, of: &T) {
     let default = (key.show)(of);
     let default = default.map_or_else(|| "not set".to_owned(), |value| format!("`{value}`"));
-    let restart = match key.reload {
-        Reload::Restart(_) => " A change needs a restart.",
-        Reload::Live | Reload::SomeRestart(_) => "",
-    };
+    let restart = key.restart_note();
     let facts = format!(
         "Value: {}. Default: {default}. Example: `{}`.{restart}",
         key.kind.phrase(),

@@ -16,8 +16,10 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "cache",
         name: "size",
-        help: "Maximum size of all blobs, unfinished downloads included: bytes or a share of the file system. \"auto\" is 80 % of \
-               the free space and the size of the cache together, at least 1GiB and at most 1TiB.",
+        help: "Maximum size of all blobs, unfinished downloads included: bytes or a share of the \
+               file system. \"auto\" is 80 % of the free space and the size of the cache \
+               together, at least 1GiB and at most 1TiB. Set this key if the disk has too little \
+               space for other programs, or if images are evicted too soon.",
         kind: Kind::Size {
             min: 1,
             words: &["auto"],
@@ -33,7 +35,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "cache",
         name: "min_free",
-        help: "Space of the file system that pierhead leaves free. Raise this value if other programs share the disk.",
+        help: "Space of the file system that pierhead leaves free. Raise this value if other \
+               programs share the disk.",
         kind: Kind::Size { min: 0, words: &[] },
         example: "\"512MiB\"",
         reload: Reload::Restart(|new, old| new.cache.min_free = old.cache.min_free),
@@ -54,11 +57,13 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "cache",
         name: "daily_write_budget",
-        help: "Bytes that pierhead writes to the disk per day (UTC), for flash of limited endurance; 0 is no limit. The budget covers \
-               blobs, manifests and everything that bundles need; not the catalog, tags, policy state and the request log. \
-               When the budget is spent, pierhead passes blobs on without storing them and prepares bundles the next day. Blobs up to \
-               64KiB, manifests and bundles that a worker waits for may exceed the budget by a sixteenth. pierhead saves the count \
-               every five minutes and at a clean stop.",
+        help: "Bytes that pierhead writes to the disk per day (UTC), for flash of limited \
+               endurance; 0 is no limit. The budget covers blobs, manifests and everything that \
+               bundles need; not the catalog, tags, policy state and the request log. When the \
+               budget is spent, pierhead passes blobs on without storing them and prepares \
+               bundles the next day. Blobs up to 64KiB, manifests and bundles that a worker waits \
+               for may exceed the budget by a sixteenth. pierhead saves the count every five \
+               minutes and at a clean stop.",
         kind: Kind::Bytes { min: 0, max: None },
         example: "\"0\"",
         reload: Reload::Live,
@@ -68,8 +73,10 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "eviction",
         name: "policy",
-        help: "The policy that selects the blobs to evict when the cache is full; docs/explanation/eviction.md compares the \
-               policies. After a change, the new policy receives all blobs in the order of their last use.",
+        help: "The policy that selects the blobs to evict when the cache is full; \
+               docs/explanation/eviction.md compares the policies. After a change, the new policy \
+               receives all blobs in the order of their last use. Change this key if \
+               `pierhead-replay` finds a policy that has fewer misses for your request log.",
         kind: Kind::Choice {
             noun: "eviction policy",
             names: || PolicyName::ALL.iter().map(|named| named.name()).collect(),
@@ -89,9 +96,11 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "eviction",
         name: "admission",
-        help: "Which blobs the cache admits: \"always\" all, \"second-hit\" blobs that were requested before, \
-               \"size-aware\" large blobs with lower probability, \"tinylfu\" blobs that were requested often of late. Blobs up to 64KiB, manifests, and pinned or \
-               warmed blobs always enter.",
+        help: "Which blobs the cache admits: \"always\" all, \"second-hit\" blobs that were \
+               requested before, \"size-aware\" large blobs with lower probability, \"tinylfu\" \
+               blobs that were requested often of late. Blobs up to 64KiB, manifests, and pinned \
+               or warmed blobs always enter. Change this key if most blobs are requested only \
+               once, and `pierhead-replay` finds fewer misses.",
         kind: Kind::Choice {
             noun: "admission",
             names: || {
@@ -113,8 +122,10 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "request_log",
         name: "file",
-        help: "File to which pierhead logs requests. A line has a time, a keyed hash of the digest, size, cost and outcome, but no \
-               names and no clients (docs/formats/request-log.md). At 32MiB the file becomes FILE.1 and a new file begins.",
+        help: "File to which pierhead logs requests. A line has a time, a keyed hash of the \
+               digest, size, cost and outcome, but no names and no clients \
+               (docs/formats/request-log.md). At 32MiB the file becomes FILE.1 and a new file \
+               begins. Set this key to compare eviction policies with `pierhead-replay`.",
         kind: Kind::PathOrOff,
         example: "\"/var/lib/pierhead/requests.log\"",
         reload: Reload::Restart(|new, old| new.request_log.clone_from(&old.request_log)),
@@ -124,9 +135,11 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "bundle",
         name: "size",
-        help: "Disk space for packs and plans, in addition to cache.size. \"auto\" is a tenth of the sum of the free space and the \
-               current size of packs and plans, at least 256MiB and at most 100GiB. Indexes take additional space of about 1 % of the \
-               layers. \"off\" disables bundles.",
+        help: "Disk space for packs and plans, in addition to cache.size. \"auto\" is a tenth of \
+               the sum of the free space and the current size of packs and plans, at least 256MiB \
+               and at most 100GiB. Indexes take additional space of about 1 % of the layers. \
+               \"off\" disables bundles. Raise this value if pierhead_bundle_packs_evicted_total \
+               rises. Write \"off\" if no worker pulls bundles.",
         kind: Kind::Size {
             min: 64 << 20,
             words: &["auto", "off"],
@@ -148,10 +161,12 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "bundle",
         name: "workers",
-        help: "Threads that index images for bundles. The same number of low-priority threads build patches; they pause while \
-               pierhead indexes an image. An indexing thread takes up to 60MB of memory, a low-priority thread up to 150MB. \
-               Each of these threads takes at most half a core, or the share that the profile sets, unless a request waits \
-               for the image on which the thread works.",
+        help: "Threads that index images for bundles. The same number of low-priority threads \
+               build patches; they pause while pierhead indexes an image. An indexing thread \
+               takes up to 60MB of memory, a low-priority thread up to 150MB. Each of these \
+               threads takes at most half a core, or the share that the profile sets, unless a \
+               request waits for the image on which the thread works. Raise this value if \
+               pierhead_bundle_images_waiting stays high.",
         kind: Kind::Count { min: 1, max: 64 },
         example: "1",
         reload: Reload::Restart(|new, old| new.bundle.workers = old.bundle.workers),
@@ -161,8 +176,10 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tags",
         name: "ttl",
-        help: "How long pierhead serves a tag or a list without revalidation at the upstream. \"0s\" revalidates at every request, \
-               and does not cache that a tag is missing.",
+        help: "How long pierhead serves a tag or a list without revalidation at the upstream. \
+               \"0s\" revalidates at every request, and does not cache that a tag is missing. \
+               Lower this value if clients must see a moved tag sooner. Raise this value if the \
+               registry limits the rate of requests.",
         kind: Kind::Duration {
             min: Duration::ZERO,
             max: YEAR,
@@ -175,7 +192,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "access",
         name: "allow",
-        help: "Patterns of repositories that clients may pull. Without patterns, clients may pull all repositories.",
+        help: "Patterns of repositories that clients may pull. Without patterns, clients may pull \
+               all repositories.",
         kind: Kind::Patterns,
         example: "[\"docker.io/library/*\", \"ghcr.io/owner/**\"]",
         reload: Reload::Live,
@@ -185,8 +203,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "access",
         name: "deny",
-        help: "Patterns of repositories that clients may not pull: the response is 403, even if allow matches and the image is \
-               cached.",
+        help: "Patterns of repositories that clients may not pull: the response is 403, even if \
+               allow matches and the image is cached.",
         kind: Kind::Patterns,
         example: "[\"docker.io/somebody/**\"]",
         reload: Reload::Live,

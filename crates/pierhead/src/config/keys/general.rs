@@ -13,8 +13,10 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "profile",
-        help: "The share of the host that pierhead takes. A profile sets the defaults of other keys, and computes limits.memory \
-               from the memory limit of the cgroup or the memory of the host (docs/explanation/profiles.md).",
+        help: "The share of the host that pierhead takes. A profile sets the defaults of other \
+               keys, and computes limits.memory from the memory limit of the cgroup or the memory \
+               of the host (docs/explanation/profiles.md). Set this key if other programs share \
+               the host with pierhead.",
         kind: Kind::Choice {
             noun: "profile",
             names: || {
@@ -46,7 +48,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "data",
-        help: "The data folder, which has the cache and all state. Only one process can use the folder at a time.",
+        help: "The data folder, which has the cache and all state. Only one process can use the \
+               folder at a time.",
         kind: Kind::Path,
         example: "\"/var/lib/pierhead\"",
         reload: Reload::Restart(|new, old| new.data.clone_from(&old.data)),
@@ -70,7 +73,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "default_upstream",
-        help: "The registry of requests that name no registry. Docker sends such requests to a registry mirror.",
+        help: "The registry of requests that name no registry. Docker sends such requests to a \
+               registry mirror.",
         kind: Kind::Text,
         example: "\"docker.io\"",
         reload: Reload::Live,
@@ -80,7 +84,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "docker_config",
-        help: "A Docker config.json with credentials for upstreams. pierhead also runs the credential helpers that the file names.",
+        help: "A Docker config.json with credentials for upstreams. pierhead also runs the \
+               credential helpers that the file names.",
         kind: Kind::PathOrOff,
         example: "\"/root/.docker/config.json\"",
         reload: Reload::Live,
@@ -90,9 +95,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "allow_open_proxy_with_credentials",
-        help: "Allow upstream credentials on a listener without client authentication: every client that reaches the listener \
-               can pull with these credentials. Without this key, upstream credentials need tls.client_ca or auth.mode, or \
-               listen on loopback.",
+        help: "Allow upstream credentials on a listener without client authentication: every \
+               client that reaches the listener can pull with these credentials. Without this \
+               key, upstream credentials need tls.client_ca or auth.mode, or listen on loopback.",
         kind: Kind::Boolean,
         example: "false",
         reload: Reload::Live,
@@ -109,7 +114,8 @@ pub(super) static LOG_KEYS: &[Key<Config>] = &[
     Key {
         section: "log",
         name: "level",
-        help: "Level of the log: error, warn, info, debug or trace; also per module, such as \"info,pierhead_remote=debug\".",
+        help: "Level of the log: error, warn, info, debug or trace; also per module, such as \
+               \"info,pierhead_remote=debug\". Write \"debug\" to find the cause of a failure.",
         kind: Kind::Text,
         example: "\"info\"",
         reload: Reload::Live,

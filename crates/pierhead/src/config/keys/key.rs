@@ -31,6 +31,9 @@ pub(crate) enum Reload<T> {
     /// A change of this key needs a restart. The function copies the old value to the new
     /// configuration.
     Restart(fn(new: &mut T, old: &T)),
+    /// As [`Reload::Restart`]. The default of the key follows from the profile. So if the profile
+    /// changes, too, the reload reports only the change of the profile.
+    RestartWithProfile(fn(new: &mut T, old: &T)),
     /// Only some changes of this key need a restart; the help of the key names them. The function
     /// undoes only these changes.
     SomeRestart(fn(new: &mut T, old: &T)),
@@ -47,11 +50,16 @@ impl<T> Key<T> {
 
     /// Returns the help of the key, with a note if a change of the key needs a restart.
     pub(crate) fn full_help(&self) -> String {
-        let restart = match self.reload {
-            Reload::Restart(_) => " A change needs a restart.",
+        format!("{}{}", self.help, self.restart_note())
+    }
+
+    /// Returns the note that a change of the key needs a restart. Returns an empty text if a reload
+    /// applies at least some changes.
+    pub(crate) fn restart_note(&self) -> &'static str {
+        match self.reload {
+            Reload::Restart(_) | Reload::RestartWithProfile(_) => " A change needs a restart.",
             Reload::Live | Reload::SomeRestart(_) => "",
-        };
-        format!("{}{restart}", self.help)
+        }
     }
 }
 

@@ -32,18 +32,21 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ),
     (
         "bundle",
-        "Delta bundles, which send only the file contents that a worker does not have (docs/explanation/bundles.md).",
+        "Delta bundles, which send only the file contents that a worker does \
+         not have (docs/explanation/bundles.md).",
     ),
     (
         "tier",
-        "A fast tier in front of the disk: blobs become durable there first (docs/explanation/tiering.md).",
+        "A fast tier in front of the disk: blobs become durable there first \
+         (docs/explanation/tiering.md).",
     ),
     ("tags", "Revalidation of tags."),
     (
         "access",
-        "The repositories that clients may pull, as patterns of REGISTRY or REGISTRY/REPOSITORY. * matches any characters \
-         except /, and ** any characters. A registry alone matches all of its repositories. A client that may pull a \
-         repository gets any cached blob whose digest it names.",
+        "The repositories that clients may pull, as patterns of REGISTRY or \
+         REGISTRY/REPOSITORY. * matches any characters except /, and ** any characters. A \
+         registry alone matches all of its repositories. A client that may pull a repository gets \
+         any cached blob whose digest it names.",
     ),
     (
         "limits",
@@ -63,8 +66,9 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
 /// Name of the TOML table of upstreams, which contains one table per upstream.
 pub(crate) const UPSTREAMS: &str = "upstreams";
 /// The help text of the TOML table of upstreams.
-pub(crate) const UPSTREAMS_HELP: &str = "One table per registry that needs an address, credentials or a CA. pierhead connects to every other public registry at \
-     https://NAME.";
+pub(crate) const UPSTREAMS_HELP: &str = "\
+     One table per registry that needs an address, credentials or a CA. pierhead connects to every \
+     other public registry at https://NAME.";
 
 /// All keys except the keys of upstreams, in the order of `config show`.
 pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {

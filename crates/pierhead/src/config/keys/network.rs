@@ -15,9 +15,11 @@ const MAX_NAME_BYTES: usize = 15;
 pub(super) static KEYS: &[Key<Config>] = &[Key {
     section: "network",
     name: "interface",
-    help: "Network interface for clients, such as \"pf0hpf\": 0.0.0.0 and [::] in listen then stand for the addresses of this \
-               interface only. pierhead follows address changes within 15s. A start waits up to 30s for the interface and \
-               its first address. pierhead refuses the management link of a DPU (tmfifo_net0). This key does not affect admin.",
+    help: "Network interface for clients, such as \"pf0hpf\": 0.0.0.0 and [::] in listen then \
+               stand for the addresses of this interface only. pierhead follows address changes \
+               within 15s. A start waits up to 30s for the interface and its first address. \
+               pierhead refuses the management link of a DPU (tmfifo_net0). This key does not \
+               affect admin.",
     kind: Kind::Text,
     example: "\"cache0\"",
     reload: Reload::Restart(|new, old| new.network.clone_from(&old.network)),

@@ -8,7 +8,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tls",
         name: "cert",
-        help: "PEM file with the server certificate, then its intermediate certificates. tls.cert needs tls.key.",
+        help: "PEM file with the server certificate, then its intermediate certificates. tls.cert \
+               needs tls.key.",
         kind: Kind::Path,
         example: "\"/etc/pierhead/tls.crt\"",
         reload: Reload::Restart(|new, old| new.tls.cert.clone_from(&old.tls.cert)),
@@ -28,7 +29,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tls",
         name: "client_ca",
-        help: "PEM file of certificate authorities. A client must have a certificate that one of these authorities has signed.",
+        help: "PEM file of certificate authorities. A client must have a certificate that one of \
+               these authorities has signed.",
         kind: Kind::Path,
         example: "\"/etc/pierhead/clients.crt\"",
         reload: Reload::Restart(|new, old| new.tls.client_ca.clone_from(&old.tls.client_ca)),
@@ -38,8 +40,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tls",
         name: "client_names",
-        help: "Names of client certificates that pierhead accepts: a DNS, URI or e-mail name of the subject alternative names, or \
-               without those the common name. The complete name must match.",
+        help: "Names of client certificates that pierhead accepts: a DNS, URI or e-mail name of \
+               the subject alternative names, or without those the common name. The complete name \
+               must match.",
         kind: Kind::Names,
         example: "[\"node1.example\"]",
         reload: Reload::Restart(|new, old| new.tls.client_names.clone_from(&old.tls.client_names)),
@@ -49,11 +52,14 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "auth",
         name: "mode",
-        help: "Authentication of clients: \"htpasswd\" needs a user and password of auth.htpasswd, \"mtls\" a certificate of \
-               tls.client_ca, \"mtls-or-htpasswd\" one of the two. With tls.client_ca, \"htpasswd\" needs password and certificate. With \
-               \"pass-through\", pierhead checks at the upstream that the client's own credentials may read the repository; \
-               clients without credentials may pull public images. \"pass-through-login\" refuses clients without credentials; \
-               use it for docker, which sends credentials only after a 401 response. A change to or from \"mtls-or-htpasswd\" needs a restart.",
+        help: "Authentication of clients: \"htpasswd\" needs a user and password of \
+               auth.htpasswd, \"mtls\" a certificate of tls.client_ca, \"mtls-or-htpasswd\" one \
+               of the two. With tls.client_ca, \"htpasswd\" needs password and certificate. With \
+               \"pass-through\", pierhead checks at the upstream that the client's own \
+               credentials may read the repository; clients without credentials may pull public \
+               images. \"pass-through-login\" refuses clients without credentials; use it for \
+               docker, which sends credentials only after a 401 response. A change to or from \
+               \"mtls-or-htpasswd\" needs a restart.",
         kind: Kind::Choice {
             noun: "authentication mode",
             names: || AuthMode::ALL.iter().map(|mode| mode.name()).collect(),
@@ -78,8 +84,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "auth",
         name: "htpasswd",
-        help: "File of users with one USER:HASH per line, with bcrypt hashes (`htpasswd -B`). pierhead reads the file again \
-               when the file changes.",
+        help: "File of users with one USER:HASH per line, with bcrypt hashes (`htpasswd -B`). \
+               pierhead reads the file again when the file changes.",
         kind: Kind::Path,
         example: "\"/etc/pierhead/htpasswd\"",
         reload: Reload::Live,
@@ -89,8 +95,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "auth",
         name: "cache_ttl",
-        help: "How long pierhead caches that credentials are valid, by auth.htpasswd or by an upstream. With a lower value, \
-               revoked credentials stop working sooner.",
+        help: "How long pierhead caches that credentials are valid, by auth.htpasswd or by an \
+               upstream. Lower this value if revoked credentials must stop working sooner.",
         kind: Kind::Duration {
             min: SECOND,
             max: HOUR,

@@ -11,8 +11,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tier",
         name: "kind",
-        help: "\"pmem\" is a file on a DAX file system, which must be persistent memory. \"file\" is any other file, such as on a \
-               small fast disk or in memory (tmpfs).",
+        help: "\"pmem\" is a file on a DAX file system, which must be persistent memory. \"file\" \
+               is any other file, such as on a small fast disk or in memory (tmpfs).",
         kind: Kind::Choice {
             noun: "kind of tier",
             names: || TierKind::ALL.iter().map(|kind| kind.as_str()).collect(),
@@ -30,8 +30,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tier",
         name: "path",
-        help: "The file of the tier; pierhead creates it. Only one process can use the file at a time. If you delete the file, you lose only blobs that \
-               pierhead had not yet written back to the disk.",
+        help: "The file of the tier; pierhead creates it. Only one process can use the file at a \
+               time. If you delete the file, you lose only blobs that pierhead had not yet \
+               written back to the disk.",
         kind: Kind::PathOrOff,
         example: "\"/mnt/pmem0/pierhead.tier\"",
         reload: Reload::Restart(|new, old| new.tier.path.clone_from(&old.tier.path)),
@@ -41,8 +42,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tier",
         name: "size",
-        help: "Size of the file. An existing file of another size is an error: delete it first. `pierhead cache tier set-limit` \
-               limits the part in use.",
+        help: "Size of the file. An existing file of another size is an error: delete it first. \
+               `pierhead cache tier set-limit` limits the part in use.",
         kind: Kind::Bytes {
             min: 32 << 20,
             max: None,
@@ -55,9 +56,11 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tier",
         name: "placement",
-        help: "The rule that selects blobs for the tier: \"value\" selects those with the highest value per byte, \"layer-aware\" also \
-               those for which an image waits, \"sharing-runs\" those that most images and container starts share \
-               (docs/explanation/tiering.md).",
+        help: "The rule that selects blobs for the tier: \"value\" selects those with the highest \
+               value per byte, \"layer-aware\" also those for which an image waits, \
+               \"sharing-runs\" those that most images and container starts share \
+               (docs/explanation/tiering.md). Keep the default unless a benchmark of your images \
+               shows that another rule is faster.",
         kind: Kind::Choice {
             noun: "placement",
             names: || Placement::ALL.iter().map(|it| it.as_str()).collect(),
@@ -73,8 +76,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tier",
         name: "write_back_rate",
-        help: "Maximum rate of the write-back from the tier to the disk, in bytes per second; \"off\" is no limit. Set this key if the \
-               writes slow down reads from the disk.",
+        help: "Maximum rate of the write-back from the tier to the disk, in bytes per second; \
+               \"off\" is no limit. Set this key if the writes slow down reads from the disk.",
         kind: Kind::Rate,
         example: "\"off\"",
         reload: Reload::Restart(|new, old| new.tier.write_back_rate = old.tier.write_back_rate),

@@ -13,9 +13,10 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "addresses",
-        help: "One URL, or a list of URLs in the order of preference, such as mirrors before the registry itself; without it, \
-               https://NAME. pierhead tries the next URL when one fails, does not have the content, denies it, or does not \
-               respond within a second. http:// and private addresses are allowed.",
+        help: "One URL, or a list of URLs in the order of preference, such as mirrors before the \
+               registry itself; without it, https://NAME. pierhead tries the next URL when one \
+               fails, does not have the content, denies it, or does not respond within a second. \
+               http:// and private addresses are allowed.",
         kind: Kind::Urls,
         example: "[\"https://mirror.example\", \"https://registry.example\"]",
         reload: Reload::Live,
@@ -25,9 +26,10 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "credential_hosts",
-        help: "Hosts in `addresses` to which pierhead sends the credentials of this table. Without this key, pierhead sends \
-               the credentials only to the host that has the name of the registry. Any other host gets the credentials of the table with its own name, such as [upstreams.\"mirror.example\"], or \
-               none.",
+        help: "Hosts in `addresses` to which pierhead sends the credentials of this table. \
+               Without this key, pierhead sends the credentials only to the host that has the \
+               name of the registry. Any other host gets the credentials of the table with its \
+               own name, such as [upstreams.\"mirror.example\"], or none.",
         kind: Kind::Hosts,
         example: "[\"registry.example\"]",
         reload: Reload::Live,
@@ -37,8 +39,8 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "username",
-        help: "User name for the password in password_file. \"<token>\" means, as in Docker, that the file has an OAuth2 refresh \
-               token (identity token).",
+        help: "User name for the password in password_file. \"<token>\" means, as in Docker, that \
+               the file has an OAuth2 refresh token (identity token).",
         kind: Kind::Text,
         example: "\"someone\"",
         reload: Reload::Live,
@@ -62,7 +64,8 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "credential_helper",
-        help: "NAME of the program docker-credential-NAME, from which pierhead gets user and password.",
+        help: "NAME of the program docker-credential-NAME, from which pierhead gets user and \
+               password.",
         kind: Kind::Text,
         example: "\"ecr-login\"",
         reload: Reload::Live,
@@ -86,7 +89,8 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "ca",
-        help: "PEM file of certificate authorities to trust for this upstream in addition to those of the host.",
+        help: "PEM file of certificate authorities to trust for this upstream in addition to \
+               those of the host.",
         kind: Kind::Path,
         example: "\"/etc/pierhead/upstream-ca.crt\"",
         reload: Reload::Live,
@@ -96,8 +100,8 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "trusted_hosts",
-        help: "Private hosts to which this upstream may redirect, or that issue its tokens. http://HOST allows plain HTTP. \
-               Public hosts are always allowed.",
+        help: "Private hosts to which this upstream may redirect, or that issue its tokens. \
+               http://HOST allows plain HTTP. Public hosts are always allowed.",
         kind: Kind::Hosts,
         example: "[\"auth.lab:5001\"]",
         reload: Reload::Live,
@@ -107,9 +111,11 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "keep_deleted",
-        help: "Whether pierhead serves the last known manifest of a tag when the registry answers 404, because somebody deleted \
-               the tag or the repository. Set this key where running machines must be able to pull an image after its deletion. With auth.mode \"pass-through\", only clients \
-               that read the repository within auth.cache_ttl get the deleted tag.",
+        help: "Whether pierhead serves the last known manifest of a tag when the registry answers \
+               404, because somebody deleted the tag or the repository. Set this key where \
+               running machines must be able to pull an image after its deletion. With auth.mode \
+               \"pass-through\", only clients that read the repository within auth.cache_ttl get \
+               the deleted tag.",
         kind: Kind::Boolean,
         example: "true",
         reload: Reload::Live,
