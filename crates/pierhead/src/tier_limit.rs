@@ -1,6 +1,11 @@
 //! The limit for the bytes on the fast tier: the value that the operator has set, or a lower value
 //! under memory pressure.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "one task holds the monitor as long as it runs, and a change of the limit awaits evictions"
+)]
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
@@ -12,12 +17,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::time::MissedTickBehavior;
 
+/// The monitor of [`follow_pressure`]. The caller shares the monitor with the task, so that the
+/// monitor survives a restart of the task after a panic.
+pub(crate) type SharedMonitor = Arc<tokio::sync::Mutex<PressureMonitor>>;
+
 /// Reads the memory pressure every [`PressureMonitor::INTERVAL`] until the task is cancelled. Under
 /// pressure, background work pauses first. If the pressure continues, the `limit` shrinks.
-pub(crate) async fn follow_pressure(
-    monitor: Arc<tokio::sync::Mutex<PressureMonitor>>,
-    limit: Option<TierLimit>,
-) {
+pub(crate) async fn follow_pressure(monitor: SharedMonitor, limit: Option<TierLimit>) {
     let mut monitor = monitor.lock().await;
     let mut ticks = tokio::time::interval(PressureMonitor::INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

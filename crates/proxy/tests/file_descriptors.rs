@@ -3,6 +3,10 @@
 //!
 //! These tests are a program of their own, because the limit of file descriptors applies to a whole
 //! process.
+#![expect(
+    clippy::disallowed_types,
+    reason = "each test holds the lock until it ends"
+)]
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;

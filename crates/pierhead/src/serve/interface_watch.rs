@@ -5,6 +5,11 @@
 //! for two reasons. Before Linux 5.7, `SO_BINDTODEVICE` needs a capability. Also, packets from this
 //! host to its own address arrive on the device `lo`, so local probes would fail.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "one task holds the lock as long as it runs; the next task begins after a panic of this task"
+)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;

@@ -25,7 +25,7 @@ use crate::config::{self, Config};
 use crate::environment::Environment;
 use crate::logging::Level;
 use crate::request_log::RequestQueue;
-use crate::tier_limit::{TierLimit, follow_pressure};
+use crate::tier_limit::{SharedMonitor, TierLimit, follow_pressure};
 use crate::{crate_configs, tier};
 
 /// Starts the daemon. Returns as soon as the daemon serves clients.
@@ -105,7 +105,7 @@ pub(super) async fn start(
         monitor = monitor.reporting_memory("the fast tier in memory", Path::new("/"));
     }
     let pressure = monitor.metrics();
-    let monitor = Arc::new(tokio::sync::Mutex::new(monitor));
+    let monitor: SharedMonitor = Arc::new(monitor.into());
     background_tasks.spawn(BackgroundTask::PressureMonitor, move || {
         follow_pressure(monitor.clone(), shrinking_limit.clone())
     });
