@@ -38,6 +38,12 @@ pub(crate) fn step_log(step: &str) -> PathBuf {
     target().join("xtask-logs").join(format!("{step}.log"))
 }
 
+/// A file that exists after a step of `cargo xtask test` has run in this build folder. Such a step
+/// finds its programs compiled and installed.
+pub(crate) fn step_marker(step: &str) -> PathBuf {
+    target().join("xtask-logs").join(format!("{step}.ran"))
+}
+
 /// Downloads for the corpus.
 pub(crate) fn downloads() -> PathBuf {
     target().join("corpus-downloads")

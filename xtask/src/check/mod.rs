@@ -9,6 +9,7 @@ mod steps;
 pub(crate) mod test_count;
 
 use std::{
+    fs,
     io::Write as _,
     panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant},
@@ -64,6 +65,8 @@ struct Step {
     /// Expected duration in seconds, on two cores, in a run of all steps from an empty build
     /// folder.
     seconds: u64,
+    /// Expected duration in seconds if an earlier run has compiled and installed everything.
+    warm_seconds: u64,
     /// Whether the step compiles in cargo's build folder.
     compiles: bool,
     /// Whether the step runs at a low priority. The other steps are on the longest path, which ends
@@ -97,6 +100,7 @@ const STEPS: &[Step] = &[
         name: "install",
         about: "tools that the checks need: Debian packages, Go programs, a Rust target, cargo-deny, Python packages",
         seconds: 300,
+        warm_seconds: 1,
         compiles: false,
         yields: false,
         after: &[],
@@ -106,6 +110,7 @@ const STEPS: &[Step] = &[
         name: "fmt",
         about: "cargo fmt --check",
         seconds: 5,
+        warm_seconds: 2,
         compiles: true,
         yields: false,
         after: &[],
@@ -115,6 +120,7 @@ const STEPS: &[Step] = &[
         name: "build",
         about: "the daemon and all tests",
         seconds: 330,
+        warm_seconds: 1,
         compiles: true,
         yields: false,
         after: &[],
@@ -124,6 +130,7 @@ const STEPS: &[Step] = &[
         name: "deny",
         about: "licences, sources, bans and advisories of dependencies",
         seconds: 5,
+        warm_seconds: 1,
         compiles: false,
         yields: true,
         after: &["install"],
@@ -133,6 +140,7 @@ const STEPS: &[Step] = &[
         name: "corpus",
         about: "the images that the end-to-end tests pull",
         seconds: 40,
+        warm_seconds: 1,
         compiles: false,
         yields: false,
         after: &["install"],
@@ -142,6 +150,7 @@ const STEPS: &[Step] = &[
         name: "dist",
         about: "the container image, the Debian package and the bill of materials, of the program under test",
         seconds: 20,
+        warm_seconds: 12,
         compiles: false,
         yields: false,
         after: &["install", "build"],
@@ -151,6 +160,7 @@ const STEPS: &[Step] = &[
         name: "e2e",
         about: "pierhead as a process, real registries, real clients",
         seconds: 600,
+        warm_seconds: 500,
         compiles: false,
         yields: false,
         after: &["install", "build", "corpus", "dist"],
@@ -160,6 +170,7 @@ const STEPS: &[Step] = &[
         name: "clippy",
         about: "cargo clippy, warnings are errors",
         seconds: 240,
+        warm_seconds: 1,
         compiles: true,
         yields: true,
         after: &[],
@@ -169,6 +180,7 @@ const STEPS: &[Step] = &[
         name: "doc",
         about: "cargo doc, warnings are errors, and the examples in it",
         seconds: 70,
+        warm_seconds: 3,
         compiles: true,
         yields: true,
         after: &[],
@@ -178,6 +190,7 @@ const STEPS: &[Step] = &[
         name: "unit",
         about: "unit, property and architecture tests",
         seconds: 300,
+        warm_seconds: 280,
         compiles: false,
         yields: true,
         after: &["install", "build"],
@@ -187,6 +200,7 @@ const STEPS: &[Step] = &[
         name: "aarch64",
         about: "the binary for the DPU: built, and pulled through under emulation",
         seconds: 300,
+        warm_seconds: 260,
         compiles: true,
         yields: true,
         // The step also builds packages, and only one process at a time may use apt's folder.
@@ -197,6 +211,7 @@ const STEPS: &[Step] = &[
         name: "pmem",
         about: "persistent memory, in a virtual machine that has some: what survives is there",
         seconds: 200,
+        warm_seconds: 90,
         compiles: false,
         yields: false,
         after: &["install", "build"],
@@ -206,6 +221,7 @@ const STEPS: &[Step] = &[
         name: "dpu",
         about: "a whole simulated DPU: pulled through, restarted, and its power cut",
         seconds: 50,
+        warm_seconds: 32,
         compiles: false,
         yields: false,
         after: &["install", "build", "aarch64"],
@@ -215,6 +231,7 @@ const STEPS: &[Step] = &[
         name: "chart",
         about: "the Helm charts: linted, rendered with many values, held against Kubernetes' schemas and pierhead's own check; compose.yaml",
         seconds: 45,
+        warm_seconds: 24,
         compiles: false,
         yields: true,
         after: &["install", "build"],
@@ -248,7 +265,10 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     if chosen.is_empty() {
         bail!("these options choose no step: see `cargo xtask test --list`");
     }
-    println!("{}", expectation(&chosen));
+    println!(
+        "{}",
+        expectation(&chosen, &|step| place::step_marker(step.name).exists())
+    );
     let started = Instant::now();
     let chosen_any = |is: &dyn Fn(&Step) -> bool| chosen.iter().any(|step| is(step));
     let shared = Shared::new(
@@ -258,7 +278,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let report = Mutex::new(Report::default());
     let alone = chosen.len() == 1;
     schedule::run(&chosen, |step| {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let (outcome, text) = if alone {
             println!("{}", step.head());
             (attempt(step, &shared), Vec::new())
@@ -271,7 +291,14 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
             })
             .unwrap_or_else(|error| (Err(error), Vec::new()))
         };
-        let time = begun.elapsed();
+        if matches!(
+            outcome,
+            Ok(Outcome::Passed | Outcome::Tests(_) | Outcome::Partly(..))
+        ) {
+            // Without the marker, the next run only announces a longer time.
+            let _ = fs::write(place::step_marker(step.name), "");
+        }
+        let time = started_at.elapsed();
         shared.took(step.name, time, None);
         let mut report = report.lock();
         print!("{}", String::from_utf8_lossy(&text));
@@ -306,11 +333,21 @@ fn attempt(step: &Step, shared: &Shared) -> Result<Outcome> {
     outcome.unwrap_or_else(|_| bail!("it panicked"))
 }
 
-/// A line for the waiting developer: the number of steps and the expected time.
-fn expectation(chosen: &[&Step]) -> String {
+/// A line for the waiting developer: the number of steps and the expected time. A step is warm if it
+/// has run before in this build folder.
+fn expectation(chosen: &[&Step], is_warm: &dyn Fn(&Step) -> bool) -> String {
     let steps = chosen.len();
-    let minutes = schedule::seconds(chosen).div_ceil(60);
-    format!("{steps} steps, about {minutes} min on two idle cores")
+    let expected = |step: &Step| match is_warm(step) {
+        true => step.warm_seconds,
+        false => step.seconds,
+    };
+    let minutes = schedule::seconds(chosen, expected).div_ceil(60);
+    let cold = chosen.iter().filter(|step| !is_warm(step)).count();
+    let first = match cold {
+        0 => String::new(),
+        cold => format!("; {cold} for the first time in this build folder"),
+    };
+    format!("{steps} steps, about {minutes} min on two idle cores{first}")
 }
 
 /// Maximum number of skipped tests that the last line names.
@@ -406,18 +443,25 @@ mod tests {
 
     #[test]
     fn the_first_line_says_how_long_it_takes() {
-        let of = |names: &[&str]| {
+        let of = |names: &[&str], warm: &[&str]| {
             let chosen: Vec<_> = STEPS
                 .iter()
                 .filter(|step| names.contains(&step.name))
                 .collect();
-            expectation(&chosen)
+            expectation(&chosen, &|step| warm.contains(&step.name))
         };
+        let two = ["clippy", "doc"];
         assert_eq!(
-            of(&["clippy", "doc"]),
-            "2 steps, about 6 min on two idle cores"
+            of(&two, &[]),
+            "2 steps, about 6 min on two idle cores; 2 for the first time in this build folder"
         );
-        assert!(STEPS.iter().all(|step| step.seconds > 0));
+        assert_eq!(
+            of(&two, &["clippy"]),
+            "2 steps, about 2 min on two idle cores; 1 for the first time in this build folder"
+        );
+        assert_eq!(of(&two, &two), "2 steps, about 1 min on two idle cores");
+        assert!(STEPS.iter().all(|step| step.warm_seconds <= step.seconds));
+        assert!(STEPS.iter().all(|step| step.warm_seconds > 0));
     }
 
     #[test]
@@ -463,6 +507,7 @@ mod tests {
             name: "panics",
             about: "",
             seconds: 1,
+            warm_seconds: 1,
             compiles: false,
             yields: false,
             after: &[],

@@ -26,7 +26,7 @@ const NICE_INCREASE: i32 = 5;
 /// Which steps have begun and ended.
 #[derive(Default)]
 struct Progress {
-    begun: BTreeSet<&'static str>,
+    started: BTreeSet<&'static str>,
     ended: BTreeSet<&'static str>,
     /// A worker panicked: the other workers stop after their current steps.
     is_aborted: bool,
@@ -35,18 +35,18 @@ struct Progress {
 impl Progress {
     /// The first step of the list that may begin now.
     fn next<'a>(&self, chosen: &[&'a Step]) -> Option<&'a Step> {
-        let is_running = |step: &Step| self.is_begun(step) && !self.ended.contains(step.name);
+        let is_running = |step: &Step| self.is_started(step) && !self.ended.contains(step.name);
         let is_build_folder_free = !chosen.iter().any(|it| it.compiles && is_running(it));
         let may_begin = |step: &Step| {
-            !self.is_begun(step)
+            !self.is_started(step)
                 && (!step.compiles || is_build_folder_free)
                 && awaited(step, chosen).all(|name| self.ended.contains(name))
         };
         chosen.iter().find(|step| may_begin(step)).copied()
     }
 
-    fn is_begun(&self, step: &Step) -> bool {
-        self.begun.contains(step.name)
+    fn is_started(&self, step: &Step) -> bool {
+        self.started.contains(step.name)
     }
 }
 
@@ -67,11 +67,11 @@ impl Shared {
     fn begin<'a>(&self, chosen: &[&'a Step]) -> Option<&'a Step> {
         let mut progress = self.progress.lock();
         loop {
-            if progress.is_aborted || chosen.iter().all(|step| progress.is_begun(step)) {
+            if progress.is_aborted || chosen.iter().all(|step| progress.is_started(step)) {
                 return None;
             }
             if let Some(step) = progress.next(chosen) {
-                progress.begun.insert(step.name);
+                progress.started.insert(step.name);
                 return Some(step);
             }
             self.changed.wait(&mut progress);
@@ -127,8 +127,8 @@ fn at_low_priority(what: impl FnOnce() + Send) {
     }
 }
 
-/// Total time of the chosen steps in seconds, if each takes its expected time.
-pub(super) fn seconds(chosen: &[&Step]) -> u64 {
+/// Total time of the chosen steps in seconds, if each takes the time that `expected` returns.
+pub(super) fn seconds(chosen: &[&Step], expected: impl Fn(&Step) -> u64) -> u64 {
     let mut progress = Progress::default();
     let mut running: Vec<(u64, &'static str)> = Vec::new();
     let mut now = 0;
@@ -136,8 +136,8 @@ pub(super) fn seconds(chosen: &[&Step]) -> u64 {
         while running.len() < WORKERS
             && let Some(step) = progress.next(chosen)
         {
-            progress.begun.insert(step.name);
-            running.push((now + step.seconds, step.name));
+            progress.started.insert(step.name);
+            running.push((now + expected(step), step.name));
         }
         let Some((at, _)) = running.iter().enumerate().min_by_key(|(_, it)| it.0) else {
             return now;
@@ -177,6 +177,7 @@ mod tests {
             name,
             about: "",
             seconds: 10,
+            warm_seconds: 1,
             compiles,
             yields: false,
             after,
@@ -269,15 +270,15 @@ mod tests {
     fn a_panic_stops_all_workers() {
         let steps = [step("panics", true, &[]), step("waits", false, &["panics"])];
         let chosen: Vec<_> = steps.iter().collect();
-        let begun = Mutex::new(Vec::new());
+        let started = Mutex::new(Vec::new());
         let all = catch_unwind(AssertUnwindSafe(|| {
             run(&chosen, |step| {
-                begun.lock().push(step.name);
+                started.lock().push(step.name);
                 panic!("for the test");
             });
         }));
         assert!(all.is_err());
-        assert_eq!(begun.into_inner(), ["panics"]);
+        assert_eq!(started.into_inner(), ["panics"]);
     }
 
     #[test]
@@ -288,9 +289,10 @@ mod tests {
             step("clippy", true, &[]),
             step("e2e", false, &["install", "clippy"]),
         ];
-        assert_eq!(seconds(&steps.iter().collect::<Vec<_>>()), 30);
+        let of = |steps: &[&Step]| seconds(steps, |step| step.seconds);
+        assert_eq!(of(&steps.iter().collect::<Vec<_>>()), 30);
         // Steps that were not chosen take no time, and other steps do not wait for them.
-        assert_eq!(seconds(&[&steps[3]]), 10);
+        assert_eq!(of(&[&steps[3]]), 10);
         // A step that does not compile runs on whichever worker is free.
         let free = [
             step("one", false, &[]),
@@ -298,7 +300,7 @@ mod tests {
             step("three", false, &[]),
             step("four", false, &[]),
         ];
-        assert_eq!(seconds(&free.iter().collect::<Vec<_>>()), 20);
+        assert_eq!(of(&free.iter().collect::<Vec<_>>()), 20);
     }
 
     #[test]

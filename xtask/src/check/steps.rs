@@ -363,7 +363,7 @@ fn run(
 
 /// Runs a test program and prints its result. A program without a result is a failure.
 fn run_one(shared: &Shared, environment: &[(String, PathBuf)], program: &Program) -> TestCount {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let count = match program.run(environment) {
         Ok(count) => {
             say!(
@@ -371,7 +371,7 @@ fn run_one(shared: &Shared, environment: &[(String, PathBuf)], program: &Program
                 count.passed,
                 count.failed,
                 program.name,
-                begun.elapsed().as_secs_f64(),
+                started_at.elapsed().as_secs_f64(),
                 count.cpu_time.as_secs_f64()
             );
             count
@@ -385,7 +385,7 @@ fn run_one(shared: &Shared, environment: &[(String, PathBuf)], program: &Program
             }
         }
     };
-    shared.took(&program.name, begun.elapsed(), Some(count.cpu_time));
+    shared.took(&program.name, started_at.elapsed(), Some(count.cpu_time));
     count
 }
 
@@ -415,8 +415,8 @@ mod tests {
             let path = folder.path().join(name);
             // Each program waits until the other one has begun.
             let script = format!(
-                "#!/bin/sh\ntouch $0.begun; echo {name} one\n\
-                 n=0; until [ -e ${{0%/*}}/{other}.begun ]; do\n\
+                "#!/bin/sh\ntouch $0.started; echo {name} one\n\
+                 n=0; until [ -e ${{0%/*}}/{other}.started ]; do\n\
                  n=$((n + 1)); [ $n -lt 1000 ] || exit 9; sleep 0.01; done\n\
                  echo {name} two; echo 'test result: {result}'\n"
             );
