@@ -50,10 +50,10 @@ pub(crate) struct Stat {
     pub(crate) disk: Disk,
     /// State of eviction and admission.
     #[serde(default)]
-    pub(crate) eviction: Eviction,
+    pub(crate) eviction: EvictionStat,
     /// State of bundles; absent while bundles are off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) bundle: Option<Bundle>,
+    pub(crate) bundle: Option<BundleStat>,
 }
 
 impl Stat {
@@ -90,7 +90,7 @@ pub(crate) struct Disk {
 
 /// The state of the fast tier.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Tier {
+pub(crate) struct TierStat {
     /// Class of the medium of the tier: `pmem`, `emulated-file` or `volatile`.
     pub(crate) class: String,
     /// Capacity of the medium in bytes.
@@ -147,15 +147,15 @@ pub(crate) struct Tier {
 /// The new limit of the fast tier, in a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct TierLimit {
-    /// The new maximum of `used` of [`Tier`], in bytes.
+pub(crate) struct TierLimitChange {
+    /// The new maximum of `used` of [`TierStat`], in bytes.
     pub(crate) limit: u64,
 }
 
 /// Part of [`Stat`]: state of the bundle server. `used` and `capacity` of [`Stat`] do not include
 /// bundles.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Bundle {
+pub(crate) struct BundleStat {
     /// Number of images for which pierhead can make bundles now.
     pub(crate) ready: u64,
     /// Number of images that wait for indexing, or that pierhead indexes now.
@@ -179,7 +179,7 @@ pub(crate) struct Bundle {
 
 /// Part of [`Stat`]: state of eviction and admission.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Eviction {
+pub(crate) struct EvictionStat {
     /// Value of the key `eviction.policy`.
     pub(crate) policy: String,
     /// Value of the key `eviction.admission`.
@@ -413,7 +413,7 @@ mod tests {
         assert!(!images.more);
         let pruned: Pruned = parsed(json!({"freed": 1, "used": 2}));
         assert_eq!((pruned.pinned, pruned.disk), (0, Disk::default()));
-        let tier: Tier = parsed(json!({
+        let tier: TierStat = parsed(json!({
             "class": "pmem", "capacity": 1, "free": 1, "used": 1, "limit": 1, "blobs": 1,
             "queue": 1, "dirty": 1, "staged": 1, "written_back": 1, "moved": 1, "hits": 1,
             "disk_hits": 1,
@@ -427,7 +427,7 @@ mod tests {
         let refused = |error: serde_json::Error| error.to_string().contains("unknown field");
         let prune = serde_json::from_value::<Prune>(json!({"target": 1, "targt": 2}));
         assert!(prune.is_err_and(refused));
-        let limit = serde_json::from_value::<TierLimit>(json!({"limit": 1, "unit": "GiB"}));
+        let limit = serde_json::from_value::<TierLimitChange>(json!({"limit": 1, "unit": "GiB"}));
         assert!(limit.is_err_and(refused));
         let warm = serde_json::from_value::<Warm>(json!({"images": [], "platform": "linux/arm64"}));
         assert!(warm.is_err_and(refused));

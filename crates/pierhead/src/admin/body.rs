@@ -122,9 +122,9 @@ pub(crate) fn error_response(status: StatusCode, error: impl Into<String>) -> Ad
 
 /// The sender of the lines of a newline-delimited response.
 #[derive(Clone)]
-pub(crate) struct Lines(mpsc::Sender<Bytes>);
+pub(crate) struct LineSender(mpsc::Sender<Bytes>);
 
-impl Lines {
+impl LineSender {
     /// Creates a newline-delimited response, and the sender of the lines. The response ends when
     /// all clones of the sender are dropped.
     pub(crate) fn response() -> (Self, AdminResponse) {

@@ -13,9 +13,9 @@ use prometheus_client::registry::Unit;
 use crate::api::Bundle;
 
 /// Returns the part of the response to `GET /v1/stat` that is about bundles.
-pub(super) fn stat(bundle_server: &BundleServer) -> Bundle {
+pub(super) fn stat(bundle_server: &BundleServer) -> BundleStat {
     let stat = bundle_server.stat();
-    Bundle {
+    BundleStat {
         ready: stat.ready,
         waiting: stat.waiting,
         refused: stat.refused,

@@ -152,7 +152,7 @@ pub(crate) const ROUTES: &[Route] = &[
         method: "GET",
         path: "/v1/tier",
         input: "",
-        output: "`Tier`",
+        output: "`TierStat`",
         statuses: &[200, 404],
         purpose: "The fast tier. 404: pierhead has no fast tier.",
         action: Action::ShowTier,
@@ -160,8 +160,8 @@ pub(crate) const ROUTES: &[Route] = &[
     Route {
         method: "PUT",
         path: "/v1/tier",
-        input: "`TierLimit`",
-        output: "`Tier`",
+        input: "`TierLimitChange`",
+        output: "`TierStat`",
         statuses: &[200, 404],
         purpose: "Sets the maximum bytes in use on the fast tier, until the next start. pierhead first evicts \
                   the blobs with the lowest value.",

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use super::body::{AdminResponse, document, error_response, json};
 use super::route_table::{self, Action};
 use super::{Admin, process, request_guard};
-use crate::api::{Blob, Blobs, Eviction, Pin, Pins, Stat, Tier, TierLimit};
+use crate::api::{Blob, Blobs, EvictionStat, Pin, Pins, Stat, TierLimitChange, TierStat};
 
 /// Maximum size of the body of a request to the admin listener, in bytes.
 const MAX_BODY_BYTES: usize = 256 << 10;
@@ -175,7 +175,7 @@ impl Admin {
             memory: process::resident_bytes(),
             disk: super::disk_usage::usage(self.data.as_ref(), &stat),
             bundle: self.bundle_server.as_ref().map(super::bundle::stat),
-            eviction: Eviction {
+            eviction: EvictionStat {
                 policy: eviction.policy,
                 admission: eviction.admission,
                 written_today: eviction.written_today,
@@ -282,7 +282,7 @@ impl Admin {
             ));
         };
         let fast = stat.fast;
-        Ok(json(&Tier {
+        Ok(json(&TierStat {
             class: stat.class.to_owned(),
             capacity: stat.capacity,
             free: fast.free,
@@ -306,7 +306,7 @@ impl Admin {
         }))
     }
 
-    async fn set_tier_limit(&self, wanted: &TierLimit) -> Outcome {
+    async fn set_tier_limit(&self, wanted: &TierLimitChange) -> Outcome {
         if let Some(limit) = &self.tier_limit {
             limit.set_ceiling(wanted.limit).await;
         }

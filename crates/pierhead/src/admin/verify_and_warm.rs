@@ -10,7 +10,7 @@ use pierhead_host::BackgroundTask;
 use pierhead_oci::{Digest, Platform, Reference};
 
 use super::Admin;
-use super::body::{AdminResponse, Lines, error_response};
+use super::body::{AdminResponse, LineSender, error_response};
 use crate::api::{Event, Warm};
 
 /// Minimum interval between two progress lines of one image or one verification.
@@ -26,7 +26,7 @@ impl Admin {
                 "a verification is already running: wait until it ends",
             )));
         };
-        let (lines, response) = Lines::response();
+        let (lines, response) = LineSender::response();
         let panics = self.cache.panics().clone();
         panics.spawn(BackgroundTask::CacheVerify, async move {
             self.verify_all(&lines).await;
@@ -35,7 +35,7 @@ impl Admin {
         Ok(response)
     }
 
-    async fn verify_all(&self, lines: &Lines) {
+    async fn verify_all(&self, lines: &LineSender) {
         let stat = self.cache.stat();
         let (mut good, mut bad, mut bytes_done, mut after) = (0, 0, 0_u64, None::<Digest>);
         loop {
@@ -98,7 +98,7 @@ impl Admin {
                     .map_err(|error| bad(format!("{text:?}: {error}")))?,
             );
         }
-        let (lines, response) = Lines::response();
+        let (lines, response) = LineSender::response();
         let panics = self.cache.panics().clone();
         panics.spawn(BackgroundTask::CacheWarm, async move {
             tokio::select! {
@@ -114,7 +114,7 @@ impl Admin {
         images: &[Reference],
         platforms: &[Platform],
         pin: bool,
-        lines: &Lines,
+        lines: &LineSender,
     ) {
         let (mut good, mut bad) = (0, 0);
         for image in images {
@@ -147,7 +147,7 @@ impl Admin {
         platforms: &[Platform],
         pin: bool,
         subject: &str,
-        lines: &Lines,
+        lines: &LineSender,
     ) -> Result<(), String> {
         let event = |progress: pierhead_proxy::Progress| Event::Progress {
             subject: subject.to_owned(),

@@ -12,7 +12,8 @@ use http::Method;
 use pierhead_oci::{Digest, Reference};
 
 use crate::api::{
-    Blob, Blobs, Event, Images, Pin, Pins, Prune, Pruned, Removed, Stat, Tier, TierLimit, Warm,
+    Blob, Blobs, Event, Images, Pin, Pins, Prune, Pruned, Removed, Stat, TierLimitChange, TierStat,
+    Warm,
 };
 use crate::cli::cache::{CacheArgs, CacheCommand, TierCommand};
 use crate::exit_code::{CommandError, describe, is_broken_pipe, reason_of};
@@ -72,10 +73,10 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
                 output.pruned(&pruned.await?, prune.target)?;
             }
             CacheCommand::Tier { command } => {
-                let (tier, wanted): (Tier, u64) = match command {
+                let (tier, wanted): (TierStat, u64) = match command {
                     TierCommand::Stat => (client.get("/v1/tier").await?, 0),
                     TierCommand::SetLimit { limit } => {
-                        let body = TierLimit { limit: *limit };
+                        let body = TierLimitChange { limit: *limit };
                         let tier = client.call(Method::PUT, "/v1/tier", Some(&body));
                         (tier.await?, *limit)
                     }

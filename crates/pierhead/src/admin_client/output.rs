@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use pierhead_oci::units::human_bytes;
 use serde::Serialize;
 
-use crate::api::{Blob, Eviction, Pin, Pruned, Removed, Stat, Tier};
+use crate::api::{Blob, EvictionStat, Pin, Pruned, Removed, Stat, TierStat};
 use crate::clock;
 
 /// Whether a command prints text or JSON.
@@ -37,7 +37,7 @@ impl Output {
 
     /// Prints the state of the fast tier. `requested_limit` is the limit in bytes that the user
     /// asked this command to set, or 0.
-    pub(crate) fn tier(self, tier: &Tier, requested_limit: u64) -> io::Result<()> {
+    pub(crate) fn tier(self, tier: &TierStat, requested_limit: u64) -> io::Result<()> {
         match self.json {
             true => self.object(tier),
             false => self.lines(&tier_lines(tier, requested_limit)),
@@ -148,7 +148,7 @@ fn blob_line(blob: &Blob) -> String {
 }
 
 /// The lines of `pierhead cache tier stat`.
-fn tier_lines(tier: &Tier, requested_limit: u64) -> Vec<String> {
+fn tier_lines(tier: &TierStat, requested_limit: u64) -> Vec<String> {
     let mut lines = Vec::new();
     let bytes = human_bytes;
     lines.push(format!("class       {}", tier.class));
@@ -333,7 +333,7 @@ fn three_digits(value: f64) -> String {
 }
 
 /// Describes hits and misses, with the percentage of hits.
-fn requests(eviction: &Eviction) -> String {
+fn requests(eviction: &EvictionStat) -> String {
     let (hits, misses) = (eviction.hits, eviction.misses);
     let share = (u128::from(hits) * 100)
         .checked_div(u128::from(hits) + u128::from(misses))
@@ -342,7 +342,7 @@ fn requests(eviction: &Eviction) -> String {
 }
 
 /// Describes the downloads that the cache did not store, by cause.
-fn refusals(eviction: &Eviction) -> String {
+fn refusals(eviction: &EvictionStat) -> String {
     let by: Vec<_> = eviction
         .refused_by
         .iter()
@@ -360,7 +360,7 @@ fn refusals(eviction: &Eviction) -> String {
 }
 
 /// Describes the bytes written today, and the daily write budget.
-fn written(eviction: &Eviction) -> String {
+fn written(eviction: &EvictionStat) -> String {
     let written = human_bytes(eviction.written_today);
     match eviction.daily_write_budget {
         0 => format!("{written} today (UTC)"),
@@ -477,7 +477,7 @@ written     5.0 MiB today (UTC)";
 
     #[test]
     fn the_state_of_the_tier_explains_a_lowered_limit() {
-        let mut tier: Tier = serde_json::from_value(serde_json::json!({
+        let mut tier: TierStat = serde_json::from_value(serde_json::json!({
             "class": "pmem", "capacity": 8_u64 << 30, "free": 1_u64 << 30, "used": 2_u64 << 30,
             "limit": 4_u64 << 30, "ceiling": 4_u64 << 30, "most": 8_u64 << 30, "blobs": 5,
             "hot": 3, "hot_used": 1 << 20, "queue": 2, "dirty": 3 << 20, "staged": 9 << 20,
@@ -582,7 +582,7 @@ opened      7 on the tier, 8 as hot ranges, 9 on the disk";
 
     #[test]
     fn refusals_are_listed_by_cause() {
-        let mut eviction = Eviction::default();
+        let mut eviction = EvictionStat::default();
         assert_eq!(refusals(&eviction), "0");
         eviction.refused = 15;
         assert_eq!(
@@ -655,9 +655,9 @@ opened      7 on the tier, 8 as hot ranges, 9 on the disk";
 
     #[test]
     fn an_exhausted_write_budget_is_shown() {
-        let mut eviction = Eviction {
+        let mut eviction = EvictionStat {
             written_today: 84 << 20,
-            ..Eviction::default()
+            ..EvictionStat::default()
         };
         assert_eq!(written(&eviction), "84.0 MiB today (UTC)");
         eviction.daily_write_budget = 100 << 20;
@@ -671,7 +671,7 @@ opened      7 on the tier, 8 as hot ranges, 9 on the disk";
 
     #[test]
     fn the_share_of_hits_is_shown() {
-        let mut eviction = Eviction::default();
+        let mut eviction = EvictionStat::default();
         assert_eq!(requests(&eviction), "0 hits, 0 misses since the start");
         (eviction.hits, eviction.misses) = (3, 1);
         assert_eq!(

@@ -83,7 +83,7 @@ fn check_pair(cert: &Path, key: &Path, now: i64) -> Result<Finding, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::report::Level;
+    use crate::doctor::report::Severity;
 
     #[test]
     fn expiry_and_a_wrong_key_are_found() {
@@ -100,10 +100,10 @@ mod tests {
         let wrong = write("w", other.signing_key.serialize_pem());
         let level = |key: &Path, now| check_pair(&cert, key, now).map(|finding| finding.level);
         // The certificates that the crate `rcgen` makes are valid from 1975 to 4096.
-        assert_eq!(level(&key, 1_800_000_000), Ok(Level::Ok));
-        assert_eq!(level(&key, 0), Ok(Level::Fail));
-        assert_eq!(level(&key, 67_090_000_000), Ok(Level::Warn));
-        assert_eq!(level(&key, 70_000_000_000), Ok(Level::Fail));
+        assert_eq!(level(&key, 1_800_000_000), Ok(Severity::Ok));
+        assert_eq!(level(&key, 0), Ok(Severity::Fail));
+        assert_eq!(level(&key, 67_090_000_000), Ok(Severity::Warn));
+        assert_eq!(level(&key, 70_000_000_000), Ok(Severity::Fail));
         let problem = check_pair(&cert, &wrong, 1_800_000_000).expect_err("another key");
         assert!(problem.contains("does not belong"), "{problem}");
     }
@@ -119,7 +119,7 @@ mod tests {
         std::fs::write(&cert, certificate.pem()).expect("written");
         std::fs::write(&private, key.serialize_pem()).expect("written");
         let found = check_pair(&cert, &private, 1_800_000_000).expect("a pair");
-        assert_eq!(found.level, Level::Warn, "{found:?}");
+        assert_eq!(found.level, Severity::Warn, "{found:?}");
         assert!(found.fix.is_some_and(|fix| fix.contains("CA:FALSE")));
     }
 }

@@ -232,7 +232,7 @@ fn is_installed(client: Client, environment: &Environment) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::report::Level;
+    use crate::doctor::report::Severity;
 
     #[tokio::test]
     async fn a_client_without_a_correct_mirror_gets_a_fix() {
@@ -244,17 +244,17 @@ mod tests {
             problem: problem.map(str::to_owned),
         };
         for (mirrors, problem, level) in [
-            (&[][..], None, Level::Warn),
-            (&["https://mirror.lab"], None, Level::Warn),
-            (&["http://10.0.0.1:5000"], None, Level::Ok),
-            (&["10.0.0.1:5000/docker.io"], None, Level::Ok),
+            (&[][..], None, Severity::Warn),
+            (&["https://mirror.lab"], None, Severity::Warn),
+            (&["http://10.0.0.1:5000"], None, Severity::Ok),
+            (&["10.0.0.1:5000/docker.io"], None, Severity::Ok),
             // A mirror of podman without a port.
-            (&["mirror.gcr.io"], None, Level::Warn),
-            (&["https://10.0.0.1:5000"], None, Level::Fail),
+            (&["mirror.gcr.io"], None, Severity::Warn),
+            (&["https://10.0.0.1:5000"], None, Severity::Fail),
             (
                 &["http://127.0.0.1:5000"],
                 Some("no config_path"),
-                Level::Fail,
+                Severity::Fail,
             ),
         ] {
             let finding = check_client(
@@ -267,7 +267,7 @@ mod tests {
             )
             .await;
             assert_eq!(finding.level, level, "{finding:?}");
-            assert_eq!(finding.fix.is_none(), level == Level::Ok, "{finding:?}");
+            assert_eq!(finding.fix.is_none(), level == Severity::Ok, "{finding:?}");
         }
     }
 
@@ -319,49 +319,49 @@ mod tests {
                 false,
                 "http://a:5000",
                 "http://a:5000/",
-                Level::Ok,
+                Severity::Ok,
                 "it is in effect",
             ),
             (
                 false,
                 "http://a:5000",
                 "http://b:5000/",
-                Level::Fail,
+                Severity::Fail,
                 "still uses http://b:5000/",
             ),
             (
                 false,
                 "http://a:5000",
                 "https://m.lab/",
-                Level::Fail,
+                Severity::Fail,
                 "not in effect",
             ),
             (
                 true,
                 "https://a:5000",
                 "https://a:5000/",
-                Level::Ok,
+                Severity::Ok,
                 "it is in effect",
             ),
             (
                 true,
                 "https://a:5000",
                 "http://a:5000/",
-                Level::Fail,
+                Severity::Fail,
                 "still uses http://a:5000/",
             ),
             (
                 true,
                 "http://a:5000",
                 "http://a:5000/",
-                Level::Fail,
+                Severity::Fail,
                 "uses HTTPS",
             ),
             (
                 false,
                 "https://a:5000",
                 "https://a:5000/",
-                Level::Fail,
+                Severity::Fail,
                 "uses plain HTTP",
             ),
             // The state after `pierhead setup docker --undo`.
@@ -369,14 +369,14 @@ mod tests {
                 false,
                 "",
                 "http://a:5000/",
-                Level::Warn,
+                Severity::Warn,
                 "still uses http://a:5000/",
             ),
             (
                 false,
                 "",
                 "https://m.lab/",
-                Level::Warn,
+                Severity::Warn,
                 "directly from registries",
             ),
         ] {
@@ -398,7 +398,7 @@ mod tests {
             daemon.await.expect("dockerd got the request");
             assert_eq!(finding.level, level, "{finding:?}");
             assert!(finding.what.contains(words), "{finding:?}");
-            assert_eq!(finding.fix.is_none(), level == Level::Ok, "{finding:?}");
+            assert_eq!(finding.fix.is_none(), level == Severity::Ok, "{finding:?}");
         }
     }
 

@@ -299,7 +299,7 @@ fn rate(bytes: u64, time: Duration) -> f64 {
 mod tests {
     use super::*;
     use crate::config::Size;
-    use crate::doctor::report::Level;
+    use crate::doctor::report::Severity;
 
     fn config(size: Size) -> Config {
         let mut config = Config::with_data("/nowhere".into());
@@ -320,17 +320,17 @@ mod tests {
             let finding = space.check(&config(size));
             (finding.level, finding.fix.unwrap_or_default())
         };
-        assert_eq!(check(Size::Auto, space(100, 0)).0, Level::Ok);
-        assert_eq!(check(Size::Bytes(50 * GIB), space(20, 40)).0, Level::Ok);
+        assert_eq!(check(Size::Auto, space(100, 0)).0, Severity::Ok);
+        assert_eq!(check(Size::Bytes(50 * GIB), space(20, 40)).0, Severity::Ok);
         let (level, fix) = check(Size::Bytes(50 * GIB), space(20, 0));
-        assert_eq!(level, Level::Warn);
+        assert_eq!(level, Severity::Warn);
         assert!(fix.contains("cache.size = \"19GiB\""), "{fix}");
         let (level, fix) = check(Size::Bytes(50 * GIB), space(1, 0));
-        assert_eq!(level, Level::Fail);
+        assert_eq!(level, Severity::Fail);
         assert!(fix.contains("cache.min_free"), "{fix}");
         let (_, fix) = check(Size::Bytes(50 * GIB), space(0, 0));
         assert!(fix.starts_with("free more than 1.0 GiB"), "{fix}");
-        assert_eq!(check(Size::Bytes(GIB), space(100, 0)).0, Level::Warn);
+        assert_eq!(check(Size::Bytes(GIB), space(100, 0)).0, Severity::Warn);
     }
 
     #[test]
@@ -348,8 +348,8 @@ mod tests {
             read: 1e9,
             sync: Duration::from_millis(sync),
         };
-        assert_eq!(speed(1e9, 1).check().level, Level::Ok);
-        assert_eq!(speed(1e7, 1).check().level, Level::Warn);
-        assert_eq!(speed(1e9, 60).check().level, Level::Warn);
+        assert_eq!(speed(1e9, 1).check().level, Severity::Ok);
+        assert_eq!(speed(1e7, 1).check().level, Severity::Warn);
+        assert_eq!(speed(1e9, 60).check().level, Severity::Warn);
     }
 }

@@ -122,7 +122,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::doctor::report::Level;
+    use crate::doctor::report::Severity;
     use pierhead_host::cgroup::Version;
     use pierhead_host::machine::{CpuLimit, MemoryLimit};
     use pierhead_host::profile::Profile;
@@ -147,12 +147,12 @@ mod tests {
         let mut config = Config::with_data("/nowhere".into());
         let pod = limited(256 << 20, 500);
         let reported = check_profile(&config, &pod).unwrap();
-        assert_eq!(reported.level, Level::Warn);
+        assert_eq!(reported.level, Severity::Warn);
         assert!(reported.what.contains("256.0 MiB"), "{}", reported.what);
         assert_eq!(check_profile(&config, &limited(8 << 30, 500)), None);
         config.limits.memory = Some(200 << 20);
         let reported = check_profile(&config, &pod).unwrap();
-        assert!(reported.level == Level::Ok && reported.what.contains("200.0 MiB"));
+        assert!(reported.level == Severity::Ok && reported.what.contains("200.0 MiB"));
         config.profile = Profile::named("small");
         assert!(
             check_profile(&config, &pod)
@@ -170,14 +170,14 @@ mod tests {
         let mut config = Config::with_data("/nowhere".into());
         config.limits.pause_under = vec![Resource::Cpu, Resource::Memory];
         let reported = check_pressure(&config, |resource| resource == Resource::Cpu).unwrap();
-        assert_eq!(reported.level, Level::Warn);
+        assert_eq!(reported.level, Severity::Warn);
         assert!(
             reported.what.contains("pressure on memory,"),
             "{}",
             reported.what
         );
         let reported = check_pressure(&config, |_| true).unwrap();
-        assert!(reported.level == Level::Ok && reported.what.contains("cpu, memory"));
+        assert!(reported.level == Severity::Ok && reported.what.contains("cpu, memory"));
         config.limits.pause_under.clear();
         assert_eq!(check_pressure(&config, |_| false), None);
     }
@@ -186,7 +186,7 @@ mod tests {
     fn an_interface_without_a_usable_address_is_a_failure() {
         let config = Config::with_data("/nowhere".into());
         let gone = check_interface("p0", &config, &NetworkInterface::default());
-        assert_eq!(gone.level, Level::Fail);
+        assert_eq!(gone.level, Severity::Fail);
         assert!(gone.what.contains("no interface \"p0\""), "{}", gone.what);
         let six: Vec<IpAddr> = vec!["2001:db8::1".parse().unwrap()];
         let seen = NetworkInterface {
@@ -196,13 +196,13 @@ mod tests {
             ..NetworkInterface::default()
         };
         let reported = check_interface("p0", &config, &seen);
-        assert!(reported.level == Level::Fail && reported.what.contains("no IPv4"));
+        assert!(reported.level == Severity::Fail && reported.what.contains("no IPv4"));
         let mut both = config;
         both.listen = vec!["[::]:5000".parse().unwrap()];
         let reported = check_interface("p0", &both, &seen);
         assert_eq!(
             (reported.level, &*reported.what),
-            (Level::Ok, "p0: 2001:db8::1")
+            (Severity::Ok, "p0: 2001:db8::1")
         );
     }
 }

@@ -126,7 +126,7 @@ fn check_open_files(limit: Option<u64>, config: &Config) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::report::Level;
+    use crate::doctor::report::Severity;
 
     #[test]
     fn missing_cpu_instructions_are_listed() {
@@ -143,9 +143,9 @@ mod tests {
         let level = |text| check_memory(text, None).map(|finding| finding.level);
         assert_eq!(
             level("MemTotal: 1 kB\nMemAvailable:   8000000 kB\n"),
-            Some(Level::Ok)
+            Some(Severity::Ok)
         );
-        assert_eq!(level("MemAvailable:     1000 kB\n"), Some(Level::Warn));
+        assert_eq!(level("MemAvailable:     1000 kB\n"), Some(Severity::Warn));
         assert_eq!(level(""), None);
         // In a pod, doctor compares with the limit of the pod's cgroup, and not with the memory of
         // the node.
@@ -157,18 +157,18 @@ mod tests {
             check_memory("MemAvailable:   8000000 kB\n", headroom).unwrap()
         };
         let tight = pod(512, 40);
-        assert_eq!(tight.level, Level::Warn);
+        assert_eq!(tight.level, Severity::Warn);
         assert!(
             tight.what.starts_with("40.0 MiB") && tight.what.contains("limit of 512.0 MiB"),
             "{}",
             tight.what
         );
-        assert_eq!(pod(256, 100).level, Level::Ok);
+        assert_eq!(pod(256, 100).level, Severity::Ok);
         assert!(pod(1 << 20, 1 << 19).what.starts_with("7.6 GiB"));
         let config = Config::with_data("/nowhere".into());
         let level = |limit| check_open_files(limit, &config).map(|finding| finding.level);
-        assert_eq!(level(Some(1024)), Some(Level::Warn));
-        assert_eq!(level(Some(1 << 20)), Some(Level::Ok));
+        assert_eq!(level(Some(1024)), Some(Severity::Warn));
+        assert_eq!(level(Some(1 << 20)), Some(Severity::Ok));
         assert_eq!(level(None), None);
     }
 }

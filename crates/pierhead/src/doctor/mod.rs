@@ -29,7 +29,7 @@ use crate::cli::doctor::DoctorArgs;
 use crate::config::{self, Config};
 use crate::environment::Environment;
 use crate::exit_code::{CommandError, ExitReason};
-use report::{Finding, Level};
+use report::{Finding, Severity};
 
 /// Time limit of a group of checks. Each check in the group has a shorter time limit.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(15);
@@ -45,12 +45,12 @@ pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), Co
     // Does not wait for threads that hang while they read from a failed disk.
     runtime.shutdown_background();
     report::print(&findings, args.json)?;
-    let failed = |finding: &&Finding| finding.level == Level::Fail;
+    let failed = |finding: &&Finding| finding.level == Severity::Fail;
     if findings.iter().filter(failed).any(|it| it.is_clock_error) {
         return Err(CommandError::Reported(ExitReason::Clock));
     }
     match report::worst(&findings) {
-        Level::Fail => Err(CommandError::Reported(ExitReason::Failed)),
+        Severity::Fail => Err(CommandError::Reported(ExitReason::Failed)),
         _ => Ok(()),
     }
 }
@@ -126,7 +126,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
             Ok((effective, without)) => {
                 config = effective;
                 let is_ok =
-                    |it: &&mut Finding| it.about == "configuration" && it.level == Level::Ok;
+                    |it: &&mut Finding| it.about == "configuration" && it.level == Severity::Ok;
                 if let Some(finding) = findings.iter_mut().find(is_ok) {
                     finding
                         .what

@@ -9,7 +9,7 @@ use crate::clock_check;
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Level {
+pub(crate) enum Severity {
     /// No problem was found.
     Ok,
     /// pierhead works, but slowly, incompletely, or not for much longer.
@@ -23,7 +23,7 @@ pub(crate) enum Level {
 pub(crate) struct Finding {
     /// Subject of the check, such as `disk` or `upstream docker.io`.
     pub(crate) about: String,
-    pub(crate) level: Level,
+    pub(crate) level: Severity,
     pub(crate) what: String,
     /// The fix: a command to run, or a key to set.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,7 +37,7 @@ impl Finding {
     pub(crate) fn ok(about: impl Into<String>, what: impl Into<String>) -> Self {
         Self {
             about: about.into(),
-            level: Level::Ok,
+            level: Severity::Ok,
             what: what.into(),
             fix: None,
             is_clock_error: false,
@@ -58,7 +58,7 @@ impl Finding {
         fix: impl Into<String>,
     ) -> Self {
         Self {
-            level: Level::Warn,
+            level: Severity::Warn,
             fix: Some(fix.into()),
             ..Self::ok(about, what)
         }
@@ -70,7 +70,7 @@ impl Finding {
         fix: impl Into<String>,
     ) -> Self {
         Self {
-            level: Level::Fail,
+            level: Severity::Fail,
             ..Self::warn(about, what, fix)
         }
     }
@@ -79,14 +79,14 @@ impl Finding {
 #[derive(Serialize)]
 struct Document<'a> {
     version: &'a str,
-    level: Level,
+    level: Severity,
     findings: &'a [Finding],
 }
 
 /// Returns the highest severity of all findings.
-pub(crate) fn worst(findings: &[Finding]) -> Level {
+pub(crate) fn worst(findings: &[Finding]) -> Severity {
     let levels = findings.iter().map(|finding| finding.level);
-    levels.max().unwrap_or(Level::Ok)
+    levels.max().unwrap_or(Severity::Ok)
 }
 
 /// Prints the findings, as text, or as one JSON document.
@@ -103,7 +103,7 @@ pub(crate) fn print(findings: &[Finding], json: bool) -> io::Result<()> {
     }
     let shown: Vec<_> = findings
         .iter()
-        .filter(|finding| finding.level != Level::Ok || !crate::verbosity::is_quiet())
+        .filter(|finding| finding.level != Severity::Ok || !crate::verbosity::is_quiet())
         .cloned()
         .collect();
     let text = text(&shown, io::stdout().is_terminal());
@@ -119,9 +119,9 @@ fn text(findings: &[Finding], colours: bool) -> String {
     let mut text = String::new();
     for finding in findings {
         let (label, colour) = match finding.level {
-            Level::Ok => ("ok  ", "32"),
-            Level::Warn => ("warn", "33"),
-            Level::Fail => ("FAIL", "31"),
+            Severity::Ok => ("ok  ", "32"),
+            Severity::Warn => ("warn", "33"),
+            Severity::Fail => ("FAIL", "31"),
         };
         let label = if colours {
             format!("\u{1b}[{colour}m{label}\u{1b}[0m")
@@ -141,9 +141,9 @@ fn text(findings: &[Finding], colours: bool) -> String {
     let count = |level| findings.iter().filter(|it| it.level == level).count();
     text.push_str(&format!(
         "\n{} ok, {} warnings, {} failed\n",
-        count(Level::Ok),
-        count(Level::Warn),
-        count(Level::Fail)
+        count(Severity::Ok),
+        count(Severity::Warn),
+        count(Severity::Fail)
     ));
     text
 }
@@ -163,7 +163,7 @@ mod tests {
             "ok    disk          500 MB/s\nFAIL  upstream a.b  no answer  [2J\n                    -> do it\n\n1 ok, 0 warnings, 1 failed\n"
         );
         assert!(text(&findings, true).contains("\u{1b}[31mFAIL"));
-        assert_eq!(worst(&findings), Level::Fail);
-        assert_eq!(worst(&[]), Level::Ok);
+        assert_eq!(worst(&findings), Severity::Fail);
+        assert_eq!(worst(&[]), Severity::Ok);
     }
 }

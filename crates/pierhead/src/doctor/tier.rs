@@ -81,7 +81,7 @@ fn check_served(served: &ServedTier, wanted: &Tier) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::report::Level;
+    use crate::doctor::report::Severity;
 
     #[test]
     fn the_check_reports_the_class_and_creates_no_file() {
@@ -95,11 +95,11 @@ mod tests {
         assert!(check(&config, None).is_some() && !path.exists());
         let opened = tier::open(&config.tier).unwrap().unwrap();
         let reported = check(&config, None).unwrap();
-        assert_eq!(reported.level, Level::Fail, "another process uses it");
+        assert_eq!(reported.level, Severity::Fail, "another process uses it");
         let class = opened.class;
         drop(opened);
         let reported = check(&config, None).unwrap();
-        assert!(reported.level == Level::Ok && reported.what.contains(class));
+        assert!(reported.level == Severity::Ok && reported.what.contains(class));
         if class != "pmem" {
             config.tier.kind = TierKind::Pmem;
             assert!(
@@ -113,15 +113,15 @@ mod tests {
             failed: false,
         };
         let reported = check(&config, Some(&served)).unwrap();
-        assert!(reported.level == Level::Ok && reported.what.contains("volatile"));
+        assert!(reported.level == Severity::Ok && reported.what.contains("volatile"));
         served.damaged = 2.0;
-        assert_eq!(check(&config, Some(&served)).unwrap().level, Level::Warn);
+        assert_eq!(check(&config, Some(&served)).unwrap().level, Severity::Warn);
         served.failed = true;
         let reported = check(&config, Some(&served)).unwrap();
-        assert!(reported.level == Level::Fail && reported.what.contains("failed"));
+        assert!(reported.level == Severity::Fail && reported.what.contains("failed"));
         served.class = None;
         let reported = check(&config, Some(&served)).unwrap();
-        assert!(reported.level == Level::Fail && reported.what.contains("without"));
+        assert!(reported.level == Severity::Fail && reported.what.contains("without"));
         config.tier.size = 64 << 20;
         assert!(
             tier::open(&config.tier).is_err(),
@@ -146,7 +146,7 @@ mod tests {
                 what,
                 fix: fix_of_start,
             } = tier::open(&config.tier).err().expect("refused");
-            assert_eq!((reported.level, &reported.what), (Level::Fail, &what));
+            assert_eq!((reported.level, &reported.what), (Severity::Fail, &what));
             assert_eq!(reported.fix, Some(fix_of_start));
             let shown = path.display().to_string();
             assert!(what.contains(&shown), "{what}");
@@ -166,7 +166,7 @@ mod tests {
         std::fs::write(&path, &damaged).unwrap();
         assert_refused(&config, "`rm /");
         std::fs::write(&path, &original).unwrap();
-        assert_eq!(check(&config, None).unwrap().level, Level::Ok);
+        assert_eq!(check(&config, None).unwrap().level, Severity::Ok);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use pierhead_remote::{CertificateFault, Client, Error, HostProbe, ProbeResponse}
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::report::{Finding, Level};
+use super::report::{Finding, Severity};
 use crate::clock;
 use crate::config::Config;
 use crate::crate_configs;
@@ -87,10 +87,10 @@ async fn check_upstream(client: &Client, name: &Registry) -> Vec<Finding> {
     }
     // If another address of this upstream works, the failed address is only a warning, since pulls
     // then use the working address.
-    if findings.iter().any(|finding| finding.level == Level::Ok) {
+    if findings.iter().any(|finding| finding.level == Severity::Ok) {
         for finding in &mut findings {
-            if finding.about == about && finding.level == Level::Fail {
-                finding.level = Level::Warn;
+            if finding.about == about && finding.level == Severity::Fail {
+                finding.level = Severity::Warn;
             }
         }
     }
@@ -269,7 +269,7 @@ mod tests {
                     .starts_with(fix.unwrap_or_default()),
                 "{finding:?}"
             );
-            assert_eq!(finding.level == Level::Ok, fix.is_none(), "{finding:?}");
+            assert_eq!(finding.level == Severity::Ok, fix.is_none(), "{finding:?}");
         }
         // With several addresses, the finding names the address.
         let at = Some("http://10.0.0.5:5000");
@@ -348,7 +348,7 @@ mod tests {
             };
             let finding = failed("x", &name, Some((&probe, Some("http://a:1"))), &error);
             assert!(
-                finding.level == Level::Fail && !finding.is_clock_error,
+                finding.level == Severity::Fail && !finding.is_clock_error,
                 "{finding:?}"
             );
             assert!(finding.what.contains(what), "{finding:?}");

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::request::Request;
-use super::response::{Framing, Response, ResponseReader, invalid, text};
+use super::response::{BodyPosition, Response, ResponseReader, invalid, text};
 
 /// Maximum size of a response head in bytes. A larger head counts as a fault of the server under
 /// test.
@@ -129,10 +129,10 @@ impl Connection {
             .transpose()
             .map_err(io::Error::other)?;
         let framing = match length {
-            _ if !has_body || status == 204 || status == 304 => Framing::Ended,
-            _ if chunked => Framing::ChunkSize,
-            Some(length) => Framing::Left(length),
-            None => Framing::UntilClose,
+            _ if !has_body || status == 204 || status == 304 => BodyPosition::Ended,
+            _ if chunked => BodyPosition::ChunkSize,
+            Some(length) => BodyPosition::Left(length),
+            None => BodyPosition::UntilClose,
         };
         Ok(ResponseReader {
             connection: self,

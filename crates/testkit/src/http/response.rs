@@ -56,7 +56,7 @@ pub(super) fn invalid(what: &str) -> io::Error {
 }
 
 /// The position in a body, in a form that depends on how the headers delimit the body.
-pub(super) enum Framing {
+pub(super) enum BodyPosition {
     Left(u64),
     ChunkSize,
     Chunk(u64),
@@ -73,7 +73,7 @@ pub struct ResponseReader<'a> {
     pub status: u16,
     /// The exact headers of the response.
     pub headers: HeaderMap,
-    pub(super) framing: Framing,
+    pub(super) framing: BodyPosition,
 }
 
 impl ResponseReader<'_> {
@@ -88,7 +88,7 @@ impl ResponseReader<'_> {
         match self.step().await {
             Ok(bytes) => bytes,
             Err(_) => {
-                self.framing = Framing::Broken;
+                self.framing = BodyPosition::Broken;
                 None
             }
         }
@@ -97,8 +97,8 @@ impl ResponseReader<'_> {
     /// Returns how the body ended, or `None` before the end of the body.
     pub fn end(&self) -> Option<End> {
         match self.framing {
-            Framing::Ended => Some(End::Clean),
-            Framing::Broken => Some(End::Cut),
+            BodyPosition::Ended => Some(End::Clean),
+            BodyPosition::Broken => Some(End::Cut),
             _ => None,
         }
     }
@@ -124,37 +124,37 @@ impl ResponseReader<'_> {
     async fn step(&mut self) -> io::Result<Option<Bytes>> {
         loop {
             match self.framing {
-                Framing::Ended | Framing::Broken => return Ok(None),
-                Framing::Left(0) => self.framing = Framing::Ended,
-                Framing::Left(left) => {
+                BodyPosition::Ended | BodyPosition::Broken => return Ok(None),
+                BodyPosition::Left(0) => self.framing = BodyPosition::Ended,
+                BodyPosition::Left(left) => {
                     let bytes = self.some(left).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
-                    self.framing = Framing::Left(left - bytes.len() as u64);
+                    self.framing = BodyPosition::Left(left - bytes.len() as u64);
                     return Ok(Some(bytes));
                 }
-                Framing::UntilClose => match self.some(u64::MAX).await? {
+                BodyPosition::UntilClose => match self.some(u64::MAX).await? {
                     Some(bytes) => return Ok(Some(bytes)),
-                    None => self.framing = Framing::Ended,
+                    None => self.framing = BodyPosition::Ended,
                 },
-                Framing::ChunkSize => {
+                BodyPosition::ChunkSize => {
                     let line = self.connection.line().await?;
                     let digits = line.split(';').next().unwrap_or_default().trim();
                     match u64::from_str_radix(digits, 16).map_err(io::Error::other)? {
                         0 => {
                             while !self.connection.line().await?.is_empty() {}
-                            self.framing = Framing::Ended;
+                            self.framing = BodyPosition::Ended;
                         }
-                        size => self.framing = Framing::Chunk(size),
+                        size => self.framing = BodyPosition::Chunk(size),
                     }
                 }
-                Framing::Chunk(0) => {
+                BodyPosition::Chunk(0) => {
                     if !self.connection.line().await?.is_empty() {
                         return Err(invalid("a chunk without its end"));
                     }
-                    self.framing = Framing::ChunkSize;
+                    self.framing = BodyPosition::ChunkSize;
                 }
-                Framing::Chunk(left) => {
+                BodyPosition::Chunk(left) => {
                     let bytes = self.some(left).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
-                    self.framing = Framing::Chunk(left - bytes.len() as u64);
+                    self.framing = BodyPosition::Chunk(left - bytes.len() as u64);
                     return Ok(Some(bytes));
                 }
             }

@@ -11,7 +11,7 @@ use super::fault::{Fault, Gate};
 use super::log::Tracked;
 use super::reply::{Framing, Reply};
 use super::shared::Shared;
-use super::wire::{Connection, Next};
+use super::wire::{Next, ServerConnection};
 
 /// Size of one write in bytes. At 1 MB/s, a write takes less than 0.1 s.
 const WRITE_SIZE: usize = 64 << 10;
@@ -28,7 +28,7 @@ enum Stop {
 }
 
 pub(super) async fn send(
-    connection: &mut Connection,
+    connection: &mut ServerConnection,
     reply: &Reply,
     faults: &[Fault],
     tracked: &Tracked,

@@ -17,12 +17,12 @@ pub(super) struct Store {
 struct Repository {
     blobs: HashMap<Digest, Content>,
     /// The documents in the order of their digests, so that lists of referrers are deterministic.
-    manifests: BTreeMap<Digest, Document>,
+    manifests: BTreeMap<Digest, StoredDocument>,
     tags: BTreeMap<String, Digest>,
 }
 
 #[derive(Clone)]
-pub(super) struct Document {
+pub(super) struct StoredDocument {
     pub(super) digest: Digest,
     pub(super) media_type: String,
     pub(super) bytes: Bytes,
@@ -44,7 +44,7 @@ impl Store {
         media_type: &str,
         bytes: Bytes,
     ) {
-        let document = Document {
+        let document = StoredDocument {
             digest,
             media_type: media_type.to_owned(),
             bytes,
@@ -88,7 +88,7 @@ impl Store {
     }
 
     /// Returns a manifest by tag or digest.
-    pub(super) fn manifest(&self, repository: &str, target: &str) -> Option<Document> {
+    pub(super) fn manifest(&self, repository: &str, target: &str) -> Option<StoredDocument> {
         let repository = self.repositories.get(repository)?;
         let digest = target
             .parse()
@@ -126,7 +126,7 @@ impl Store {
 }
 
 /// Returns the referrers descriptor of a manifest, if the manifest refers to `subject`.
-fn descriptor(document: &Document, subject: &str) -> Option<Value> {
+fn descriptor(document: &StoredDocument, subject: &str) -> Option<Value> {
     let parsed: Value = serde_json::from_slice(&document.bytes).ok()?;
     (parsed["subject"]["digest"] == subject).then(|| {
         let fallback = &parsed["config"]["mediaType"];

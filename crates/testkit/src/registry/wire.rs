@@ -20,17 +20,17 @@ use super::{auth, body, route};
 /// Maximum size in bytes of the head of a request, and also of the body of a request.
 const MAX_REQUEST_SIZE: usize = 1 << 20;
 
-pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
+pub(super) trait ServerSocket: AsyncRead + AsyncWrite + Unpin + Send {
     fn tcp(&self) -> &TcpStream;
 }
 
-impl Socket for TcpStream {
+impl ServerSocket for TcpStream {
     fn tcp(&self) -> &TcpStream {
         self
     }
 }
 
-impl Socket for TlsStream<TcpStream> {
+impl ServerSocket for TlsStream<TcpStream> {
     fn tcp(&self) -> &TcpStream {
         self.get_ref().0
     }
@@ -48,9 +48,9 @@ pub(super) enum Next {
     Reset,
 }
 
-pub(super) struct Connection {
+pub(super) struct ServerConnection {
     pub(super) shared: Arc<Shared>,
-    socket: Box<dyn Socket>,
+    socket: Box<dyn ServerSocket>,
     received: BytesMut,
     role: Role,
     peer: SocketAddr,
@@ -61,7 +61,7 @@ pub(super) async fn serve(shared: Arc<Shared>, role: Role, stream: TcpStream, pe
     // An error is ignored: it means that the client has disconnected, which the next read reports.
     let _ = stream.set_nodelay(true);
     let id = shared.log.connection();
-    let socket: Box<dyn Socket> = match &shared.tls {
+    let socket: Box<dyn ServerSocket> = match &shared.tls {
         None => Box::new(stream),
         Some(tls) => match tls.acceptor.accept(stream).await {
             Ok(stream) => Box::new(stream),
@@ -69,7 +69,7 @@ pub(super) async fn serve(shared: Arc<Shared>, role: Role, stream: TcpStream, pe
             Err(_) => return,
         },
     };
-    let mut connection = Connection {
+    let mut connection = ServerConnection {
         shared,
         socket,
         received: BytesMut::new(),
@@ -97,7 +97,7 @@ pub(super) async fn serve(shared: Arc<Shared>, role: Role, stream: TcpStream, pe
     }
 }
 
-impl Connection {
+impl ServerConnection {
     async fn exchange(&mut self) -> io::Result<Next> {
         let Some(request) = self.read_request().await? else {
             return Ok(Next::Close);

@@ -7,7 +7,7 @@ use crate::{Error, Time};
 
 use super::format::{MAX_ENTRIES, MAX_PATH_ERROR, MAX_TOC};
 use super::layout::{HEAD, Layout};
-use super::merge::{Item, Merged};
+use super::merge::{Merged, MergedNode};
 use super::rows;
 use super::rows::{State, class, flag, kind};
 
@@ -110,7 +110,7 @@ impl Entries {
     fn put(
         &mut self,
         path: &[u8],
-        item: &Item<'_>,
+        item: &MergedNode<'_>,
         attributes: u32,
         modified: Time,
     ) -> Result<(), Error> {
@@ -130,13 +130,13 @@ impl Entries {
         self.path.extend(&path[keep..]);
 
         let of = match item {
-            Item::Directory => kind::DIRECTORY,
-            Item::File(_) => kind::FILE,
-            Item::Symlink(_) => kind::SYMLINK,
-            Item::HardLink(_) => kind::HARD_LINK,
-            Item::CharDevice(..) => kind::CHAR,
-            Item::BlockDevice(..) => kind::BLOCK,
-            Item::Fifo => kind::FIFO,
+            MergedNode::Directory => kind::DIRECTORY,
+            MergedNode::File(_) => kind::FILE,
+            MergedNode::Symlink(_) => kind::SYMLINK,
+            MergedNode::HardLink(_) => kind::HARD_LINK,
+            MergedNode::CharDevice(..) => kind::CHAR,
+            MergedNode::BlockDevice(..) => kind::BLOCK,
+            MergedNode::Fifo => kind::FIFO,
         };
         let at = self.nodes.len();
         self.nodes.push(of);
@@ -153,7 +153,7 @@ impl Entries {
             put(&mut self.nodes, modified.nanos.into());
         }
         match item {
-            Item::File(content) => {
+            MergedNode::File(content) => {
                 let (number, new) = self.contents.get(*content)?;
                 if !new {
                     flags |= flag::AGAIN;
@@ -161,16 +161,16 @@ impl Entries {
                     put(&mut self.nodes, distance.into());
                 }
             }
-            Item::Symlink(target) => {
+            MergedNode::Symlink(target) => {
                 put(&mut self.names, target.len() as u64);
                 self.names.extend_from_slice(target);
             }
-            Item::HardLink(to) => put(&mut self.nodes, (self.count - to).into()),
-            Item::CharDevice(major, minor) | Item::BlockDevice(major, minor) => {
+            MergedNode::HardLink(to) => put(&mut self.nodes, (self.count - to).into()),
+            MergedNode::CharDevice(major, minor) | MergedNode::BlockDevice(major, minor) => {
                 put(&mut self.nodes, (*major).into());
                 put(&mut self.nodes, (*minor).into());
             }
-            Item::Directory | Item::Fifo => {}
+            MergedNode::Directory | MergedNode::Fifo => {}
         }
         self.nodes[at] = flags;
         self.count += 1;

@@ -207,13 +207,13 @@ struct Block {
 
 /// An open layer index. The directory of its blocks is in memory, and takes 32 bytes per block.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(super) struct IndexReader {
     file: File,
     path: PathBuf,
     streams: [Vec<Block>; STREAM_COUNT],
 }
 
-impl Reader {
+impl IndexReader {
     /// Opens a layer index, and verifies the directory of its blocks. A block itself is verified
     /// when it is read.
     pub(super) fn open<S: for<'a> Deserialize<'a>>(path: &Path) -> Result<(Self, S), Error> {

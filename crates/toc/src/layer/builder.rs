@@ -12,7 +12,7 @@ use super::chunks::RECORD;
 use super::decoder::Coding;
 use super::record;
 use super::skeleton::Encoder;
-use super::stored::{EXTENT, LayerIndex, Row, Summary, prefix, raw};
+use super::stored::{ContentRow, EXTENT, LayerIndex, Summary, prefix, raw};
 use super::stream::{self, Found, Point};
 
 /// The properties of the whole layer, which the walk determines.
@@ -30,7 +30,7 @@ pub(super) struct Builder {
     /// The path of the previous entry in the same block.
     before: Vec<u8>,
     record: Vec<u8>,
-    rows: Vec<Row>,
+    rows: Vec<ContentRow>,
     chunks: u32,
     extents: u32,
     windows: u32,
@@ -129,7 +129,7 @@ impl Builder {
         marks: (u32, u32),
     ) {
         self.files += u64::from(size > 0);
-        self.rows.push(Row {
+        self.rows.push(ContentRow {
             content,
             offset,
             size,
@@ -168,7 +168,7 @@ impl Builder {
             window: None,
         };
         if let Some((bits, byte, window)) = found.window {
-            point.window = Some(stream::Entry {
+            point.window = Some(stream::BlockStart {
                 block: self.windows,
                 bits,
                 byte,

@@ -8,11 +8,11 @@ use parking_lot::Mutex;
 
 use crate::{Blob, Error, FileDigest, Source};
 
-use super::blocks::Stream as Records;
+use super::blocks::Stream;
 use super::decoder::Coding;
 use super::pace::Unpaced;
-use super::stored::{EXTENT, LayerIndex, Row, as_io, little};
-use super::stream::{INPUT, Point, Stream};
+use super::stored::{ContentRow, EXTENT, LayerIndex, as_io, little};
+use super::stream::{INPUT, Point, PositionedDecoder};
 
 /// Maximum number of open decoders, for reads that continue where an earlier read ended. Each
 /// decoder takes 250 KiB.
@@ -34,10 +34,10 @@ pub struct LayerReader {
 struct State {
     points: Option<Vec<Point>>,
     /// Open decoders, in the order of their last use.
-    positions: Vec<Stream>,
+    positions: Vec<PositionedDecoder>,
     /// The row of the content of the last read. The reader keeps this row because reads of one
     /// content follow each other.
-    row: Option<Row>,
+    row: Option<ContentRow>,
     extents: Vec<(u64, u64)>,
     /// The block of the skeleton that was read last, with the number of this block.
     skeleton: Option<(usize, Vec<u8>)>,
@@ -57,7 +57,7 @@ impl LayerReader {
         &self.index
     }
 
-    fn find(&self, state: &mut State, content: &FileDigest) -> Result<Option<Row>, Error> {
+    fn find(&self, state: &mut State, content: &FileDigest) -> Result<Option<ContentRow>, Error> {
         if let Some(row) = state.row.filter(|row| row.content == *content) {
             return Ok(Some(row));
         }
@@ -69,7 +69,7 @@ impl LayerReader {
         state.row = None;
         state.extents.clear();
         self.index
-            .records::<EXTENT>(Records::Extents, row.extents, |record| {
+            .records::<EXTENT>(Stream::Extents, row.extents, |record| {
                 state
                     .extents
                     .push((little(&record[..8]), little(&record[8..])));
@@ -114,7 +114,7 @@ impl LayerReader {
 
     /// Returns a stream at a position in the tar, or before the position, by at most the distance
     /// of two checkpoints.
-    fn position(&self, state: &mut State, at: u64) -> Result<Stream, Error> {
+    fn position(&self, state: &mut State, at: u64) -> Result<PositionedDecoder, Error> {
         let summary = &self.index.summary;
         let points = match &mut state.points {
             Some(points) => points,
@@ -148,30 +148,34 @@ impl LayerReader {
                 let window = self
                     .index
                     .file
-                    .read(Records::Windows, entry.block as usize)?
+                    .read(Stream::Windows, entry.block as usize)?
                     .ok_or_else(|| Error::malformed("layer index", "a window is missing"))?;
-                Stream::enter(*at, *blob_at, entry, &window)
+                PositionedDecoder::enter(*at, *blob_at, entry, &window)
             }
-            Some(Point { at, blob_at, .. }) => Stream::at(summary.coding, *at, *blob_at, window),
-            None if summary.coding == Coding::Plain => Stream::at(summary.coding, at, at, window),
-            None => Stream::at(summary.coding, 0, 0, window),
+            Some(Point { at, blob_at, .. }) => {
+                PositionedDecoder::at(summary.coding, *at, *blob_at, window)
+            }
+            None if summary.coding == Coding::Plain => {
+                PositionedDecoder::at(summary.coding, at, at, window)
+            }
+            None => PositionedDecoder::at(summary.coding, 0, 0, window),
         }
     }
 
     fn skeleton(&self, state: &mut State, mut at: u64, mut buf: &mut [u8]) -> Result<(), Error> {
         let missing = || Error::malformed("layer index", "a part of the skeleton is missing");
         while !buf.is_empty() {
-            let number = self.index.file.find(Records::Skeleton, at, true);
+            let number = self.index.file.find(Stream::Skeleton, at, true);
             let held = state.skeleton.take().filter(|(held, _)| *held == number);
             let block = match held {
                 Some((_, block)) => block,
                 None => self
                     .index
                     .file
-                    .read(Records::Skeleton, number)?
+                    .read(Stream::Skeleton, number)?
                     .ok_or_else(missing)?,
             };
-            let first = self.index.file.key(Records::Skeleton, number);
+            let first = self.index.file.key(Stream::Skeleton, number);
             let skip = at.checked_sub(first.ok_or_else(missing)?);
             let skip = usize::try_from(skip.ok_or_else(missing)?).map_err(|_| missing())?;
             let from = block.get(skip..).filter(|from| !from.is_empty());

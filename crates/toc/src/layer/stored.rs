@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Blob, Entry, Error, FileDigest, Kind};
 
-use super::blocks::{Reader, Stream};
+use super::blocks::{IndexReader, Stream};
 use super::chunks::{self, Chunk};
 use super::decoder::Coding;
 use super::reader::LayerReader;
@@ -36,7 +36,7 @@ pub(super) struct Summary {
 /// One row of the index: the position of a content in the uncompressed tar. Rows are sorted by
 /// digest.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
+pub(super) struct ContentRow {
     pub(super) content: FileDigest,
     /// Offset of the content's stored bytes in the tar.
     pub(super) offset: u64,
@@ -48,13 +48,13 @@ pub(super) struct Row {
     pub(super) chunks: (u32, u32),
 }
 
-/// Number of bytes of a [`Row`] in the index.
+/// Number of bytes of a [`ContentRow`] in the index.
 pub(super) const ROW: usize = 64;
 
 /// Number of bytes of an extent in the index: offset in the file, and length.
 pub(super) const EXTENT: usize = 16;
 
-impl Row {
+impl ContentRow {
     pub(super) fn encode(&self) -> [u8; ROW] {
         let mut out = [0; ROW];
         out[..32].copy_from_slice(self.content.as_bytes());
@@ -101,7 +101,7 @@ pub(super) fn little(bytes: &[u8]) -> u64 {
 /// KiB of its file.
 #[derive(Clone, Debug)]
 pub struct LayerIndex {
-    pub(super) file: Arc<Reader>,
+    pub(super) file: Arc<IndexReader>,
     pub(super) summary: Arc<Summary>,
 }
 
@@ -112,7 +112,7 @@ impl LayerIndex {
     /// [`Error::Malformed`] when the file's directory of blocks is damaged, and [`Error::Io`] for
     /// errors of the disk. A damaged block is detected only when it is read.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let (file, summary) = Reader::open(path)?;
+        let (file, summary) = IndexReader::open(path)?;
         Ok(Self {
             file: Arc::new(file),
             summary: Arc::new(summary),
@@ -217,7 +217,7 @@ impl LayerIndex {
     }
 
     /// Returns the row of a content in the index. Reads at most two blocks.
-    pub(super) fn row(&self, content: &FileDigest) -> Result<Option<Row>, Error> {
+    pub(super) fn row(&self, content: &FileDigest) -> Result<Option<ContentRow>, Error> {
         let key = prefix(content);
         // Rows with the same prefix may start in the previous block.
         let mut number = self.file.find(Stream::Contents, key, false);
@@ -232,7 +232,7 @@ impl LayerIndex {
                 .unwrap_or_default();
             let (rows, _) = block.as_chunks::<ROW>();
             if let Ok(found) = rows.binary_search_by(|row| row[..32].cmp(&content.as_bytes()[..])) {
-                return Ok(Some(Row::decode(&rows[found])));
+                return Ok(Some(ContentRow::decode(&rows[found])));
             }
             number += 1;
         }
@@ -285,7 +285,7 @@ impl LayerIndex {
 }
 
 struct Items {
-    file: Arc<Reader>,
+    file: Arc<IndexReader>,
     block: Vec<u8>,
     at: usize,
     next: usize,

@@ -31,12 +31,12 @@ pub(super) struct Point {
     pub(super) blob_at: u64,
     /// The window that decoding needs. `None` at the head of a gzip member or zstd frame, where
     /// decoding needs no window.
-    pub(super) window: Option<Entry>,
+    pub(super) window: Option<BlockStart>,
 }
 
 /// The data with which decoding can start at a deflate block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct BlockStart {
     pub(super) block: u32,
     pub(super) bits: u8,
     pub(super) byte: u8,
@@ -51,7 +51,7 @@ pub(super) struct Found {
 
 /// A decoder at a position in the uncompressed bytes. A stream takes about 250 KiB of memory, plus
 /// the window of zstd.
-pub(super) struct Stream {
+pub(super) struct PositionedDecoder {
     decoder: Decoder,
     input: Vec<u8>,
     /// Range of `input` that was not decoded yet.
@@ -82,7 +82,7 @@ struct Pending {
     candidates: Vec<Candidate>,
 }
 
-impl Stream {
+impl PositionedDecoder {
     /// Creates a stream from the start of the layer, which searches for checkpoints.
     pub(super) fn begin(coding: Coding, max_window: u64) -> Result<Self, Error> {
         let mut this = Self::with(Decoder::new(coding, max_window)?, 0, 0);
@@ -110,7 +110,7 @@ impl Stream {
     pub(super) fn enter(
         at: u64,
         blob_at: u64,
-        entry: &Entry,
+        entry: &BlockStart,
         window: &[u8],
     ) -> Result<Self, Error> {
         let gzip = Gzip::enter(window, entry.bits, entry.byte)?;

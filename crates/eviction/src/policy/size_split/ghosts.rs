@@ -9,7 +9,7 @@ use crate::building_blocks::table::{List, Slot, Table};
 
 /// The ghosts of both sides: of the small keys and of the large keys.
 #[derive(Debug, Default)]
-pub(super) struct Ghosts {
+pub(super) struct SideGhosts {
     pub(super) table: Table<u64, Side>,
     pub(super) small: List,
     pub(super) large: List,
@@ -22,7 +22,7 @@ pub(super) fn fingerprint<K: Hash>(key: &K) -> u64 {
     hash(key, 0)
 }
 
-impl Ghosts {
+impl SideGhosts {
     pub(super) fn len(&self) -> usize {
         self.table.len()
     }

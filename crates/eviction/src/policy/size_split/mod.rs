@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
 
-use self::ghosts::{Ghosts, fingerprint};
+use self::ghosts::{SideGhosts, fingerprint};
 use super::gdsf::{self, Cost};
 use crate::building_blocks::parameter::{self, ParameterError, share};
 use crate::building_blocks::saved;
@@ -114,7 +114,7 @@ pub struct SizeSplit<K, S = Gdsf<K>, L = Gdsf<K>> {
     misses: u32,
     /// Size of the key that was missed last and is about to enter. 0 after this key has entered.
     entering: u64,
-    ghosts: Ghosts,
+    ghosts: SideGhosts,
     key: PhantomData<fn(K)>,
 }
 
@@ -188,7 +188,7 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
             cost: 0.0,
             misses: 0,
             entering: 0,
-            ghosts: Ghosts::default(),
+            ghosts: SideGhosts::default(),
             key: PhantomData,
         };
         split.divide();
@@ -382,7 +382,7 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> PersistentState for SizeSplit<K, S, L> 
                 "its sizes, share or cost are out of range",
             ));
         }
-        let mut ghosts = Ghosts::default();
+        let mut ghosts = SideGhosts::default();
         for (key, size, side) in &state.ghosts {
             ghosts.add(*key, *size, *side, u64::MAX, usize::MAX);
         }

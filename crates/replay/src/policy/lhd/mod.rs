@@ -22,7 +22,7 @@ use pierhead_eviction::{
 };
 
 use model::{DECAY, Model, Saved};
-use random::Random;
+use random::LhdRandom;
 
 pub use random::RandomSource;
 
@@ -126,7 +126,7 @@ pub struct Lhd<K> {
     victims: f32,
     /// Number of bytes that further explorers may take.
     budget: i64,
-    random: Random,
+    random: LhdRandom,
 }
 
 /// A key that entered recently. If such a key is evicted and enters again, it is a candidate again.
@@ -193,7 +193,7 @@ impl<K: Key> Lhd<K> {
             head: 0,
             victims: 0.0,
             budget: signed(capacity / EXPLORER_PART),
-            random: Random::new(parameters.source, seed),
+            random: LhdRandom::new(parameters.source, seed),
         }
     }
 

@@ -1,10 +1,10 @@
-//! Random numbers of the policy `lhd`: from the seed of the replay, or the same sequence that
+//! LhdRandom numbers of the policy `lhd`: from the seed of the replay, or the same sequence that
 //! libCacheSim draws.
 
 /// Where the policy `lhd` gets its random numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RandomSource {
-    /// Random numbers from the seed of the replay, which is the default.
+    /// LhdRandom numbers from the seed of the replay, which is the default.
     #[default]
     Seeded,
     /// The sequence of libcachesim: Lehmer's generator modulo 2^128 with a fixed seed. Another
@@ -19,12 +19,12 @@ const BEGIN: u128 = 0xdead_beef;
 
 /// The random number generator of the policy `lhd`.
 #[derive(Debug)]
-pub(super) enum Random {
+pub(super) enum LhdRandom {
     Seeded(fastrand::Rng),
     Lehmer(u128),
 }
 
-impl Random {
+impl LhdRandom {
     pub(super) fn new(source: RandomSource, seed: u64) -> Self {
         match source {
             RandomSource::Seeded => Self::Seeded(fastrand::Rng::with_seed(seed)),
@@ -44,7 +44,7 @@ impl Random {
         }
     }
 
-    /// Returns the state of the generator, for [`Random::resume`].
+    /// Returns the state of the generator, for [`LhdRandom::resume`].
     pub(super) fn state(&self) -> u128 {
         match self {
             Self::Seeded(random) => random.get_seed().into(),
@@ -72,11 +72,11 @@ mod tests {
 
     #[test]
     fn the_random_numbers_of_libcachesim_are_drawn_and_resumed() {
-        let mut random = Random::new(RandomSource::Libcachesim, 7);
+        let mut random = LhdRandom::new(RandomSource::Libcachesim, 7);
         let drawn: Vec<usize> = (0..4).map(|_| random.below(1 << 20)).collect();
         // The expected numbers were computed separately, with integers of unlimited size.
         assert_eq!(drawn, [52505, 899022, 625109, 932456]);
-        let mut resumed = Random::new(RandomSource::Libcachesim, 8);
+        let mut resumed = LhdRandom::new(RandomSource::Libcachesim, 8);
         resumed.resume(random.state());
         assert_eq!(resumed.below(1000), random.below(1000));
     }

@@ -66,7 +66,7 @@ enum InodeKind {
 }
 
 /// An entry of the merged tree.
-pub(super) enum Item<'a> {
+pub(super) enum MergedNode<'a> {
     Directory,
     /// A regular file. The number is the identifier of its content.
     File(u32),
@@ -496,7 +496,7 @@ impl Merged {
     /// Calls `visit` with each entry, in the order of a TOC.
     pub(super) fn walk(
         &self,
-        mut each: impl FnMut(&[u8], &Item<'_>, u32, Time) -> Result<(), Error>,
+        mut each: impl FnMut(&[u8], &MergedNode<'_>, u32, Time) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut first: Vec<Option<u32>> = vec![None; self.inodes.len()];
         let mut path = Vec::new();
@@ -504,13 +504,17 @@ impl Merged {
         let mut visit = |path: &[u8], name: &Name| {
             let inode = &self.inodes[name.inode as usize];
             let item = match (&inode.kind, first[name.inode as usize]) {
-                (InodeKind::Directory, _) => Item::Directory,
-                (_, Some(to)) => Item::HardLink(to),
-                (InodeKind::File(content), None) => Item::File(*content),
-                (InodeKind::Symlink(target), None) => Item::Symlink(target),
-                (InodeKind::CharDevice(major, minor), None) => Item::CharDevice(*major, *minor),
-                (InodeKind::BlockDevice(major, minor), None) => Item::BlockDevice(*major, *minor),
-                (InodeKind::Fifo, None) => Item::Fifo,
+                (InodeKind::Directory, _) => MergedNode::Directory,
+                (_, Some(to)) => MergedNode::HardLink(to),
+                (InodeKind::File(content), None) => MergedNode::File(*content),
+                (InodeKind::Symlink(target), None) => MergedNode::Symlink(target),
+                (InodeKind::CharDevice(major, minor), None) => {
+                    MergedNode::CharDevice(*major, *minor)
+                }
+                (InodeKind::BlockDevice(major, minor), None) => {
+                    MergedNode::BlockDevice(*major, *minor)
+                }
+                (InodeKind::Fifo, None) => MergedNode::Fifo,
             };
             first[name.inode as usize].get_or_insert(ordinal);
             ordinal += 1;

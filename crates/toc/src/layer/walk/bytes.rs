@@ -9,12 +9,12 @@ use crate::layer::header::BLOCK;
 use crate::layer::pace::Pace;
 use crate::layer::request::{Limits, RATIO_FREE};
 use crate::layer::skeleton;
-use crate::layer::stream::Stream;
+use crate::layer::stream::PositionedDecoder;
 use crate::{Blob, Error};
 
 pub(super) struct Bytes<'a> {
     blob: &'a dyn Blob,
-    stream: Stream,
+    stream: PositionedDecoder,
     coding: Coding,
     hash: Hasher,
     size: u64,
@@ -31,7 +31,7 @@ impl<'a> Bytes<'a> {
         let coding = Coding::detect(blob)?;
         Ok(Self {
             blob,
-            stream: Stream::begin(coding, limits.max_window)?,
+            stream: PositionedDecoder::begin(coding, limits.max_window)?,
             coding,
             hash: Hasher::new(Algorithm::Sha256),
             size: 0,
