@@ -8,14 +8,22 @@ use std::path::{Path, PathBuf};
 /// Maximum number of files in an import cycle of a crate.
 const MAX_CYCLE: usize = 3;
 
+/// A folder whose files are alternatives for platforms. A build compiles one of these files.
+const PLATFORM_FILES: &str = "crates/pmem/src/sys/flush/";
+
 /// Words that no identifier may contain, each with its replacement. An identifier is split at `_`
 /// and at upper-case letters, so that `rot` does not forbid `rotate`.
 const RETIRED: &[(&str, &str)] = &[
+    ("begun", "started_at, or started"),
     ("door", "admission"),
+    ("doors", "admission"),
     ("errand", "operation"),
+    ("flights", "fill or shared request"),
     ("guest", "client_identity or pass_through"),
     ("guests", "pass_through"),
     ("had", "base_images"),
+    ("joins", "coalesced"),
+    ("ledger", "tier_state"),
     ("lent", "the name of the memory's owner"),
     ("lies", "mismatch"),
     ("mend", "fix"),
@@ -23,18 +31,40 @@ const RETIRED: &[(&str, &str)] = &[
     ("mistake", "error"),
     ("owed", "dirty"),
     ("owes", "dirty"),
+    ("placing", "placement"),
+    ("processor", "cpu"),
     ("rot", "corrupt"),
     ("rotten", "corrupt"),
     ("shelf", "paths"),
+    ("turns", "keyed_lock"),
     ("unworn", "write_budget"),
+    ("upkeep", "maintenance"),
     ("wear", "write_budget"),
     ("wish", "placement"),
 ];
+
+/// The words of [`RETIRED`] that `xtask` may use: the guest of a virtual machine.
+const ALLOWED_IN_XTASK: &[&str] = &["guest", "guests"];
+
+/// Participles and quantities that must not be the whole name of a type or a constant.
+const RETIRED_ALONE: &[(&str, &str)] = &[
+    ("both", "the two things"),
+    ("few", "the maximum number, with its unit"),
+    ("had", "base_images"),
+    ("lead", "fill_owner"),
+    ("longest", "the maximum, with its unit"),
+    ("recent", "the things that are recent"),
+];
+
+/// Minimum number of words of a name that is a sentence, such as the name of a test. The words of a
+/// sentence have their usual meaning.
+const SENTENCE_WORDS: usize = 5;
 
 /// Further words that no declared name, key or metric may contain. Local variables may contain
 /// these words.
 const RETIRED_IN_DECLARATIONS: &[(&str, &str)] = &[
     ("behind", "write_back"),
+    ("drain", "write_back"),
     ("earlier", "superseded"),
     ("kept", "the state: cached, stored or retained"),
     ("ranks", "policy_state"),
@@ -42,13 +72,17 @@ const RETIRED_IN_DECLARATIONS: &[(&str, &str)] = &[
     ("told", "reported"),
 ];
 
-/// Phrases that no comment may contain, each with its replacement.
-const RETIRED_IN_COMMENTS: &[(&str, &str)] = &[
+/// Phrases that no comment and no page may contain, each with its replacement.
+const RETIRED_IN_TEXT: &[(&str, &str)] = &[
     ("as it were", "delete it"),
+    ("control group", "cgroup"),
+    ("control groups", "cgroups"),
+    ("door", "admission"),
     ("errand", "operation"),
     ("for good", "permanently"),
     ("given up", "cancelled"),
     ("gone on", "continued"),
+    ("ledger", "the state"),
     ("lent", "borrowed"),
     ("mend", "fix"),
     ("mended", "fixed"),
@@ -57,7 +91,10 @@ const RETIRED_IN_COMMENTS: &[(&str, &str)] = &[
     ("mistakes", "errors"),
     ("owed", "dirty"),
     ("owes", "the state"),
+    ("processor", "CPU"),
+    ("processors", "CPUs"),
     ("shelf", "paths"),
+    ("upkeep", "maintenance"),
     ("whom", "the client"),
     ("wish", "placement"),
 ];
@@ -95,7 +132,8 @@ fn a_public_type_name_occurs_once_in_a_crate() {
             }
         }
         for (name, files) in by_name {
-            if files.len() > 1 {
+            let is_per_platform = files.iter().all(|it| it.starts_with(PLATFORM_FILES));
+            if files.len() > 1 && !is_per_platform {
                 wrong.push(format!("{}: {name} in {}", krate.name, files.join(", ")));
             }
         }
@@ -112,23 +150,38 @@ fn no_name_contains_a_retired_word() {
     let mut wrong = BTreeSet::new();
     for krate in crates() {
         for file in &krate.files {
-            let mut check = |name: &str, retired| {
-                if let Some((word, instead)) = retired_word(name, retired) {
-                    let path = &file.path;
-                    wrong.insert(format!("{path}: {name}: write {instead}, not {word}"));
-                }
-            };
-            for token in &file.tokens {
-                if let Token::Word(name) = token {
-                    check(name, RETIRED);
+            let strings = user_names(&file.strings).map(str::to_owned);
+            let declared = declared_names(&file.tokens);
+            let names = file.module.iter().cloned().chain(declared).chain(strings);
+            for name in names {
+                for retired in [RETIRED, RETIRED_IN_DECLARATIONS] {
+                    wrong.extend(fault_of_name(&file.path, &name, retired));
                 }
             }
-            let modules = file.module.iter().map(String::as_str);
-            let declared = declarations(&file.tokens);
-            let names = modules.chain(declared.iter().map(|declaration| declaration.name));
-            for name in names.chain(user_names(&file.strings)) {
-                check(name, RETIRED);
-                check(name, RETIRED_IN_DECLARATIONS);
+        }
+    }
+    // Names in tests and tools, whose sentences and local variables have more freedom.
+    for path in all_sources() {
+        let (path, text) = (relative(&path), read(&path));
+        let tokens = lex(&text).0;
+        for token in &tokens {
+            if let Token::Word(name) = token {
+                wrong.extend(fault_of_name(&path, name, RETIRED));
+            }
+        }
+        for declaration in declarations(&tokens) {
+            if matches!(declaration.kind, "type" | "constant") {
+                wrong.extend(fault_of_name(
+                    &path,
+                    declaration.name,
+                    RETIRED_IN_DECLARATIONS,
+                ));
+                let alone = RETIRED_ALONE.iter();
+                let alone = alone.filter(|(word, _)| declaration.name.to_lowercase() == **word);
+                let message = |(_, instead): &(&str, &str)| {
+                    format!("{path}: {}: write {instead}", declaration.name)
+                };
+                wrong.extend(alone.map(message));
             }
         }
     }
@@ -140,34 +193,83 @@ fn no_name_contains_a_retired_word() {
     );
 }
 
+/// Names that a file of the product declares.
+fn declared_names(tokens: &[Token]) -> impl Iterator<Item = String> {
+    let declared = declarations(tokens).into_iter();
+    declared.map(|declaration| declaration.name.to_owned())
+}
+
+/// The message about a name that contains a retired word, if the name is no sentence.
+fn fault_of_name(
+    path: &str,
+    name: &str,
+    retired: &[(&'static str, &'static str)],
+) -> Option<String> {
+    let (word, instead) = retired_word(name, retired)?;
+    let is_allowed = path.starts_with("xtask/") && ALLOWED_IN_XTASK.contains(&word);
+    let is_sentence = name.split('_').count() >= SENTENCE_WORDS;
+    (!is_allowed && !is_sentence).then(|| format!("{path}: {name}: write {instead}, not {word}"))
+}
+
 #[test]
 fn no_comment_contains_a_retired_phrase() {
     let mut wrong = Vec::new();
-    for folder in [
-        "crates",
-        "tests",
-        "benches",
-        "fuzz/src",
-        "fuzz/fuzz_targets",
-    ] {
-        for path in sources(&root().join(folder)) {
-            let text = fs::read_to_string(&path).expect("a source can be read");
-            for (number, line) in text.lines().enumerate() {
-                let Some(comment) = line.trim_start().strip_prefix("//") else {
-                    continue;
-                };
-                if let Some((phrase, instead)) = retired_phrase(comment) {
-                    let (path, number) = (relative(&path), number + 1);
-                    wrong.push(format!("{path}:{number}: write {instead}, not {phrase}"));
-                }
-            }
-        }
+    for path in all_sources() {
+        let comments = read(&path);
+        let comments = comments.lines().enumerate().filter_map(|(number, line)| {
+            let comment = line.trim_start().strip_prefix("//")?;
+            Some((number, comment.to_owned()))
+        });
+        wrong.extend(faults_of_text(&path, comments));
     }
     assert!(
         wrong.is_empty(),
         "retired phrases in comments:\n{}",
         wrong.join("\n")
     );
+}
+
+#[test]
+fn no_page_contains_a_retired_phrase() {
+    let mut pages = Vec::new();
+    for name in [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
+    ] {
+        pages.push(root().join(name));
+    }
+    pages.extend(files(&root().join("docs"), &["md"]));
+    for folder in ["chart", "chart-host", "dpf", "systemd"] {
+        let folder = root().join("bluefield").join(folder);
+        pages.extend(files(
+            &folder,
+            &["md", "yaml", "tpl", "txt", "service", "toml"],
+        ));
+    }
+    assert!(pages.len() > 100, "{pages:?}");
+    let mut wrong = Vec::new();
+    for path in pages {
+        let text = read(&path);
+        let lines = text.lines().map(str::to_owned).enumerate();
+        wrong.extend(faults_of_text(&path, lines));
+    }
+    assert!(
+        wrong.is_empty(),
+        "retired phrases in pages:\n{}",
+        wrong.join("\n")
+    );
+}
+
+/// The messages about lines of a file that contain a retired phrase.
+fn faults_of_text(path: &Path, lines: impl Iterator<Item = (usize, String)>) -> Vec<String> {
+    let faults = lines.filter_map(|(number, line)| {
+        let (phrase, instead) = retired_phrase(&line)?;
+        let (path, number) = (relative(path), number + 1);
+        Some(format!("{path}:{number}: write {instead}, not {phrase}"))
+    });
+    faults.collect()
 }
 
 #[test]
@@ -241,8 +343,34 @@ fn crates() -> Vec<Crate> {
     crates.filter(|krate| !krate.files.is_empty()).collect()
 }
 
+/// All Rust files of the repository.
+fn all_sources() -> Vec<PathBuf> {
+    let folders = [
+        "crates",
+        "tests",
+        "benches",
+        "xtask",
+        "fuzz/src",
+        "fuzz/fuzz_targets",
+    ];
+    let found = folders
+        .iter()
+        .flat_map(|folder| sources(&root().join(folder)));
+    // This file lists the retired words.
+    found.filter(|path| !path.ends_with(file!())).collect()
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).expect("a file can be read")
+}
+
 /// All Rust files below `folder`, sorted.
 fn sources(folder: &Path) -> Vec<PathBuf> {
+    files(folder, &["rs"])
+}
+
+/// All files below `folder` with one of these extensions, sorted.
+fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -250,7 +378,10 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
             let path = entry.path();
             if path.is_dir() {
                 folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
+            } else if path
+                .extension()
+                .is_some_and(|it| extensions.iter().any(|extension| it == *extension))
+            {
                 found.push(path);
             }
         }
@@ -546,10 +677,22 @@ fn declarations(tokens: &[Token]) -> Vec<Declaration<'_>> {
         found.push(Declaration {
             kind,
             name,
-            is_public: at > 0 && tokens[at - 1].is("pub"),
+            is_public: is_public(&tokens[..at]),
         });
     }
     found
+}
+
+/// Whether the tokens before an item end with `pub`, `pub(crate)`, `pub(super)` or `pub(in …)`.
+fn is_public(before: &[Token]) -> bool {
+    let Some((last, before)) = before.split_last() else {
+        return false;
+    };
+    if *last != Token::Other(')') {
+        return last.is("pub");
+    }
+    let open = before.iter().rposition(|it| *it == Token::Other('('));
+    open.is_some_and(|open| open > 0 && before[open - 1].is("pub"))
 }
 
 /// All paths in `file` that lead into its own crate, as module paths from the root of the crate.
@@ -714,10 +857,23 @@ fn retired_phrase(comment: &str) -> Option<(&'static str, &'static str)> {
         .filter(|word| !word.is_empty())
         .map(str::to_lowercase)
         .collect();
-    RETIRED_IN_COMMENTS.iter().copied().find(|(phrase, _)| {
+    RETIRED_IN_TEXT.iter().copied().find(|(phrase, _)| {
         let phrase: Vec<_> = phrase.split(' ').collect();
         words.windows(phrase.len()).any(|part| part == phrase)
     })
+}
+
+#[test]
+fn types_of_a_crate_are_public() {
+    let text = "struct A; pub struct B; pub(crate) enum C {} pub(in crate::x) trait D {} \
+                fn f(e: usize) { struct E; }";
+    let tokens = lex(text).0;
+    let types: Vec<_> = declarations(&tokens)
+        .into_iter()
+        .filter(|it| it.kind == "type" && it.is_public)
+        .map(|it| it.name)
+        .collect();
+    assert_eq!(types, ["B", "C", "D"]);
 }
 
 #[test]

@@ -27,7 +27,7 @@ impl ImageRequests {
     /// The requests for these images in order. The machine stores blobs, so it requests each blob
     /// once.
     pub(super) fn of(layout: &Layout, names: &[&str]) -> Result<Vec<Self>> {
-        let mut had = HashSet::new();
+        let mut seen = HashSet::new();
         let wanted = names.iter().map(|&name| {
             let image = layout.image(name)?;
             let (repository, tag) = name.split_once(':').context("a name without a tag")?;
@@ -41,7 +41,7 @@ impl ImageRequests {
                 name: name.to_owned(),
                 documents,
                 blobs: blobs
-                    .filter(|blob| had.insert(blob.digest))
+                    .filter(|blob| seen.insert(blob.digest))
                     .map(|blob| (path("blobs", &blob.digest.to_string()), *blob))
                     .collect(),
             })

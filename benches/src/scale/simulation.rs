@@ -91,7 +91,7 @@ struct Run<'a> {
     waiting: Vec<Vec<usize>>,
     /// For each tag: the time of its last revalidation.
     fresh: Vec<f64>,
-    begun: Vec<f64>,
+    starts: Vec<f64>,
     ended: Vec<f64>,
     upstream: f64,
 }
@@ -110,7 +110,7 @@ pub(super) fn simulate(world: &World, machines: usize, way: Way, over: f64) -> O
         here: vec![is_here; images],
         waiting: vec![Vec::new(); images],
         fresh: vec![if is_here { 0.0 } else { f64::NEG_INFINITY }; images],
-        begun: Vec::with_capacity(machines),
+        starts: Vec::with_capacity(machines),
         ended: vec![0.0; machines],
         upstream: 0.0,
     };
@@ -119,14 +119,14 @@ pub(super) fn simulate(world: &World, machines: usize, way: Way, over: f64) -> O
     for machine in 0..machines {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let now = over * machine as f64 / count;
-        run.begun.push(now);
+        run.starts.push(now);
         run.begin(now, (machine, 0));
     }
     run.finish();
     let spent: f64 = run
         .ended
         .iter()
-        .zip(&run.begun)
+        .zip(&run.starts)
         .map(|(it, at)| it - at)
         .sum();
     #[expect(clippy::cast_precision_loss, reason = "some images")]

@@ -70,8 +70,8 @@ pub(super) fn run(pierhead: &Path, shape: &Shape, starts: usize) -> Result<()> {
     ] {
         match Containerd::find() {
             Ok(_) => {
-                let begun = || containerd(&image.name(), from, registry, starts);
-                row(what, &machine.inside(begun)?)?;
+                let start = || containerd(&image.name(), from, registry, starts);
+                row(what, &machine.inside(start)?)?;
             }
             Err(missing) => eprintln!("{what}: {missing}"),
         }
@@ -123,7 +123,7 @@ impl Pierhead<'_> {
         let at = folder.path();
         let tree = at.join("rootfs");
         fs::write(at.join("config.json"), spec().to_string())?;
-        let begun = Instant::now();
+        let started_at = Instant::now();
         process::stdout(
             process::command(self.program)
                 .args(["pull", &format!("docker.io/{}", self.image)])
@@ -133,7 +133,7 @@ impl Pierhead<'_> {
                 .args(["--json", "--as", "rootfs", "--link", "hard", "--output"])
                 .arg(&tree),
         )?;
-        let pull = begun.elapsed().as_secs_f64();
+        let pull = started_at.elapsed().as_secs_f64();
         let mut command = match runtime {
             Runtime::Runc => {
                 let mut runc = Command::new("runc");
@@ -148,7 +148,7 @@ impl Pierhead<'_> {
                 chroot
             }
         };
-        let ready = first_word(&mut command, begun)?;
+        let ready = first_word(&mut command, started_at)?;
         Ok(Start { pull, ready })
     }
 }
@@ -166,8 +166,8 @@ fn spec() -> serde_json::Value {
     })
 }
 
-/// Seconds since `begun` until the first output of the program. Waits for its exit with success.
-fn first_word(command: &mut Command, begun: Instant) -> Result<f64> {
+/// Seconds since `started_at` until the first output of the program. Waits for its exit with success.
+fn first_word(command: &mut Command, started_at: Instant) -> Result<f64> {
     let child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -180,7 +180,7 @@ fn first_word(command: &mut Command, begun: Instant) -> Result<f64> {
         .as_mut()
         .context("no pipe")?
         .read_exact(&mut said);
-    let ready = begun.elapsed().as_secs_f64();
+    let ready = started_at.elapsed().as_secs_f64();
     let output = child.wait_with_output()?;
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(
@@ -206,19 +206,19 @@ fn containerd(
     let mut all = Vec::new();
     for nth in 0..starts {
         containerd.empty()?;
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let pull = ["images", "pull", "--hosts-dir"].map(str::to_owned);
         let pull = pull
             .into_iter()
             .chain([hosts.display().to_string(), name.clone()]);
         process::stdout(containerd.command().args(pull))?;
-        let pull = begun.elapsed().as_secs_f64();
+        let pull = started_at.elapsed().as_secs_f64();
         // All containerd daemons of a machine share the state folder of runc, so the container ID
         // must be unique.
         let id = format!("start-{}-{nth}", std::process::id());
         let mut run = containerd.command();
         run.args(["run", "--rm", &name, &id]);
-        let ready = first_word(&mut run, begun)?;
+        let ready = first_word(&mut run, started_at)?;
         all.push(Start { pull, ready });
     }
     Ok(all)

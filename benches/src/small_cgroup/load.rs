@@ -53,9 +53,9 @@ impl Load<'_> {
     pub(super) fn manifests(&self) -> Result<Vec<f64>> {
         let mut connection = self.open()?;
         let path = format!("/v2/{REPOSITORY}/manifests/0");
-        let (begun, mut due) = (Instant::now(), Instant::now());
+        let (started_at, mut due) = (Instant::now(), Instant::now());
         let mut times = Vec::new();
-        while begun.elapsed() < self.time {
+        while started_at.elapsed() < self.time {
             // If the timer is late, the due time moves. If the previous response was slow, the
             // delay counts as response time.
             let ahead = due.saturating_duration_since(Instant::now());
@@ -76,7 +76,7 @@ impl Load<'_> {
     /// Requests manifests while all clients pull. A new version appears every `new_version`.
     pub(super) fn all(&self, new_version: Duration) -> Result<LoadResult> {
         let (over, bytes, failed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let manifests = std::thread::scope(|scope| {
             for _ in 0..self.clients {
                 scope.spawn(|| {
@@ -85,7 +85,7 @@ impl Load<'_> {
                     let pulls = || -> Result<()> {
                         let mut connection = self.open()?;
                         while !over.load(Ordering::Relaxed) {
-                            let nth = begun.elapsed().as_millis() / new_version.as_millis();
+                            let nth = started_at.elapsed().as_millis() / new_version.as_millis();
                             let nth = usize::try_from(nth)?.min(self.images.versions.len() - 1);
                             let pulled = pull(&mut connection, self.images, nth)?;
                             bytes.fetch_add(pulled, Ordering::Relaxed);
@@ -108,7 +108,7 @@ impl Load<'_> {
             manifests,
             bytes: bytes.into_inner(),
             failed: failed.into_inner(),
-            wall: begun.elapsed(),
+            wall: started_at.elapsed(),
         })
     }
 }

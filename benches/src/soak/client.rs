@@ -153,9 +153,9 @@ impl Connection {
     fn rest(&mut self, length: u64) -> Result<Vec<u8>> {
         let length = usize::try_from(length)?;
         let mut body = self.buffer[..self.filled.min(length)].to_vec();
-        let had = body.len();
+        let received = body.len();
         body.resize(length, 0);
-        self.stream.read_exact(&mut body[had..])?;
+        self.stream.read_exact(&mut body[received..])?;
         Ok(body)
     }
 

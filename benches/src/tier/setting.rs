@@ -109,27 +109,27 @@ impl Setting {
 
     /// Fetches an image into the empty cache, as the proxy does for a client.
     pub(super) async fn deploy(&self, image: &Image) -> Result<Deployment> {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let (digest, bytes) = &image.manifest;
         self.put(digest, bytes).await?;
         let ends = self.each(image.parts(), fetch).await?;
         Ok(Deployment {
-            download: ends.into_iter().max().unwrap_or(begun) - begun,
-            total: begun.elapsed(),
+            download: ends.into_iter().max().unwrap_or(started_at) - started_at,
+            total: started_at.elapsed(),
         })
     }
 
     /// Pulls an image through the cache, which fetches missing blobs. Returns the time that the
     /// client needs.
     pub(super) async fn pull(&self, image: &Image) -> Result<Duration> {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let (digest, bytes) = &image.manifest;
         if self.cache.get(digest).await?.is_none() {
             self.put(digest, bytes).await?;
         }
         let pulled = self.each(image.parts(), pull);
         pulled.await?;
-        Ok(begun.elapsed())
+        Ok(started_at.elapsed())
     }
 
     async fn put(&self, digest: &Digest, manifest: &Bytes) -> Result<()> {

@@ -147,20 +147,20 @@ impl Starts<'_> {
 
 /// Waits until the fast tier has the hot ranges of this number of layers.
 async fn holds(setting: &Setting, layers: u64) -> Result<()> {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     loop {
         let tier = setting.cache.tier().context("no fast tier")?;
         if tier.fast.hot + tier.fast.blobs >= layers {
             return Ok(());
         }
-        ensure!(begun.elapsed() < HOT_RANGES_TIMEOUT, "{:?}", tier.fast);
+        ensure!(started_at.elapsed() < HOT_RANGES_TIMEOUT, "{:?}", tier.fast);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
 /// Reads all ranges sequentially. Returns the time.
 async fn start(setting: &Setting, hot_ranges: &[HotRanges]) -> Result<Duration> {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     for layer in hot_ranges {
         let object = setting.cache.get(&layer.layer).await?;
         let object = object.context("a missing layer")?;
@@ -174,5 +174,5 @@ async fn start(setting: &Setting, hot_ranges: &[HotRanges]) -> Result<Duration> 
             }
         }
     }
-    Ok(begun.elapsed())
+    Ok(started_at.elapsed())
 }

@@ -139,13 +139,13 @@ pub(super) fn write(folder: &Path) -> Result<()> {
         let region = Region::open(&config)?;
         // The first write of a page allocates the page, and the second write uses it again.
         for least in &mut alone {
-            let begun = Instant::now();
+            let started_at = Instant::now();
             for offset in (0..BLOB).step_by(PIECE) {
                 region.write(offset, &piece)?;
             }
             region.flush(0, BLOB)?;
             region.fence()?;
-            *least = least.min(begun.elapsed().as_secs_f64());
+            *least = least.min(started_at.elapsed().as_secs_f64());
         }
         drop(region);
         std::fs::remove_file(&config.path)?;
@@ -179,13 +179,13 @@ pub(super) fn write(folder: &Path) -> Result<()> {
                 bytes: BLOB,
             };
             both.hint(digest, hint);
-            let begun = Instant::now();
+            let started_at = Instant::now();
             let mut staged = both.stage(&digest)?;
             for _ in 0..content.len() / PIECE {
                 staged.write(&[&piece])?;
             }
             staged.commit(trailer.clone())?;
-            *least = least.min(begun.elapsed().as_secs_f64());
+            *least = least.min(started_at.elapsed().as_secs_f64());
             ensure!(both.has_copy(&digest), "the blob went to the disk");
             // Removes the blob, so that the next blob uses the same space.
             both.remove(&digest)?;

@@ -47,7 +47,7 @@ fn main() -> Fallible<()> {
     let have = image(&layout, old, &mut source)?;
     let want = image(&layout, new, &mut source)?;
     let toc = encode(&want, Some(&have), 19)?.len();
-    let start = processor_seconds()?;
+    let start = cpu_seconds()?;
     let (mut sent, mut frames, mut plain) = (toc, 0, 0);
     let mut by: BTreeMap<String, (u64, usize)> = BTreeMap::new();
     let effort = level.map_or(Effort::Idle, |level| Effort::Level(Level::new(level)));
@@ -87,13 +87,13 @@ fn main() -> Fallible<()> {
     )?;
     println!(
         "{old} {new}: {plain} bytes in {sent} of which {toc} are the TOC, {frames} frames, {:.1} CPU-s {by:?}",
-        processor_seconds()? - start
+        cpu_seconds()? - start
     );
     Ok(())
 }
 
 /// Returns the CPU time in seconds of this thread, which does all the work.
-fn processor_seconds() -> Fallible<f64> {
+fn cpu_seconds() -> Fallible<f64> {
     let line = std::fs::read_to_string("/proc/thread-self/schedstat")?;
     let nanoseconds: f64 = line.split(' ').next().unwrap_or_default().parse()?;
     Ok(nanoseconds / 1e9)

@@ -30,7 +30,7 @@ const SERVER: u64 = 48 << 20;
 const WORKER: u64 = 24 << 20;
 
 /// Environment variable with the step, the shape and the folder of a child process of this test.
-const TOLD: &str = "MEMORY_STEP";
+const STEP_VARIABLE: &str = "MEMORY_STEP";
 
 /// The shapes of test images: the kind of entries of which the image has very many.
 const SHAPES: [&str; 2] = ["xattrs", "distinct"];
@@ -193,11 +193,11 @@ fn peak() -> u64 {
 /// `MEMORY_STEP`. Does nothing without this variable.
 #[test]
 fn a_step() {
-    let Ok(told) = std::env::var(TOLD) else {
+    let Ok(variable) = std::env::var(STEP_VARIABLE) else {
         return;
     };
-    let [step, shape, folder] = told.splitn(3, ' ').collect::<Vec<_>>()[..] else {
-        panic!("{told}");
+    let [step, shape, folder] = variable.splitn(3, ' ').collect::<Vec<_>>()[..] else {
+        panic!("{variable}");
     };
     match step {
         "serve" => serve(shape, Path::new(folder)),
@@ -210,7 +210,10 @@ fn a_step() {
 fn step(step: &str, shape: &str, folder: &Path) -> u64 {
     let done = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_step", "--nocapture"])
-        .env(TOLD, format!("{step} {shape} {}", folder.display()))
+        .env(
+            STEP_VARIABLE,
+            format!("{step} {shape} {}", folder.display()),
+        )
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&done.stderr);

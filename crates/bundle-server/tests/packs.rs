@@ -154,7 +154,7 @@ fn a_pack_number_is_never_given_twice() {
     drop(packs);
     // If the file with the next number is lost, new packs get numbers far above the existing
     // numbers.
-    fs::write(folder.path().join("next"), b"rotten").unwrap();
+    fs::write(folder.path().join("next"), b"damaged").unwrap();
     let packs = Packs::open(small).unwrap();
     let fourth = append(&packs, &random(3, 60_000)).unwrap();
     assert!(fourth.pack > third.pack + 1000, "{fourth:?}");

@@ -951,8 +951,8 @@ fn index_within(index_time: Duration, cpu_time: Duration, interrupted: bool) -> 
     offer(1, &slow);
     if interrupted {
         // Whether the indexing of the image has begun.
-        let has_begun = |state| matches!(state, State::Working(it) if it.stage == Stage::Index);
-        while !has_begun(bundle_server.state(&slow.image.root)) {
+        let has_started = |state| matches!(state, State::Working(it) if it.stage == Stage::Index);
+        while !has_started(bundle_server.state(&slow.image.root)) {
             std::thread::sleep(Duration::from_millis(2));
         }
         offer(2, &other);

@@ -121,7 +121,7 @@ async fn fill(
         bail!("nobody else fills it");
     };
     let reading = tokio::spawn(async move { read(&tail, size, readers).await });
-    let begun = Instant::now();
+    let started_at = Instant::now();
     fill.begin(Some(size)).await?;
     let (block, piece) = (source.block, source.piece);
     for number in 0..size / piece as u64 {
@@ -130,7 +130,7 @@ async fn fill(
             let due = Duration::from_micros(number * piece as u64 * 1_000_000 / rate);
             // The timer of the runtime has a resolution of 1 ms, so several pieces may arrive at
             // once.
-            let early = due.saturating_sub(begun.elapsed());
+            let early = due.saturating_sub(started_at.elapsed());
             if early > Duration::from_millis(1) {
                 tokio::time::sleep(early).await;
             }

@@ -13,7 +13,7 @@ pub(crate) struct Metrics {
     pub(crate) hits: Counter,
     pub(crate) memory_hits: Counter,
     pub(crate) misses: Counter,
-    pub(crate) joins: Counter,
+    pub(crate) coalesced: Counter,
     pub(crate) failed_fills: Counter,
     pub(crate) written_bytes: Counter,
     pub(crate) evictions: Counter,
@@ -35,7 +35,7 @@ impl Default for Metrics {
             hits: Counter::default(),
             memory_hits: Counter::default(),
             misses: Counter::default(),
-            joins: Counter::default(),
+            coalesced: Counter::default(),
             failed_fills: Counter::default(),
             written_bytes: Counter::default(),
             evictions: Counter::default(),
@@ -91,7 +91,7 @@ impl Metrics {
         registry.register(
             "coalesced",
             "Requests for a blob that joined a running download into the cache",
-            self.joins.clone(),
+            self.coalesced.clone(),
         );
         registry.register(
             "failed_fills",

@@ -64,7 +64,9 @@ async fn after(damage: impl FnOnce(&Path), content: &Bytes, digest: &Digest, cat
     let cache = open(folder.path());
     match read_checked(&cache, digest, content).await {
         Ok(None) => {}
-        Err(Error::Corrupt { digest: rotten, .. }) => assert_eq!(rotten, *digest),
+        Err(Error::Corrupt {
+            digest: corrupt, ..
+        }) => assert_eq!(corrupt, *digest),
         other => panic!("damage was not found: {other:?}"),
     }
     assert!(!cache.contains(digest), "it has been taken out");

@@ -460,16 +460,19 @@ async fn the_first_bytes_are_written_at_once() {
     let (digest, content) = blob(78, 1_000_000);
     let (mut fill, tail) = lead(&cache, &digest).await;
     fill.begin(Some(1_000_000)).await.unwrap();
-    let begun = tokio::time::Instant::now();
+    let started_at = tokio::time::Instant::now();
     fill.write(content.slice(..100)).await.unwrap();
     assert_eq!(tail.read_at(0, 100).await.unwrap(), content.slice(..100));
-    assert_eq!(begun.elapsed(), Duration::ZERO);
+    assert_eq!(started_at.elapsed(), Duration::ZERO);
     fill.write(content.slice(100..200)).await.unwrap();
     assert_eq!(
         tail.read_at(100, 100).await.unwrap(),
         content.slice(100..200)
     );
-    assert!(begun.elapsed() > Duration::ZERO, "these waited for more");
+    assert!(
+        started_at.elapsed() > Duration::ZERO,
+        "these waited for more"
+    );
     // The last bytes of the fill are written at once, too.
     let rest = tokio::time::Instant::now();
     fill.write(content.slice(200..)).await.unwrap();

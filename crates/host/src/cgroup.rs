@@ -209,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    const BOTH: &str = "\
+    const BOTH_VERSIONS: &str = "\
 31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
 32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
 35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
@@ -241,7 +241,7 @@ mod tests {
             "/sys/fs/cgroup/memory/",
         ];
         assert_eq!(
-            found(Controller::Memory, own, BOTH),
+            found(Controller::Memory, own, BOTH_VERSIONS),
             [
                 (Version::One, memory.map(str::to_owned).to_vec()),
                 unified.clone()
@@ -249,7 +249,7 @@ mod tests {
         );
         let cpu = vec!["/sys/fs/cgroup/cpu/".to_owned()];
         assert_eq!(
-            found(Controller::Cpu, own, BOTH),
+            found(Controller::Cpu, own, BOTH_VERSIONS),
             [(Version::One, cpu), unified]
         );
     }
@@ -268,7 +268,10 @@ mod tests {
             0,
             "no hierarchy is mounted"
         );
-        assert_eq!(found(Controller::Cpu, "3:pids:/a\n", BOTH).len(), 0);
+        assert_eq!(
+            found(Controller::Cpu, "3:pids:/a\n", BOTH_VERSIONS).len(),
+            0
+        );
     }
 
     #[test]

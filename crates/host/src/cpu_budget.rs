@@ -77,9 +77,9 @@ struct Inner {
 impl CpuBudget {
     /// Creates the budget of this process, with the clocks of the kernel.
     pub fn new(allowance: CpuAllowance) -> Self {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         Self::with_clock(allowance, move || CpuReading {
-            now: begun.elapsed(),
+            now: started_at.elapsed(),
             used: cpu_time(),
         })
     }

@@ -64,7 +64,7 @@ impl CpuPacer {
     /// Waits until the caller may send its next piece. Cancel safe: if the future is dropped, its
     /// permit goes to the next call.
     pub async fn pass(&self) {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         // `acquire` cannot fail, because the semaphore is never closed.
         let permit = self.permits.acquire().await;
         // Only the holder of a permit sleeps. The other calls wait for a permit without a timer.
@@ -78,7 +78,7 @@ impl CpuPacer {
         // The yield lets the thread serve short requests that arrived before the piece.
         tokio::task::yield_now().await;
         drop(permit);
-        self.waited.inc_by(begun.elapsed().as_secs_f64());
+        self.waited.inc_by(started_at.elapsed().as_secs_f64());
     }
 
     /// Returns the time until the quota or the reserve has CPU time left.
@@ -94,7 +94,7 @@ impl CpuPacer {
     pub fn meter(&self) -> CpuMeter<'_> {
         CpuMeter {
             pacer: self,
-            begun: thread_time(),
+            started_at: thread_time(),
             of_this_thread: PhantomData,
         }
     }
@@ -109,13 +109,14 @@ impl CpuPacer {
 /// reads the CPU clock of the thread that created it.
 pub struct CpuMeter<'a> {
     pacer: &'a CpuPacer,
-    begun: Duration,
+    started_at: Duration,
     of_this_thread: PhantomData<*const ()>,
 }
 
 impl Drop for CpuMeter<'_> {
     fn drop(&mut self) {
-        self.pacer.spend(thread_time().saturating_sub(self.begun));
+        self.pacer
+            .spend(thread_time().saturating_sub(self.started_at));
     }
 }
 
@@ -145,14 +146,14 @@ mod tests {
 
     impl Used {
         fn pacer(&self, threads: usize) -> Arc<CpuPacer> {
-            let (used, begun) = (self.clone(), Instant::now());
+            let (used, started_at) = (self.clone(), Instant::now());
             let allowance = CpuAllowance {
                 thousandths: 500,
                 period: Duration::from_millis(100),
                 share: 90,
             };
             let quota = CpuBudget::with_clock(allowance, move || CpuReading {
-                now: begun.elapsed(),
+                now: started_at.elapsed(),
                 used: *used.0.lock(),
             });
             Arc::new(CpuPacer::new(quota, threads, Counter::default()))
@@ -170,7 +171,7 @@ mod tests {
         used.use_up(3);
         // After this, the reserve is used up, too.
         pacer.spend(Duration::from_millis(10));
-        let (begun, passed) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
+        let (started_at, passed) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
         let waiting: Vec<_> = (0..5)
             .map(|nth| {
                 let (pacer, used, passed) = (pacer.clone(), used.clone(), passed.clone());
@@ -179,7 +180,7 @@ mod tests {
                     // The quota fills by 9 ms in 20 ms.
                     used.use_up(1);
                     pacer.spend(Duration::from_millis(1));
-                    let millis = begun.elapsed().as_millis();
+                    let millis = started_at.elapsed().as_millis();
                     passed.lock().push((nth, millis));
                 })
             })
@@ -229,9 +230,9 @@ mod tests {
                 }
             }
         });
-        let (begun, mut spent) = (Instant::now(), Duration::ZERO);
+        let (started_at, mut spent) = (Instant::now(), Duration::ZERO);
         let piece = Duration::from_micros(500);
-        while begun.elapsed() < Duration::from_secs(1) {
+        while started_at.elapsed() < Duration::from_secs(1) {
             pacer.pass().await;
             pacer.spend(piece);
             spent += piece;
@@ -244,9 +245,9 @@ mod tests {
     async fn pieces_alone_use_the_quota_and_no_more() {
         let used = Used::default();
         let pacer = used.pacer(1);
-        let (begun, mut spent) = (Instant::now(), Duration::ZERO);
+        let (started_at, mut spent) = (Instant::now(), Duration::ZERO);
         let piece = Duration::from_millis(1);
-        while begun.elapsed() < Duration::from_secs(1) {
+        while started_at.elapsed() < Duration::from_secs(1) {
             pacer.pass().await;
             pacer.spend(piece);
             used.use_up(1);
@@ -260,8 +261,8 @@ mod tests {
         let pacer = Used::default().pacer(1);
         metered(Some(&pacer), async {
             sleep(Duration::from_millis(50)).await;
-            let begun = thread_time();
-            while thread_time() - begun < Duration::from_millis(5) {
+            let started_at = thread_time();
+            while thread_time() - started_at < Duration::from_millis(5) {
                 std::hint::spin_loop();
             }
             sleep(Duration::from_millis(50)).await;

@@ -137,9 +137,9 @@ fn timed<E>(rounds: usize, mut run: impl FnMut() -> Result<(), E>) -> Result<Too
         cpu: Duration::MAX,
     };
     for _ in 0..rounds {
-        let (begun, worked) = (Instant::now(), cpu());
+        let (started_at, worked) = (Instant::now(), cpu());
         run()?;
-        best.wall = best.wall.min(begun.elapsed());
+        best.wall = best.wall.min(started_at.elapsed());
         best.cpu = best.cpu.min(cpu().saturating_sub(worked));
     }
     Ok(best)

@@ -46,13 +46,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (log, _) = Log::open(region, Options::default())?;
     let mut best = f64::MAX;
     for round in 0..3u8 {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let mut writer = log.begin(&[round])?;
         for _ in 0..bytes / PIECE as u64 {
             writer.write(&piece)?;
         }
         writer.commit(b"")?;
-        best = best.min(begun.elapsed().as_secs_f64());
+        best = best.min(started_at.elapsed().as_secs_f64());
         log.remove(&[round])?;
     }
     println!(
@@ -61,25 +61,25 @@ fn main() -> Result<(), Box<dyn Error>> {
         100.0 * raw / best
     );
 
-    let begun = Instant::now();
+    let started_at = Instant::now();
     for number in 0..SMALL {
         let mut writer = log.begin(&number.to_le_bytes())?;
         writer.write(&piece[..1024])?;
         writer.commit(b"meta")?;
     }
-    let seconds = begun.elapsed().as_secs_f64();
+    let seconds = started_at.elapsed().as_secs_f64();
     println!(
         "values of 1 KiB: {:.0} a second",
         f64::from(SMALL) / seconds
     );
     drop(log);
 
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let (_, found) = Log::open(Region::open(&config)?, Options::default())?;
     println!(
         "{} values found in {:?}, mapping included",
         found.entries,
-        begun.elapsed()
+        started_at.elapsed()
     );
     Ok(())
 }
@@ -87,7 +87,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Returns the seconds that writing the same bytes in order to the medium alone takes. The bytes
 /// are flushed in the same way as by the log.
 fn alone(region: &Region, bytes: u64, piece: &[u8]) -> Result<f64, pierhead_pmem::Error> {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     for at in (0..bytes).step_by(PIECE) {
         region.write(at, piece)?;
         let end = at + PIECE as u64;
@@ -96,7 +96,7 @@ fn alone(region: &Region, bytes: u64, piece: &[u8]) -> Result<f64, pierhead_pmem
             region.fence()?;
         }
     }
-    Ok(begun.elapsed().as_secs_f64())
+    Ok(started_at.elapsed().as_secs_f64())
 }
 
 fn rate(bytes: u64, seconds: f64) -> f64 {

@@ -164,7 +164,10 @@ fn an_admission_keeps_refused_keys_out() {
         (&row["passed"], &row["written_bytes"]),
         (&4.into(), &11.into())
     );
-    let said = fails(&[&common[..], &[&csv, "--admission", "door"]].concat(), 2);
+    let said = fails(
+        &[&common[..], &[&csv, "--admission", "unknown"]].concat(),
+        2,
+    );
     assert!(said.contains("second-hit"), "{said}");
 }
 

@@ -66,11 +66,11 @@ fn say(response: &Value) -> Outcome<()> {
 
 async fn pull(address: &str, registry: &Background, image: &Image) -> Outcome<Value> {
     registry.clear_requests();
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let document = image.root_document();
     let path = format!("/v2/{REPOSITORY}/manifests/1");
     let mut hits = u32::from(whole(address, &path, &document.bytes).await?);
-    let manifest = begun.elapsed();
+    let manifest = started_at.elapsed();
     let mut bytes = document.bytes.len();
     for blob in &image.blobs {
         let path = format!("/v2/{REPOSITORY}/blobs/{}", blob.digest);
@@ -78,7 +78,7 @@ async fn pull(address: &str, registry: &Background, image: &Image) -> Outcome<Va
         bytes += blob.bytes.len();
     }
     Ok(json!({
-        "seconds": begun.elapsed().as_secs_f64(),
+        "seconds": started_at.elapsed().as_secs_f64(),
         "manifest_seconds": manifest.as_secs_f64(),
         "bytes": bytes,
         "answers": image.blobs.len() + 1,

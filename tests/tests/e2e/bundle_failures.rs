@@ -130,8 +130,8 @@ fn a_killed_export_is_completed_by_the_next_run() -> Result<()> {
         let before = fs::read_dir(folder.path())?.count();
         let mut child = start(&via, 1, &store, &words)?;
         wait::until("the export", || {
-            let begun = fs::read_dir(folder.path())?.count() > before;
-            Ok((begun || child.try_wait()?.is_some()).then_some(()))
+            let has_started = fs::read_dir(folder.path())?.count() > before;
+            Ok((has_started || child.try_wait()?.is_some()).then_some(()))
         })?;
         child.kill()?;
         child.wait()?;

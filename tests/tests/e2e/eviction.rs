@@ -50,7 +50,7 @@ fn sighup_changes_the_eviction_policy() -> Result<()> {
     // A reload with an unknown policy changes nothing, and the log suggests the right name.
     pierhead.reload("[eviction]\npolicy = \"gdfs\"")?;
     let log = |log: &str| Ok(log.contains("did you mean \"gdsf\"?").then_some(()));
-    pierhead.daemon().until("the mend", log)?;
+    pierhead.daemon().until("the fix in the log", log)?;
     pull(&pierhead, "library/app", &image)?;
     for blob in &image.blobs {
         assert_eq!(hub.gets_of(&blob.digest), 1, "no blob was lost");

@@ -125,9 +125,9 @@ async fn manifests(address: SocketAddr, most: usize, over: &AtomicBool) -> Resul
     let mut connection = Connection::open(address).await?;
     let mut times = Vec::new();
     while times.len() < most && !over.load(Ordering::Relaxed) {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         fetch(&mut connection, &format!("/v2/{REPOSITORY}/manifests/0")).await?;
-        times.push(begun.elapsed());
+        times.push(started_at.elapsed());
     }
     times.sort();
     Ok(times)

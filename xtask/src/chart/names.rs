@@ -84,11 +84,11 @@ fn enumerations(config: &Value) -> Vec<Enumeration<'_>> {
 
 /// The quoted names in pierhead's error about [`NONE`], which follow `: write `.
 fn choices(said: &str) -> Option<BTreeSet<String>> {
-    let (_, mend) = said
+    let (_, fix) = said
         .split_once(&format!("{NONE:?} is "))?
         .1
         .rsplit_once(": write ")?;
-    let quoted = mend.split('"').skip(1).step_by(2);
+    let quoted = fix.split('"').skip(1).step_by(2);
     Some(quoted.map(str::to_owned).collect()).filter(|it: &BTreeSet<_>| !it.is_empty())
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-/// A processor architecture.
+/// A CPU architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Arch {
     Amd64,

@@ -62,10 +62,10 @@ pub(super) fn run(machine: &Machine, peer: &Path) -> Result<TestCount> {
         line.ok_or_else(|| anyhow::anyhow!("no {NO_INSTRUCTION:?} in:\n{said}"))
     });
     checks.tell("restart, without an upstream", || {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let status = dpu.shell("begin", |line| say!("  | {line}"))?;
         ensure!(status == 0, "pierhead did not start");
-        let took = begun.elapsed().as_secs_f64();
+        let took = started_at.elapsed().as_secs_f64();
         let pulled = peer.pull(dpu.address)?;
         Ok(format!("serves after {took:.1} s; {pulled}"))
     });

@@ -42,7 +42,7 @@ pub(crate) struct Boot {
     child: Child,
     input: Option<ChildStdin>,
     lines: Receiver<String>,
-    begun: Instant,
+    started_at: Instant,
     limit: Duration,
     logs: Logs,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Ended {
 }
 
 /// The next event of the machine.
-pub(crate) enum Said {
+pub(crate) enum ConsoleOutput {
     /// The guest's command printed a line.
     Line(String),
     /// The machine is off, so no more lines follow.
@@ -98,7 +98,7 @@ impl Boot {
             child,
             input,
             lines,
-            begun: Instant::now(),
+            started_at: Instant::now(),
             limit,
             logs,
         })
@@ -108,11 +108,11 @@ impl Boot {
     ///
     /// # Errors
     /// The machine exceeds its time limit.
-    pub(crate) fn listen(&mut self) -> Result<Said> {
-        let left = self.limit.saturating_sub(self.begun.elapsed());
+    pub(crate) fn listen(&mut self) -> Result<ConsoleOutput> {
+        let left = self.limit.saturating_sub(self.started_at.elapsed());
         match self.lines.recv_timeout(left) {
-            Ok(line) => Ok(Said::Line(line)),
-            Err(RecvTimeoutError::Disconnected) => Ok(Said::Off),
+            Ok(line) => Ok(ConsoleOutput::Line(line)),
+            Err(RecvTimeoutError::Disconnected) => Ok(ConsoleOutput::Off),
             Err(RecvTimeoutError::Timeout) => {
                 bail!(
                     "the virtual machine was still running after {} s\n{}",
@@ -145,7 +145,7 @@ impl Boot {
         Ok(())
     }
 
-    /// Waits for the end of the machine, after [`Said::Off`].
+    /// Waits for the end of the machine, after [`ConsoleOutput::Off`].
     ///
     /// # Errors
     /// The guest's command did not finish. The error has the console output.
@@ -163,7 +163,7 @@ impl Boot {
         };
         Ok(Ended {
             status,
-            took: self.begun.elapsed(),
+            took: self.started_at.elapsed(),
             ready: self.ready(),
         })
     }
@@ -175,7 +175,7 @@ impl Boot {
 
     /// Time since the start of the machine.
     pub(crate) fn elapsed(&self) -> Duration {
-        self.begun.elapsed()
+        self.started_at.elapsed()
     }
 
     /// The rest of the init process's message that begins with `key`.

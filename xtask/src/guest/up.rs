@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use crate::console::say;
 
 use super::{
-    boot::{Boot, Ended, Logs, Said},
+    boot::{Boot, ConsoleOutput, Ended, Logs},
     qemu::{Qemu, value},
 };
 
@@ -59,9 +59,9 @@ impl Up {
         let mut boot = Boot::start(qemu.command(), logs, limit)?;
         loop {
             match boot.listen()? {
-                Said::Line(line) if line == READY => break,
-                Said::Line(line) => say!("  | {line}"),
-                Said::Off => {
+                ConsoleOutput::Line(line) if line == READY => break,
+                ConsoleOutput::Line(line) => say!("  | {line}"),
+                ConsoleOutput::Off => {
                     boot.end()?;
                     bail!("the virtual machine ended before it was ready");
                 }
@@ -89,11 +89,11 @@ impl Up {
         self.boot.say(line)?;
         loop {
             match self.boot.listen()? {
-                Said::Line(line) => match line.strip_prefix(END) {
+                ConsoleOutput::Line(line) => match line.strip_prefix(END) {
                     Some(status) => return Ok(status.trim().parse()?),
                     None => print(&line),
                 },
-                Said::Off => bail!(
+                ConsoleOutput::Off => bail!(
                     "the virtual machine ended in the middle\n{}",
                     self.boot.console()
                 ),
@@ -129,7 +129,7 @@ impl Up {
     /// The machine does not end.
     pub(crate) fn off(mut self, line: &str) -> Result<Ended> {
         self.boot.say(line)?;
-        while let Said::Line(_) = self.boot.listen()? {}
+        while let ConsoleOutput::Line(_) = self.boot.listen()? {}
         self.boot.end()
     }
 }

@@ -97,14 +97,14 @@ impl Cluster {
     /// # Errors
     /// The time limit is exceeded, or a server has ended.
     pub(super) fn until<T>(&self, what: &str, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         loop {
             for server in self.servers.borrow_mut().iter_mut() {
                 server.look()?;
             }
             match ask() {
                 Ok(answer) => return Ok(answer),
-                Err(error) if begun.elapsed() > PATIENCE => {
+                Err(error) if started_at.elapsed() > PATIENCE => {
                     let limit = PATIENCE.as_secs();
                     return Err(error.context(format!("{what}: not within {limit} s")));
                 }

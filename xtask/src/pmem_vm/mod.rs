@@ -24,7 +24,7 @@ use crate::{
         test_count::TestCount,
     },
     exec,
-    guest::{Image, Said, quote},
+    guest::{ConsoleOutput, Image, quote},
     install, place,
 };
 use machine::Machine;
@@ -103,7 +103,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let (machine, _scratch) = machine(options)?;
     let words: Vec<_> = options.command.iter().map(|word| quote(word)).collect();
     let mut boot = machine.boot("command", &env::current_dir()?, &words.join(" "))?;
-    while let Said::Line(line) = boot.listen()? {
+    while let ConsoleOutput::Line(line) = boot.listen()? {
         println!("{line}");
     }
     let ended = boot.end()?;

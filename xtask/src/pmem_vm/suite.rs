@@ -9,7 +9,7 @@ use super::machine::Machine;
 use crate::{
     check::{programs::Program, test_count::TestCount},
     console::say,
-    guest::{Ended, Said, quote},
+    guest::{ConsoleOutput, Ended, quote},
     place,
 };
 
@@ -169,7 +169,7 @@ pub(super) fn run(
 fn to_the_end(machine: &Machine, name: &str, jobs: &[Job]) -> Result<TestCount> {
     let mut boot = machine.boot(name, Path::new("/"), &script(jobs))?;
     let mut tally = Tally::of(jobs);
-    while let Said::Line(line) = boot.listen()? {
+    while let ConsoleOutput::Line(line) = boot.listen()? {
         tally.line(&line);
     }
     let Ended { ready, took, .. } = boot.end()?;
@@ -183,7 +183,7 @@ fn to_the_end(machine: &Machine, name: &str, jobs: &[Job]) -> Result<TestCount> 
 /// Runs a boot whose last job prints `committed N` repeatedly, and kills the machine. Returns the
 /// last reported state, or `None` if the job failed before.
 fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(TestCount, Option<Last>)> {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let mut boot = machine.boot("second", Path::new("/"), &script(jobs))?;
     let mut tally = Tally::of(jobs);
     let mut commits = 0;
@@ -191,7 +191,7 @@ fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(TestCount, Optio
     let mut pulled = None;
     let mut unplugged = false;
     // Lines that the guest printed before the kill are still in the pipe.
-    while let Said::Line(line) = boot.listen()? {
+    while let ConsoleOutput::Line(line) = boot.listen()? {
         if let Some(number) = line.strip_prefix("pulled ") {
             pulled = Some(number.trim().parse()?);
             continue;
@@ -220,7 +220,7 @@ fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(TestCount, Optio
     tally.end("0");
     say!(
         "  second boot: killed after {:.1} s",
-        begun.elapsed().as_secs_f64()
+        started_at.elapsed().as_secs_f64()
     );
     let last = last.map(|committed| Last { committed, pulled });
     Ok((tally.close()?, last))
@@ -285,7 +285,7 @@ impl<'a> Tally<'a> {
 
     /// Records the end of the current job with this exit status.
     fn end(&mut self, status: &str) {
-        let Some((job, begun, mut count)) = self.current.take() else {
+        let Some((job, started_at, mut count)) = self.current.take() else {
             return;
         };
         if !job.tests {
@@ -301,7 +301,7 @@ impl<'a> Tally<'a> {
             count.passed,
             count.failed,
             job.name,
-            begun.elapsed().as_secs_f64()
+            started_at.elapsed().as_secs_f64()
         );
         for failure in &mut count.failures {
             *failure = format!("{}: {failure}", job.name);

@@ -140,9 +140,9 @@ pub(super) fn run(machine: &Machine, package: &Path, peer: &Path) -> Result<Test
                 let series = format!("pierhead_pressure_some{{resource=\"{resource}\"}}");
                 // pierhead reports the pressure from its second measurement on, two seconds after
                 // the first one.
-                let begun = Instant::now();
+                let started_at = Instant::now();
                 while !peer.get(guest.admin, "/metrics")?.contains(&series) {
-                    ensure!(begun.elapsed() < PATIENCE, "no {series}");
+                    ensure!(started_at.elapsed() < PATIENCE, "no {series}");
                     thread::sleep(Duration::from_millis(500));
                 }
             }
@@ -193,10 +193,7 @@ pub(super) fn run(machine: &Machine, package: &Path, peer: &Path) -> Result<Test
                 "dpkg-query --show --showformat='${db:Status-Status}\\n' pierhead",
             )?;
             ensure!(status == "installed", "dpkg calls it {status}");
-            ensure!(
-                said.contains("pierhead config check"),
-                "no mend in:\n{said}"
-            );
+            ensure!(said.contains("pierhead config check"), "no fix in:\n{said}");
             Ok(status)
         },
     );

@@ -19,7 +19,7 @@ pub struct Contents {
     packs: Arc<Packs>,
     frame_index: Arc<dyn FrameIndex>,
     layers: Arc<dyn Source + Send + Sync>,
-    recent: Mutex<Recent>,
+    recent: Mutex<RecentContents>,
     range_lists: Mutex<VecDeque<(FileDigest, Arc<Ranges>)>>,
 }
 
@@ -33,7 +33,7 @@ type Ranges = Vec<(u64, RecordLocation)>;
 
 /// A cache of decoded frames, the last used first. The cache helps because clients often read the
 /// contents of one frame one after the other.
-struct Recent {
+struct RecentContents {
     frames: VecDeque<(RecordLocation, Arc<Decoded>)>,
     bytes: usize,
     most: usize,
@@ -53,7 +53,7 @@ impl Contents {
         layers: Arc<dyn Source + Send + Sync>,
         memory: usize,
     ) -> Self {
-        let recent = Recent {
+        let recent = RecentContents {
             frames: VecDeque::new(),
             bytes: 0,
             most: memory,
@@ -84,7 +84,7 @@ impl Contents {
         Ok(decoded)
     }
 
-    fn recent(&self) -> MutexGuard<'_, Recent> {
+    fn recent(&self) -> MutexGuard<'_, RecentContents> {
         self.recent.lock()
     }
 
@@ -225,7 +225,7 @@ impl Source for Contents {
     }
 }
 
-impl Recent {
+impl RecentContents {
     fn get(&mut self, location: &RecordLocation) -> Option<Arc<Decoded>> {
         let at = self.frames.iter().position(|(of, _)| of == location)?;
         let found = self.frames.remove(at)?;

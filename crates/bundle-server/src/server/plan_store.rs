@@ -26,7 +26,7 @@ use pierhead_toc::FileDigest;
 
 /// Maximum number of plan files that stay open for later requests.
 const MAX_OPEN: usize = 32;
-/// Maximum number of superseded plans that are kept for interrupted downloads.
+/// Maximum number of superseded plans that are stored for interrupted downloads.
 const MAX_SUPERSEDED: usize = 256;
 /// Version of the plan format. Plans of another version are not used, and made again.
 const VERSION: &str = "1";
@@ -521,7 +521,7 @@ pub(super) fn optimized_pair_key(want: &Digest, base: &Digest) -> FileDigest {
 /// Returns the key of the plan with fast patches from `base` to `want`. `layers` says whether the
 /// worker rebuilds the layers.
 pub(super) fn fast_pair_key(want: &Digest, base: &Digest, layers: bool) -> FileDigest {
-    FileDigest::of(format!("quick {VERSION} {want} {base} {layers}").as_bytes())
+    FileDigest::of(format!("fast {VERSION} {want} {base} {layers}").as_bytes())
 }
 
 /// Returns the key of the second name of a plan whose bundle a client received.

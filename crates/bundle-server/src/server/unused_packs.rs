@@ -200,12 +200,12 @@ pub(super) fn drop_late(context: &Context) -> Result<(), Error> {
 /// Returns `None` when the packs of an image cannot be determined.
 fn used_packs(context: &Context) -> Result<Option<HashSet<u32>>, Error> {
     let mut used = HashSet::new();
-    for (manifest, was_begun) in context.images.accepted() {
+    for (manifest, was_started) in context.images.accepted() {
         used.extend(packs_of(context, &manifest)?);
         let toc = match ImageToc::open(&context.paths.toc(&manifest)).map_err(Error::from) {
             Ok(toc) => toc,
             // The indexing of this image has not begun, so the image has no packs.
-            Err(Error::Missing(_)) if !was_begun => continue,
+            Err(Error::Missing(_)) if !was_started => continue,
             Err(Error::Missing(_) | Error::Malformed { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };

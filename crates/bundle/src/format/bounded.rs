@@ -40,8 +40,8 @@ pub fn decompress_into(
     prefix: &[u8],
     out: &mut Vec<u8>,
 ) -> Result<(), Error> {
-    let said = get_frame_content_size(coded).ok().flatten();
-    if said != u64::try_from(len).ok() {
+    let stated_len = get_frame_content_size(coded).ok().flatten();
+    if stated_len != u64::try_from(len).ok() {
         return Err(Error::malformed(
             WHAT,
             "it has another length than promised",

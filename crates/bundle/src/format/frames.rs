@@ -306,11 +306,11 @@ impl Open {
         let size = sizes
             .wanted(slice.content)
             .ok_or_else(|| wrong("a content that the TOC does not have"))?;
-        let begun = self.0.get(&slice.content).copied().unwrap_or(0);
-        if slice.offset != begun {
+        let next_offset = self.0.get(&slice.content).copied().unwrap_or(0);
+        if slice.offset != next_offset {
             return Err(wrong("ranges of a content that are not in order"));
         }
-        let end = begun
+        let end = next_offset
             .checked_add(slice.len)
             .filter(|end| slice.len > 0 && *end <= size);
         let Some(end) = end else {

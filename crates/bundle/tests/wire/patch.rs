@@ -227,7 +227,7 @@ fn similar_contents_have_similar_sketches() {
 }
 
 #[test]
-fn a_window_lies_where_the_anchors_are_found_again() {
+fn a_window_is_where_the_anchors_are_found_again() {
     let old = noise(12, 400_000);
     // The new version consists of the old bytes from offset 300 000 on.
     let new = &old[300_000..];

@@ -313,7 +313,7 @@ impl Cache {
                     let _ = shared_fill.outcome().await;
                 }
                 Err((shared_fill, false)) => {
-                    self.store.metrics.joins.inc();
+                    self.store.metrics.coalesced.inc();
                     return Ok(Claim::Follower(BlobReader::Tail(TailReader::new(
                         shared_fill,
                     ))));

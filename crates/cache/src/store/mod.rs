@@ -294,12 +294,12 @@ impl Store {
         if let Some(placer) = &self.placer {
             placer.measure_link(size, shared_fill.start, self.metrics.written_bytes.get());
         }
-        let begun = Instant::now();
+        let started_at = Instant::now();
         match staged.commit(trailer) {
             Ok(blob) => {
                 self.metrics
                     .commit_seconds
-                    .observe(begun.elapsed().as_secs_f64());
+                    .observe(started_at.elapsed().as_secs_f64());
                 // The fill has hashed these bytes, so they count as verified chunks.
                 if let Some(identity) = blob.extent(0).as_ref().and_then(Identity::of) {
                     let (chunks, now) = (0..size.div_ceil(CHUNK as u64), Instant::now());

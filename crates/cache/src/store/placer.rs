@@ -128,15 +128,20 @@ impl Placer {
         self.write_back.hint(*digest, hint);
     }
 
-    /// Measures the throughput of the link when a fill is complete. `begun` is the start time of
+    /// Measures the throughput of the link when a fill is complete. `started_at` is the start time of
     /// the fill, and the number of bytes that all fills had written before that time. `written` is
     /// the number of bytes that all fills have written until now.
-    pub(crate) fn measure_link(&self, size: u64, (begun, before): (Instant, u64), written: u64) {
+    pub(crate) fn measure_link(
+        &self,
+        size: u64,
+        (started_at, before): (Instant, u64),
+        written: u64,
+    ) {
         // A small fill measures the latency of the registry, not the throughput of the link.
         if size < MIN_MEASURED_FILL {
             return;
         }
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = started_at.elapsed().as_secs_f64();
         let bytes = written.saturating_sub(before);
         #[expect(clippy::cast_precision_loss, reason = "an expectation")]
         self.advisor.lock().arrived(bytes as f64 / seconds);

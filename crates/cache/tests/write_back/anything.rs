@@ -66,8 +66,8 @@ proptest! {
                     let (digest, bytes) = &blobs[blob];
                     tier.hint(*digest, hint(blob, fast, priority, hinted));
                     let mut staged = tier.stage(digest).unwrap();
-                    let begun = usize::try_from(staged.size()).unwrap();
-                    for piece in bytes[begun..].chunks(20_000) {
+                    let offset = usize::try_from(staged.size()).unwrap();
+                    for piece in bytes[offset..].chunks(20_000) {
                         staged.write(&[piece]).unwrap();
                         prop_assert!(tier.stat().used <= limit);
                     }

@@ -124,7 +124,7 @@ fn an_open_copy_is_evicted_during_another_write_back() {
     let before = tier.stat().written_back;
     let (long, others) = blob(2, 5_000_000);
     commit(&tier, &long, &others);
-    wait::until("the next bytes of a drain", || {
+    wait::until("the next bytes of a write-back", || {
         tier.stat().written_back != before
     });
     tier.set_limit(0);

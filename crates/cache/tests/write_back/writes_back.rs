@@ -22,7 +22,7 @@ fn removing_and_replacing_stop_a_write_back() {
     let tier = over(&fast, &disk, slow);
     let (digest, bytes) = blob(1, 5_000_000);
     commit(&tier, &digest, &bytes);
-    wait::until("the first bytes of a drain", || {
+    wait::until("the first bytes of a write-back", || {
         tier.stat().written_back != 0
     });
     tier.remove(&digest).unwrap();
@@ -37,7 +37,7 @@ fn removing_and_replacing_stop_a_write_back() {
     assert_eq!((tier.stat().used, tier.stat().dirty_bytes), (0, 0));
     let before = tier.stat().written_back;
     commit(&tier, &digest, &bytes);
-    wait::until("the next bytes of a drain", || {
+    wait::until("the next bytes of a write-back", || {
         tier.stat().written_back != before
     });
     commit(&tier, &digest, &bytes);
@@ -175,7 +175,7 @@ fn a_removal_does_not_wait_for_a_rate_limited_write_back() {
     let tier = WriteBack::open_with(fast, Arc::new(disk.clone()), slow, &rest).unwrap();
     let (digest, bytes) = blob(1, 5_000_000);
     commit(&tier, &digest, &bytes);
-    wait::until("the first bytes of a drain", || {
+    wait::until("the first bytes of a write-back", || {
         tier.stat().written_back != 0
     });
     rest.set_paused(true);
@@ -288,8 +288,8 @@ fn a_blob_that_the_disk_refuses_does_not_block_others() {
     commit(&tier, &second, &taken);
     disk.refuse(first);
     disk.set(false);
-    let begun = Instant::now();
-    tier.flush(|| disk.has(&second) || begun.elapsed() > Duration::from_secs(60));
+    let started_at = Instant::now();
+    tier.flush(|| disk.has(&second) || started_at.elapsed() > Duration::from_secs(60));
     assert!(disk.has(&second) && !disk.has(&first));
     assert_eq!(content(&tier, &first).unwrap(), refused);
 }
@@ -306,8 +306,8 @@ fn a_blob_that_is_missing_on_the_fast_tier_does_not_block_others() {
     // The write-back thread may have opened the first blob; the blobs after it still wait.
     fast.remove(&gone).unwrap();
     disk.set(false);
-    let begun = Instant::now();
-    tier.flush(|| begun.elapsed() > Duration::from_secs(60));
+    let started_at = Instant::now();
+    tier.flush(|| started_at.elapsed() > Duration::from_secs(60));
     assert!(disk.has(&first) && disk.has(&last) && !disk.has(&gone));
     assert_eq!((tier.stat().damaged, tier.stat().dirty_blobs), (1, 0));
     assert!(content(&tier, &gone).is_none(), "it is fetched again");

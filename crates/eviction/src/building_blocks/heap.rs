@@ -208,7 +208,7 @@ mod tests {
             .collect()
     }
 
-    fn drain(table: &mut Table<u32, ()>, heap: &mut Heap) -> Vec<u32> {
+    fn pop_all(table: &mut Table<u32, ()>, heap: &mut Heap) -> Vec<u32> {
         std::iter::from_fn(|| {
             let slot = heap.first_unpinned(table, &mut |_| false)?;
             heap.remove(table, slot);
@@ -228,7 +228,7 @@ mod tests {
         heap.set(&mut table, slots[5], 0.5);
         let expected = [5, 0, 1, 2, 4, 6, 7, 8, 3];
         assert_eq!(order(&table, &heap), expected);
-        assert_eq!(drain(&mut table, &mut heap), expected);
+        assert_eq!(pop_all(&mut table, &mut heap), expected);
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
         expected.sort_unstable();
         let expected: Vec<u32> = expected.into_iter().map(|(_, key)| key).collect();
         assert_eq!(order(&table, &heap), expected);
-        assert_eq!(drain(&mut table, &mut heap), expected);
+        assert_eq!(pop_all(&mut table, &mut heap), expected);
     }
 
     /// In a test, returns a priority from a random number. Floats that are not negative have the
@@ -291,7 +291,7 @@ mod tests {
             heap.set(&mut table, slot, 0.0);
         }
         assert!(heap.next < 100, "they were renumbered");
-        assert_eq!(drain(&mut table, &mut heap), last);
+        assert_eq!(pop_all(&mut table, &mut heap), last);
     }
 
     #[test]

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_given_part_of_the_sizes_lies_below_the_quantile() {
+    fn the_given_part_of_the_sizes_is_below_the_quantile() {
         let mut sizes = Sizes::default();
         (1..=100).for_each(|n| sizes.add(n * 1000));
         for (part, size) in [(0.0, 1000), (0.5, 51_000), (0.9, 91_000)] {

@@ -23,7 +23,7 @@ fn the_class_follows_from_tests_of_the_machine() {
     // If the CPU lacks the flush instruction, such as a Cortex-A72, the file system does not
     // matter.
     for synchronous in [LINES, Err(Errno::OPNOTSUPP)] {
-        let (class, flush, why) = classify(synchronous, None, Err("this processor has no dc cvap"));
+        let (class, flush, why) = classify(synchronous, None, Err("this CPU has no dc cvap"));
         assert!(matches!((class, flush), (Class::EmulatedFile, Flush::Sync)));
         assert!(why.contains("no dc cvap"), "{why}");
     }

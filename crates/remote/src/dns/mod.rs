@@ -114,11 +114,11 @@ impl From<LookupError> for io::Error {
 }
 
 /// The addresses that a lookup found, preferred addresses first.
-type Answer = Result<Arc<[IpAddr]>, LookupError>;
+type ResolvedAddresses = Result<Arc<[IpAddr]>, LookupError>;
 
 #[derive(Clone)]
 struct Cached {
-    answer: Answer,
+    answer: ResolvedAddresses,
     lifetime: Duration,
 }
 
@@ -176,7 +176,7 @@ impl SystemResolver {
     }
 
     /// Resolves `host` to its addresses. `host` is in lower case and has no brackets.
-    async fn lookup(&self, host: &str) -> Answer {
+    async fn lookup(&self, host: &str) -> ResolvedAddresses {
         if let Ok(address) = host.parse() {
             return Ok([address].into());
         }

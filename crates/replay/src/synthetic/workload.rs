@@ -176,20 +176,22 @@ impl Workload {
     }
 
     fn pull_home(&mut self, now: u64, repository: usize, home: usize) {
-        let first = self.placing(repository, usize::MAX).below(self.nodes.len());
+        let first = self
+            .placement_random(repository, usize::MAX)
+            .below(self.nodes.len());
         let node = (first + home) % self.nodes.len();
         self.pull(now, Some(node), repository, self.age(repository, home));
     }
 
     /// Returns a generator of the random numbers that belong to a repository or to one of its
     /// nodes. Each call gives the same numbers, which differ between seeds.
-    fn placing(&self, repository: usize, home: usize) -> Random {
+    fn placement_random(&self, repository: usize, home: usize) -> Random {
         Random::new(mix(self.places ^ repository as u64).wrapping_add(home as u64))
     }
 
     /// Returns the version, counted from the newest, that a node of a repository uses.
     fn age(&self, repository: usize, home: usize) -> usize {
-        let mut random = self.placing(repository, home);
+        let mut random = self.placement_random(repository, home);
         if random.chance(self.parameters.pinned) {
             1 + random.geometric(1.0)
         } else {
@@ -244,7 +246,11 @@ mod tests {
             let workload =
                 Workload::new(&WorkloadParameters::default(), seed).expect("defaults fit");
             let nodes = workload.nodes.len();
-            let place = |repository| workload.placing(repository, usize::MAX).below(nodes);
+            let place = |repository| {
+                workload
+                    .placement_random(repository, usize::MAX)
+                    .below(nodes)
+            };
             let places: Vec<usize> = (0..50).map(place).collect();
             let ages: Vec<usize> = (0..50).map(|home| workload.age(0, home)).collect();
             (places, ages)

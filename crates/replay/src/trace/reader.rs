@@ -50,7 +50,7 @@ enum Parser {
     Csv(Csv),
     Registry(ibm::Registry),
     ObjectStore,
-    RequestLog { begun: bool },
+    RequestLog { has_header: bool },
     Nginx(AccessLog),
     Distribution(AccessLog),
 }
@@ -64,7 +64,7 @@ impl Reader {
                 Format::Csv => Parser::Csv(Csv::new(columns)),
                 Format::IbmRegistry => Parser::Registry(ibm::Registry::default()),
                 Format::IbmObjectStore => Parser::ObjectStore,
-                Format::Pierhead => Parser::RequestLog { begun: false },
+                Format::Pierhead => Parser::RequestLog { has_header: false },
                 Format::Nginx => Parser::Nginx(AccessLog::default()),
                 Format::Distribution => Parser::Distribution(AccessLog::default()),
             },
@@ -179,11 +179,11 @@ impl Reader {
             Parser::ObjectStore => ibm::object_store(line),
             Parser::Nginx(log) => log.nginx(line),
             Parser::Distribution(log) => log.distribution(line),
-            Parser::RequestLog { begun } => {
-                if !*begun && !request_log::is_header(line) {
+            Parser::RequestLog { has_header } => {
+                if !*has_header && !request_log::is_header(line) {
                     return Err(TraceErrorKind::Header);
                 }
-                *begun = true;
+                *has_header = true;
                 match line.starts_with('#') {
                     true => request_log::comment(line).map(|()| Parsed::Nothing),
                     false => request_log::parse(line).map(|record| Parsed::Access(record.access())),

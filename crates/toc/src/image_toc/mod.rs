@@ -205,9 +205,9 @@ fn paced<T>(
     pace: &RefCell<&mut dyn Pace>,
 ) -> impl Iterator<Item = Result<T, Error>> {
     /// Number of values between two calls of `pace`. Each value takes a few microseconds.
-    const FEW: usize = 256;
+    const VALUES_PER_PAUSE: usize = 256;
     values.enumerate().map(|(nth, value)| {
-        if nth % FEW == 0 {
+        if nth % VALUES_PER_PAUSE == 0 {
             pace.borrow_mut().pause(0)?;
         }
         value

@@ -83,11 +83,11 @@ impl LayerIndex {
         let mut read = std::mem::take(&mut *read);
         read.sort_unstable_by_key(|range| range.start);
         read.dedup_by(|later, range| {
-            let joins = later.start <= range.end;
-            if joins {
+            let is_adjacent = later.start <= range.end;
+            if is_adjacent {
                 range.end = range.end.max(later.end);
             }
-            joins
+            is_adjacent
         });
         Ok(read)
     }

@@ -143,7 +143,7 @@ fn empty_blocks_are_not_each_tried_for_a_checkpoint() {
     // Indexing also calls the [`Pace`] while it reads blocks without data, so that a caller can
     // stop the work there.
     let (mut told, mut most) = (0, 0);
-    let mut pace = Told(
+    let mut pace = ReadsAtPause(
         &mut |read: u64| {
             (told, most) = (read, most.max(read - told));
             Ok(())
@@ -157,9 +157,9 @@ fn empty_blocks_are_not_each_tried_for_a_checkpoint() {
 }
 
 /// A [`Pace`] that passes the number of reads of the blob to a function at each pause.
-struct Told<'a>(&'a mut dyn FnMut(u64) -> Result<(), Error>, &'a Counted);
+struct ReadsAtPause<'a>(&'a mut dyn FnMut(u64) -> Result<(), Error>, &'a Counted);
 
-impl Pace for Told<'_> {
+impl Pace for ReadsAtPause<'_> {
     fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
         (self.0)(self.1.reads.load(Ordering::Relaxed))
     }

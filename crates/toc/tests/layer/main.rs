@@ -149,9 +149,9 @@ impl Blob for Only {
         // Maximum read-ahead of a reader, in bytes.
         const AHEAD: u64 = 64 << 10;
         let end = offset + buf.len() as u64;
-        let mut had = self.1.iter();
+        let mut ranges = self.1.iter();
         assert!(
-            had.any(|range| range.contains(&offset) && end <= range.end + AHEAD),
+            ranges.any(|range| range.contains(&offset) && end <= range.end + AHEAD),
             "{offset}..{end} is not in {:?}",
             self.1
         );

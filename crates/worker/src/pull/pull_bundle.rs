@@ -92,7 +92,7 @@ impl BundlePull<'_> {
                 .count();
             report.base_images_unused = query.base_images.len().saturating_sub(used);
             let records = start.header.records;
-            let begun = context.store.begin(NewFetch {
+            let fetch_start = context.store.begin(NewFetch {
                 name: &name,
                 query: &query,
                 etag: &start.etag,
@@ -101,7 +101,7 @@ impl BundlePull<'_> {
                 header: *start.header,
                 is_toc_verified: false,
             });
-            let apply = match begun {
+            let apply = match fetch_start {
                 Ok(apply) => apply,
                 // The bundle needs layers that another process removed from the store after the
                 // request.

@@ -29,9 +29,9 @@ impl PushTarget<'_> {
             }
         };
         let path = format!("/v2/{repository}/blobs/uploads/");
-        let begun = ask(address, &push("POST", &path, &[]))?;
-        ensure!(begun.status == 202, "POST {path}: {}", begun.status);
-        let upload = location(&begun, address)?;
+        let response = ask(address, &push("POST", &path, &[]))?;
+        ensure!(response.status == 202, "POST {path}: {}", response.status);
+        let upload = location(&response, address)?;
         let mark = if upload.contains('?') { '&' } else { '?' };
         let upload = format!("{upload}{mark}digest={digest}");
         let request =

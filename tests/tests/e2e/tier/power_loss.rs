@@ -69,8 +69,8 @@ struct Site {
 }
 
 impl Site {
-    fn start(&self, drain: &str) -> Result<(Background, Pierhead)> {
-        let section = section(&region(&self.fast), "64MiB", drain);
+    fn start(&self, write_back_rate: &str) -> Result<(Background, Pierhead)> {
+        let section = section(&region(&self.fast), "64MiB", write_back_rate);
         let section = section.replace("\"file\"", &format!("{:?}", self.kind));
         // The default of `cache.min_free` is larger than the disk of the guest.
         let small = "cache.size = \"256MiB\"\ncache.min_free = \"1MiB\"";
@@ -83,8 +83,8 @@ impl Site {
     fn first(&self) -> Result<()> {
         let (hub, mut pierhead) = self.start("")?;
         let (one, two) = (image(1), image(2));
-        hub.push("library/drained", "1", &one);
-        pull(&pierhead, "library/drained", &one)?;
+        hub.push("library/written-back", "1", &one);
+        pull(&pierhead, "library/written-back", &one)?;
         let before = wait_for_write_back(&pierhead)?;
         // The tier has the manifest, and the layers that the placement puts on the tier.
         ensure!(number(&before, "blobs")? >= 3, "{before}");
@@ -93,7 +93,7 @@ impl Site {
         assert_eq!(committed(&self.data)?, one.digests().count());
 
         let (hub, mut pierhead) = self.start(NO_WRITE_BACK)?;
-        found(&hub, &pierhead, "library/drained", &one)?;
+        found(&hub, &pierhead, "library/written-back", &one)?;
         hub.push("library/staged", "1", &two);
         pull(&pierhead, "library/staged", &two)?;
         let after = stat(&pierhead)?;
@@ -122,7 +122,7 @@ impl Site {
     /// killed, at most `most`. Returns the number of the last image.
     fn second(&self, most: u64) -> Result<u64> {
         let (hub, mut pierhead) = self.start(NO_WRITE_BACK)?;
-        found(&hub, &pierhead, "library/drained", &image(1))?;
+        found(&hub, &pierhead, "library/written-back", &image(1))?;
         if stat(&pierhead)?["class"] != "volatile" {
             let hits = number(&stat(&pierhead)?, "hits")?;
             found(&hub, &pierhead, "library/staged", &image(2))?;
@@ -154,7 +154,7 @@ impl Site {
             number(&now, "damaged")? == 0,
             "a power loss counts as damage: {now}"
         );
-        found(&hub, &pierhead, "library/drained", &image(1))?;
+        found(&hub, &pierhead, "library/written-back", &image(1))?;
         found(&hub, &pierhead, "library/staged", &image(2))?;
         // Each image takes several seconds on an emulated machine.
         let step = usize::try_from(last / 5)?.max(1);

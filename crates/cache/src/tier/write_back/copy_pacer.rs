@@ -115,15 +115,15 @@ impl CopyPacer {
         }
     }
 
-    /// Waits until the rate limit allows that `bytes` bytes were written since `begun`. Stops
+    /// Waits until the rate limit allows that `bytes` bytes were written since `started_at`. Stops
     /// waiting if a caller waits for a flush.
-    pub(super) fn pace(&self, digest: &Digest, begun: Instant, bytes: u64) {
+    pub(super) fn pace(&self, digest: &Digest, started_at: Instant, bytes: u64) {
         let due = match self.write_back_rate {
             0 => Duration::ZERO,
             #[expect(clippy::cast_precision_loss, reason = "a pause")]
             rate => Duration::try_from_secs_f64(bytes as f64 / rate as f64).unwrap_or_default(),
         };
-        let due = begun.checked_add(due).unwrap_or(begun);
+        let due = started_at.checked_add(due).unwrap_or(started_at);
         self.fast.wait_until(due, |state| {
             !state.is_stopped && !state.is_blocked(digest) && state.flush_waiters == 0
         });

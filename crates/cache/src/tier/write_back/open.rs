@@ -63,9 +63,9 @@ impl FastBlob {
         if !offset.is_multiple_of(SAMPLE_INTERVAL) {
             return read();
         }
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let done = read()?;
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = started_at.elapsed().as_secs_f64();
         let mut speed = self.room.fast.speed.lock();
         speed.observe_run(len as u64, seconds);
         Ok(done)
@@ -139,9 +139,9 @@ impl SlowBlob {
 
 impl ReadAt for SlowBlob {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         self.blob.read_at(offset, buf)?;
-        self.observe(offset, buf.len() as u64, begun.elapsed().as_secs_f64());
+        self.observe(offset, buf.len() as u64, started_at.elapsed().as_secs_f64());
         self.disk.was_read();
         Ok(())
     }

@@ -215,7 +215,8 @@ impl WriteBackThread {
         // An earlier write-back may have left an incomplete copy.
         staged.clear()?;
         let trailer = blob.trailer().clone();
-        let (begun, mut unsynced, mut yield_budget) = (Instant::now(), 0, YieldBudget::default());
+        let (started_at, mut unsynced, mut yield_budget) =
+            (Instant::now(), 0, YieldBudget::default());
         let mut buffer = vec![0; PIECE];
         while staged.size() < trailer.size() {
             if self.fast.is_interrupted(digest) {
@@ -246,7 +247,7 @@ impl WriteBackThread {
                 sync();
                 unsynced = 0;
             }
-            self.pacer.pace(digest, begun, staged.size());
+            self.pacer.pace(digest, started_at, staged.size());
             self.pacer.yield_disk(digest, &mut yield_budget);
         }
         match staged.commit(trailer) {

@@ -121,14 +121,14 @@ fn without_a_head(image: &ShadowMedium, random: &mut fastrand::Rng) -> ShadowMed
 
 #[test]
 fn after_a_power_cut_exactly_the_committed_values_exist() {
-    let begun = std::time::Instant::now();
+    let started_at = std::time::Instant::now();
     let mut images = 0;
     for seed in 0..WORKLOADS {
         let seen = run(seed, None);
         assert_eq!(seen.failure, None, "workload {seed}");
         images += seen.images;
     }
-    println!("{images} images in {:?}", begun.elapsed());
+    println!("{images} images in {:?}", started_at.elapsed());
     assert!(images >= 10_000, "{images} images");
 }
 

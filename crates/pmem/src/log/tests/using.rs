@@ -184,7 +184,7 @@ impl Medium for Slow {
 
 #[test]
 fn a_writer_continues_while_a_reader_waits_for_the_medium() {
-    let ((reads, begun), (done, written)) = (mpsc::channel(), mpsc::channel());
+    let ((reads, is_reading), (done, written)) = (mpsc::channel(), mpsc::channel());
     let medium = Slow {
         medium: medium(),
         reads,
@@ -200,7 +200,7 @@ fn a_writer_continues_while_a_reader_waits_for_the_medium() {
             partial.read_at(100, &mut bytes).unwrap();
             bytes
         });
-        begun.recv().unwrap();
+        is_reading.recv().unwrap();
         writer.write(&[8; 5000]).unwrap();
         done.send(()).unwrap();
         assert_eq!(read.join().unwrap(), [7; 77]);
