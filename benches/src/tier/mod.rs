@@ -27,9 +27,9 @@ pub(crate) struct Options {
     /// The experiments to run (default: all).
     #[arg(id = "experiments", long = "only", value_delimiter = ',')]
     only: Vec<Experiment>,
-    /// OCI image layout (default: generated images).
-    #[arg(id = "corpus", long = "layout")]
-    layout: Option<PathBuf>,
+    /// OCI image layouts (default: generated images). Each layout is one image set of the stream.
+    #[arg(id = "corpus", long = "layout", value_delimiter = ',')]
+    layouts: Vec<PathBuf>,
     /// Skip images with more MiB of layers.
     #[arg(long, default_value_t = 160)]
     most_mib: u64,
@@ -46,9 +46,9 @@ pub(crate) struct Options {
     /// Size of the fast tier in percent of the stream's layers.
     #[arg(long, default_value_t = 30)]
     fits: u32,
-    /// Seed of the stream and of the samples.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    /// Seeds: each is one stream of each image set, and the first is the seed of the samples.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    seed: Vec<u64>,
     /// Rate of the upstream in 10^6 bytes per second.
     #[arg(id = "link_rate", long = "link", default_value_t = 250)]
     link: u64,
@@ -91,9 +91,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .enable_all()
         .build()?;
     let is_wanted = |of| options.only.is_empty() || options.only.contains(&of);
-    let images = match &options.layout {
-        Some(layout) => images::from_layout(layout, options.most_mib << 20)?,
-        None => images::generate(12),
+    let sets = match &options.layouts[..] {
+        [] => vec![images::generate(12)],
+        layouts => layouts
+            .iter()
+            .map(|layout| images::from_layout(layout, options.most_mib << 20))
+            .collect::<Result<_>>()?,
     };
     let world = World {
         link: options.link * 1_000_000 / u64::from(options.slower),
@@ -109,10 +112,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     );
     // Uses one image of each name.
     let mut names = std::collections::HashSet::new();
-    let mut single = images.clone();
-    single.retain(|image| match &options.layout {
-        Some(_) => names.insert(image.name.split(':').next().map(str::to_owned)),
-        None => true,
+    let mut single = sets.concat();
+    single.retain(|image| {
+        options.layouts.is_empty() || names.insert(image.name.split(':').next().map(str::to_owned))
     });
     if is_wanted(Experiment::Deploy) {
         let deployed = deploy::run(&options.folder, &world, &single, options.runs);
@@ -122,25 +124,30 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let starts = Starts {
             traces: options.traces.as_deref(),
             runs: options.runs,
-            seed: options.seed,
+            seed: options.seed.first().copied().unwrap_or(1),
         };
         runtime.block_on(starts.run(&options.folder, &world, &single))?;
     }
     if is_wanted(Experiment::Stream) {
-        let mut some = images;
-        some.retain(|image| image.size() <= options.stream_mib << 20);
-        let stream = Stream {
-            pulls: options.pulls,
-            pause: Duration::from_millis(150) * options.slower,
-            share: f64::from(options.fits) / 100.0,
-            seed: options.seed,
-        };
         // The modelled DPU has no free memory for a page cache.
         let world = World {
             memory: 64 << 20,
             ..world
         };
-        runtime.block_on(stream.run(&options.folder, &world, &some))?;
+        let mut streams = Vec::new();
+        for mut set in sets {
+            set.retain(|image| image.size() <= options.stream_mib << 20);
+            for &seed in &options.seed {
+                let stream = Stream {
+                    pulls: options.pulls,
+                    pause: Duration::from_millis(150) * options.slower,
+                    share: f64::from(options.fits) / 100.0,
+                    seed,
+                };
+                streams.push(runtime.block_on(stream.run(&options.folder, &world, &set))?);
+            }
+        }
+        stream::summary(&streams);
     }
     if is_wanted(Experiment::Write) {
         warm::write(&options.folder)?;

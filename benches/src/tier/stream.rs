@@ -22,9 +22,20 @@ pub(super) struct Stream {
     pub(super) seed: u64,
 }
 
+/// The compared rules. The first is the reference of all others.
+const RULES: [Option<Placement>; 4] = [
+    None,
+    Some(Placement::Value),
+    Some(Placement::LayerAware),
+    Some(Placement::SharingRuns),
+];
+
+/// The seconds of all pulls of one stream, for each of [`RULES`].
+pub(super) type Sums = [f64; RULES.len()];
+
 /// The results of one run.
 struct Run {
-    name: &'static str,
+    rule: Option<Placement>,
     /// Seconds of each pull.
     seconds: Vec<f64>,
     /// Mean used fraction of the limit in the second half.
@@ -61,7 +72,7 @@ impl Stream {
     }
 
     /// Runs the same stream without a fast tier and with each placement rule, and prints the table.
-    pub(super) async fn run(&self, folder: &Path, world: &World, images: &[Image]) -> Result<()> {
+    pub(super) async fn run(&self, folder: &Path, world: &World, images: &[Image]) -> Result<Sums> {
         let mut seen = std::collections::HashSet::new();
         let layers = images.iter().flat_map(|image| &image.layers);
         let all: u64 = layers
@@ -83,22 +94,19 @@ impl Stream {
         };
         let order = self.order(images.len());
         let mut runs = Vec::new();
-        for (name, placement) in [
-            ("no fast tier", None),
-            ("value", Some(Placement::Value)),
-            ("sharing × runs", Some(Placement::SharingRuns)),
-        ] {
-            let setting = Setting::new(folder, world, placement.map(fast))?;
-            runs.push(self.one(name, &setting, images, &order).await?);
+        for rule in RULES {
+            let setting = Setting::new(folder, world, rule.map(fast))?;
+            runs.push(self.one(rule, &setting, images, &order).await?);
             setting.cache.close().await;
         }
+        println!("\nseed {}", self.seed);
         report(&runs, images.len(), all, limit);
-        Ok(())
+        Ok(std::array::from_fn(|rule| runs[rule].seconds.iter().sum()))
     }
 
     async fn one(
         &self,
-        name: &'static str,
+        rule: Option<Placement>,
         setting: &Setting,
         images: &[Image],
         order: &[usize],
@@ -119,15 +127,44 @@ impl Stream {
         let mean = used.iter().sum::<f64>() / used.len().max(1) as f64;
         let tier = setting.cache.tier();
         if let Some(tier) = &tier {
-            eprintln!("{name}: {:?}; {:?}", tier.fast, tier.speeds);
+            eprintln!("{}: {:?}; {:?}", name(rule), tier.fast, tier.speeds);
         }
         Ok(Run {
-            name,
+            rule,
             seconds,
             used: mean,
             promoted: tier.map_or(0, |tier| tier.fast.promoted),
         })
     }
+}
+
+/// The name of a rule in the tables.
+fn name(rule: Option<Placement>) -> &'static str {
+    rule.map_or("no fast tier", Placement::as_str)
+}
+
+/// Prints the waiting of all streams with each rule.
+pub(super) fn summary(streams: &[Sums]) {
+    println!("\n{} streams\n", streams.len());
+    println!("| rule | pulls, s | less than without | streams in which the rule waits least |");
+    println!("|{}", "---|".repeat(4));
+    let total = |rule: usize| streams.iter().map(|sums| sums[rule]).sum::<f64>();
+    for (nth, rule) in RULES.into_iter().enumerate() {
+        println!(
+            "| {} | {:.2} | {:.1} % | {} |",
+            name(rule),
+            total(nth),
+            100.0 * (1.0 - total(nth) / total(0)),
+            streams.iter().filter(|sums| least(sums) == nth).count(),
+        );
+    }
+}
+
+/// The index of the rule with the smallest sum.
+fn least(sums: &Sums) -> usize {
+    let rules = 0..sums.len();
+    let least = rules.min_by(|a, b| sums[*a].total_cmp(&sums[*b]));
+    least.unwrap_or(0)
 }
 
 fn report(runs: &[Run], images: usize, all: u64, limit: u64) {
@@ -151,11 +188,28 @@ fn report(runs: &[Run], images: usize, all: u64, limit: u64) {
         let worst = pairs.fold(0.0_f64, |worst, (with, without)| worst.max(with - without));
         println!(
             "| {} | {sum:.2} | {:.1} % | {} | {worst:.3} | {:.1} % | {:.0} |",
-            run.name,
+            name(run.rule),
             100.0 * (1.0 - sum / without.iter().sum::<f64>()),
             slower.count(),
             100.0 * run.used,
             mega(run.promoted),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_placement_rule_runs_and_the_smallest_sum_waits_least() {
+        for placement in Placement::ALL {
+            assert!(RULES.contains(&Some(placement)), "{placement}");
+        }
+        assert_eq!(
+            RULES[least(&[30.0, 12.0, 14.0, 11.0])],
+            Some(Placement::SharingRuns)
+        );
+        assert_eq!(RULES[least(&[9.0, 12.0, 14.0, 11.0])], None);
     }
 }
