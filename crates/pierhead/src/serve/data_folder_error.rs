@@ -19,6 +19,12 @@ pub(super) fn cannot_open(data: &Path, error: Error) -> anyhow::Error {
         Error::UnreadablePin { source, path } => fix(data, path, source),
         _ => (ExitReason::Failed, None),
     };
+    let (exit, fix) = match &error {
+        Error::Io { path, .. } if exit == ExitReason::Failed && path == data && !data.is_dir() => {
+            (ExitReason::CannotWrite, Some(creation_fix(data)))
+        }
+        _ => (exit, fix),
+    };
     with_exit_code(exit, fix, error.into())
 }
 
@@ -68,6 +74,20 @@ fn fix(data: &Path, failed: &Path, error: &io::Error) -> (ExitReason, Option<Str
     (exit, Some(fix))
 }
 
+/// Returns the fix for a data folder that does not exist and cannot be created.
+fn creation_fix(data: &Path) -> String {
+    let shown = data.display();
+    match std::fs::read_link(data) {
+        Ok(target) => format!(
+            "{shown} is a link to {}, which does not exist: create that folder, or set data to another folder",
+            target.display()
+        ),
+        Err(_) => {
+            format!("set data to a path where `mkdir -p {shown}` succeeds for the user of pierhead")
+        }
+    }
+}
+
 /// Describes who owns the folder, and the command that gives the folder the right owner or mode.
 fn ownership_fix(data: &Path, failed: &Path) -> String {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
@@ -110,6 +130,7 @@ fn ownership_fix(data: &Path, failed: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
 
     #[test]
     fn each_io_error_has_its_exit_code_and_its_fix() {
@@ -137,6 +158,28 @@ mod tests {
             fix(data, data, &ErrorKind::Other.into()),
             (ExitReason::Failed, None)
         );
+    }
+
+    #[test]
+    fn a_data_folder_that_cannot_be_created_has_exit_code_and_fix() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dangling = folder.path().join("link");
+        std::os::unix::fs::symlink("missing", &dangling).expect("a link");
+        for (data, word) in [
+            (dangling, "is a link to missing, which does not exist"),
+            (folder.path().join("x".repeat(300)), "`mkdir -p "),
+            (Path::new("/proc/pierhead/data").to_owned(), "`mkdir -p "),
+        ] {
+            let settings = pierhead_cache::Config::new(&data, 1 << 30);
+            let policy = crate::crate_configs::eviction(&Config::with_data(data.clone()), 1 << 30);
+            let error = pierhead_cache::Cache::open(settings, policy);
+            let error = cannot_open(&data, error.err().expect("no folder"));
+            let reason = crate::exit_code::reason_of(&error);
+            assert_eq!(reason, ExitReason::CannotWrite, "{error}");
+            let text = error.to_string();
+            assert!(text.contains(word), "{text}");
+            assert!(text.contains("set data to"), "{text}");
+        }
     }
 
     #[test]
