@@ -38,8 +38,9 @@ impl CpuSelection {
             {
                 None => Ok(Some(cores.clone())),
                 Some(missing) => Err(format!(
-                    "limits.cores = \"{self}\": this process may run on {} and not on {missing}",
-                    format_cpu_list(allowed)
+                    "limits.cores = \"{self}\": this process may run on {allowed} and not on {missing}: write \"all\", or numbers of \
+                     {allowed}",
+                    allowed = format_cpu_list(allowed)
                 )),
             },
         }
@@ -64,7 +65,8 @@ impl FromStr for CpuSelection {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{text:?} names no cores: write \"all\", \"last 4\", or their numbers such as \"4-7\" or \"2,3\""
+                "{text:?} names no cores: write \"all\", \"last 4\", or their numbers (0 to {}) such as \"4-7\" or \"2,3\"",
+                CpuSet::MAX_CPU - 1
             )
         };
         if text == "all" {
@@ -141,7 +143,8 @@ mod tests {
         for wrong in [
             "", "last", "last 0", "none", "3-1", "1-99999", "1,,2", "-1", "last -1",
         ] {
-            assert!(wrong.parse::<CpuSelection>().is_err(), "{wrong:?}");
+            let error = wrong.parse::<CpuSelection>().unwrap_err();
+            assert!(error.contains("their numbers (0 to 1023)"), "{error}");
         }
     }
 
@@ -163,10 +166,8 @@ mod tests {
             Ok(Some(vec![9]))
         );
         let output = of("1-2").unwrap_err();
-        assert!(
-            output.contains("may run on 0-1,6-7 and not on 2"),
-            "{output}"
-        );
+        let fix = "may run on 0-1,6-7 and not on 2: write \"all\", or numbers of 0-1,6-7";
+        assert!(output.contains(fix), "{output}");
     }
 
     #[test]

@@ -14,7 +14,8 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 use zeroize::Zeroizing;
 
 use super::key_locations::Lines;
-use super::{Config, Problem, Secret};
+use super::tier_file::check_tier_file;
+use super::{Config, Problem, Secret, TierKind};
 use crate::exit_code::{ExitError, ExitReason};
 
 /// Maximum size of a file with a password or token, in bytes.
@@ -63,8 +64,13 @@ impl From<FileError> for String {
     }
 }
 
-/// Checks all files that the configuration names, and returns their problems.
-pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(ExitReason, Problem)> {
+/// Checks all files that the configuration names, and returns their problems. `file` is the
+/// configuration file.
+pub(super) fn check(
+    config: &Config,
+    lines: &Lines,
+    file: Option<&Path>,
+) -> Vec<(ExitReason, Problem)> {
     let mut problems = Vec::new();
     let mut report = |key: &str, name: &str, result: Result<(), FileError>| {
         if let Err(error) = result {
@@ -79,7 +85,10 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(ExitReason, Problem)
         report("tls.client_ca", "tls.client_ca", authorities(path));
     }
     if let Some(path) = &config.tls.key {
-        report("tls.key", "tls.key", private_key(path));
+        report("tls.key", "tls.key", private_key(path).map(drop));
+    }
+    if let (Some(certificate), Some(key)) = (&config.tls.cert, &config.tls.key) {
+        report("tls.key", "tls.key", key_of_certificate(certificate, key));
     }
     if let Some(path) = &config.auth.htpasswd {
         report("auth.htpasswd", "auth.htpasswd", htpasswd(path));
@@ -92,6 +101,25 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(ExitReason, Problem)
         let checked = super::check_request_log_file(path);
         let checked = checked.map_err(|message| FileError::new(ExitReason::Usage, message));
         report("request_log.file", "request_log.file", checked);
+    }
+    if let Some(path) = &config.tier.path
+        && config.tier.kind != TierKind::Off
+    {
+        let others = [
+            ("the configuration file", file),
+            ("tls.cert", config.tls.cert.as_deref()),
+            ("tls.key", config.tls.key.as_deref()),
+            ("tls.client_ca", config.tls.client_ca.as_deref()),
+            ("auth.htpasswd", config.auth.htpasswd.as_deref()),
+            ("docker_config", config.docker_config.as_deref()),
+            ("request_log.file", config.request_log.file.as_deref()),
+        ];
+        let others = others
+            .into_iter()
+            .filter_map(|(name, path)| Some((name, path?)));
+        let checked = check_tier_file(path, others);
+        let checked = checked.map_err(|message| FileError::new(ExitReason::Usage, message));
+        report("tier.path", "tier.path", checked);
     }
     for (registry, upstream) in &config.upstreams {
         let key = format!("upstreams.{registry}");
@@ -216,19 +244,54 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> 
     }
 }
 
-fn private_key(path: &Path) -> Result<(), FileError> {
-    let file = open_file(path)
-        .map_err(|error| FileError::unreadable("no private key in", path, &error))?;
-    let invalid = |error: rustls_pki_types::pem::Error| {
-        FileError::invalid(format!(
-            "no private key in {}: {}",
-            path.display(),
-            pem(&error)
-        ))
+/// Reads the first private key of a PEM file.
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
+    let unreadable = |error| FileError::unreadable("no private key in", path, &error);
+    let mut text = Zeroizing::new(Vec::new());
+    let file = open_file(path).map_err(unreadable)?;
+    file.take(MAX_SECRET_BYTES)
+        .read_to_end(&mut text)
+        .map_err(unreadable)?;
+    PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
+        let shown = path.display();
+        let message = match is_encrypted_key(&text) {
+            true => format!(
+                "the private key in {shown} is encrypted, and pierhead has no key for it: decrypt it with \
+                 `openssl pkey -in {shown} -out NEW`, run `chmod 600 NEW`, and set tls.key to NEW"
+            ),
+            false => format!("no private key in {shown}: {}", pem(&error)),
+        };
+        FileError::invalid(message)
+    })
+}
+
+/// Whether a PEM file has an encrypted private key: of PKCS #8, or of OpenSSL's older format, which
+/// has the header `Proc-Type: 4,ENCRYPTED` (RFC 1421).
+fn is_encrypted_key(text: &[u8]) -> bool {
+    let mut lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    lines.any(|line| {
+        line == b"-----BEGIN ENCRYPTED PRIVATE KEY-----" || line == b"Proc-Type: 4,ENCRYPTED"
+    })
+}
+
+/// Checks that the private key belongs to the first certificate, and that pierhead supports its
+/// type. Problems of one file alone are the task of [`certificates`] and [`private_key`].
+fn key_of_certificate(certificate: &Path, key: &Path) -> Result<(), FileError> {
+    let (Ok(chain), Ok(private_key)) = (certificates(certificate), private_key(key)) else {
+        return Ok(());
     };
-    PrivateKeyDer::from_pem_reader(file)
-        .map(drop)
-        .map_err(invalid)
+    let (certificate, key) = (certificate.display(), key.display());
+    let provider = rustls::crypto::ring::default_provider();
+    match rustls::sign::CertifiedKey::from_der(chain, private_key, &provider) {
+        Ok(_) => Ok(()),
+        Err(rustls::Error::InconsistentKeys(_)) => Err(FileError::invalid(format!(
+            "{key} is not the private key of the first certificate in {certificate}: set tls.key and tls.cert to one pair, and put \
+             the certificate of the server first in its file"
+        ))),
+        Err(error) => Err(FileError::invalid(format!(
+            "pierhead cannot use {key} with {certificate} ({error}): use a certificate with an RSA, ECDSA or Ed25519 key"
+        ))),
+    }
 }
 
 fn pem(error: &rustls_pki_types::pem::Error) -> String {
@@ -389,6 +452,51 @@ mod tests {
             "{}",
             error.message
         );
+    }
+
+    #[test]
+    fn a_key_of_another_certificate_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pair = || rcgen::generate_simple_self_signed(["a.b".to_owned()]).expect("a pair");
+        let (one, other) = (pair(), pair());
+        let [cert, key] = ["tls.crt", "tls.key"].map(|name| folder.path().join(name));
+        let mut config = Config::with_data("/nowhere".into());
+        (config.tls.cert, config.tls.key) = (Some(cert.clone()), Some(key.clone()));
+        fs::write(&cert, one.cert.pem()).expect("written");
+        fs::write(&key, one.signing_key.serialize_pem()).expect("written");
+        let lines = Lines::from([("tls.key".to_owned(), 7)]);
+        assert!(check(&config, &lines, None).is_empty());
+        fs::write(&key, other.signing_key.serialize_pem()).expect("written");
+        let found = check(&config, &lines, None);
+        let [(exit, problem)] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!((*exit, problem.line), (ExitReason::InvalidFile, Some(7)));
+        let text = &problem.message;
+        assert!(text.contains("tls.key is not the private key of"), "{text}");
+        assert!(text.contains("set tls.key and tls.cert"), "{text}");
+        // With an unusable certificate, the key has no second problem.
+        fs::write(&cert, "nothing").expect("written");
+        assert_eq!(check(&config, &lines, None).len(), 1);
+    }
+
+    #[test]
+    fn an_encrypted_key_is_named_with_the_command_that_decrypts_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let key = folder.path().join("tls.key");
+        for text in [
+            "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIIB\n-----END ENCRYPTED PRIVATE KEY-----\n",
+            "-----BEGIN RSA PRIVATE KEY-----\r\nProc-Type: 4,ENCRYPTED\r\nDEK-Info: AES-128-CBC,AB\r\n\r\n\
+             MIIB\r\n-----END RSA PRIVATE KEY-----\r\n",
+        ] {
+            fs::write(&key, text).expect("written");
+            let error = private_key(&key).expect_err("encrypted");
+            assert_eq!(error.exit, ExitReason::InvalidFile);
+            let fix = format!("openssl pkey -in {}", key.display());
+            for part in ["is encrypted", &*fix, "chmod 600"] {
+                assert!(error.message.contains(part), "{}", error.message);
+            }
+        }
     }
 
     #[test]

@@ -22,9 +22,11 @@ pub(crate) enum Kind {
         min: u64,
         max: Option<u64>,
     },
-    /// A number of bytes of at least `min`, a share of the file system, or one of `words`.
+    /// A number of bytes of at least `min`, a share of the file system from 1 % to `max_percent`,
+    /// or one of `words`.
     Size {
         min: u64,
+        max_percent: u8,
         words: &'static [&'static str],
     },
     /// A number of bytes as for [`Kind::Bytes`], or `"off"`.
@@ -88,7 +90,11 @@ impl Kind {
                 min,
                 max: Some(max),
             } => format!("bytes, {} to {}", exact_bytes(min), exact_bytes(max)),
-            Self::Size { min, words } => {
+            Self::Size {
+                min,
+                max_percent,
+                words,
+            } => {
                 let min = match min {
                     0 => String::new(),
                     min => format!(" ({} or more)", exact_bytes(min)),
@@ -97,7 +103,7 @@ impl Kind {
                     [] => String::new(),
                     words => format!(", {}", quoted(words)),
                 };
-                format!("bytes{min}, \"1%\" to \"100%\"{words}")
+                format!("bytes{min}, \"1%\" to \"{max_percent}%\"{words}")
             }
             Self::BytesOrOff { min, max } => {
                 format!(

@@ -218,7 +218,7 @@ fn validated(
         config.data = data;
     }
     let mut problems = with_usage_code(validate(&config, &lines, &flags));
-    problems.extend(files::check(&config, &lines));
+    problems.extend(files::check(&config, &lines, file));
     problems.sort_by_key(|(_, problem)| problem.line);
     if problems.is_empty() {
         config.key_locations = KeyLocations::new(file.map(Path::to_owned), lines);

@@ -16,12 +16,14 @@ mod problem;
 mod profile;
 mod request_log_file;
 mod secret;
+mod self_loop;
 mod settings;
 mod show;
 mod size;
 mod suggestion;
 #[cfg(test)]
 mod tests;
+mod tier_file;
 mod upstream;
 mod validate;
 mod value;

@@ -20,16 +20,24 @@ pub(crate) fn parse(
     defaults: Config,
 ) -> Result<(Config, Lines), Vec<Problem>> {
     let document = DeTable::parse(text).map_err(|error| {
-        let line = error.span().map(|span| line_of(text, span.start));
+        let line = match error.span() {
+            Some(span) => line_of(text, span.start),
+            None => line_of_error(text, error.message()),
+        };
         // The parser does not name the key. Other errors could quote a secret.
         let key = error.span().and_then(|span| text.get(span));
         let message = match (error.message(), key) {
             ("duplicate key", Some(key)) => {
                 format!("duplicate key {key}: merge the two into one")
             }
+            // No key of pierhead needs more than a list in a table.
+            (message, _) if message.contains("recurs") => {
+                "lists or tables are nested too deeply: no key of pierhead has a list inside a list"
+                    .to_owned()
+            }
             (message, _) => message.to_owned(),
         };
-        vec![Problem::new(line, message)]
+        vec![Problem::new(Some(line), message)]
     })?;
     let mut reader = Reader {
         text,
@@ -50,6 +58,17 @@ pub(crate) fn parse(
 fn line_of(text: &str, offset: usize) -> usize {
     let before = text.as_bytes().iter().take(offset);
     1 + before.filter(|byte| **byte == b'\n').count()
+}
+
+/// Returns the line of an error for which the parser has no position: the first line after which
+/// the text so far has this error.
+fn line_of_error(text: &str, message: &str) -> usize {
+    let ends: Vec<_> = text.match_indices('\n').map(|(at, _)| at).collect();
+    let is_before = |end: &usize| match DeTable::parse(&text[..*end]) {
+        Ok(_) => true,
+        Err(error) => error.message() != message,
+    };
+    1 + ends.partition_point(is_before)
 }
 
 type Entry<'a, 'i> = (

@@ -144,6 +144,8 @@ fn a_wrong_type_or_value_is_an_error_with_a_valid_value() {
     assert_refused("[cache]\nsize = \"10 potatoes\"", 2, &["10GiB"]);
     assert_refused("[cache]\nsize = \"101%\"", 2, &["1% to 100%"]);
     assert_refused("[cache]\nmin_free = \"auto\"", 2, &["512MiB"]);
+    let parts = ["\"100%\" is out of range", "\"1%\" to \"99%\""];
+    assert_refused("[cache]\nmin_free = \"100%\"", 2, &parts);
     assert_refused("cache = 4", 1, &["write [cache]"]);
     assert_refused("listen = \"5000\"", 1, &["0.0.0.0:5000"]);
     assert_refused("listen = []", 1, &["at least one"]);
@@ -227,6 +229,51 @@ fn a_toml_syntax_error_has_its_line() {
         &["duplicate key", "cache", "merge"],
     );
     assert_refused("\0", 1, &[]);
+    let fix = ["nested too deeply", "no key of pierhead"];
+    let [open, close, dotted] = ["[", "]", "a."].map(|part| part.repeat(200));
+    assert_refused(&format!("\na = {open}{close}"), 2, &fix);
+    assert_refused(&format!("\n\n{dotted}a = 1\n[cache]\n"), 3, &fix);
+    assert_refused(&format!("[{dotted}a]"), 1, &fix);
+}
+
+#[test]
+fn an_upstream_that_is_pierhead_itself_is_an_error() {
+    let own = "\n[upstreams.\"docker.io\"]\naddresses = \"http://localhost:5000\"";
+    let parts = [
+        "http://localhost:5000",
+        "0.0.0.0:5000",
+        "set addresses",
+        "another port",
+    ];
+    assert_refused(own, 2, &parts);
+    let fix = ["default_upstream", "set default_upstream to a registry"];
+    assert_refused("default_upstream = \"127.0.0.1:5000\"", 1, &fix);
+}
+
+#[test]
+fn the_path_of_the_tier_is_checked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pierhead.toml");
+    for (path, part) in [
+        (".", "is a folder: name a file in it"),
+        ("/proc/self/mem", "is on the file system proc"),
+        ("pierhead.toml", "is also the configuration file"),
+    ] {
+        let text = format!("\n[tier]\npath = {path:?}\nkind = \"file\"");
+        std::fs::write(&file, &text).expect("written");
+        let load = || {
+            let (overrides, machine) = (Overrides::default(), Machine::default());
+            load(Some(&file), &overrides, Path::new("/data"), &machine)
+        };
+        let invalid = load().err().expect(part);
+        assert_eq!(invalid.exit(), ExitReason::Usage);
+        let output = invalid.to_string();
+        assert!(output.contains("pierhead.toml:3: tier.path: "), "{output}");
+        assert!(output.contains(part), "{output}");
+        // A path that pierhead does not use is not checked.
+        std::fs::write(&file, text.replace("\"file\"", "\"off\"")).expect("written");
+        assert!(load().is_ok(), "{path}");
+    }
 }
 
 #[test]
@@ -330,25 +377,25 @@ fn upstream_credentials_need_client_authentication() {
         "allow_open_proxy_with_credentials = true",
         "0.0.0.0:5000",
     ];
-    assert_refused(credentials, 0, &parts);
+    assert_refused(credentials, 1, &parts);
     assert_refused(
         &format!("listen = [\"127.0.0.1:1\", \"10.0.0.1:2\"]\n{credentials}"),
         1,
         &["10.0.0.1:2"],
     );
     assert_refused(
-        "docker_config = \"/root/.docker/config.json\"",
-        0,
+        "\ndocker_config = \"/root/.docker/config.json\"",
+        2,
         &["/root/.docker/config.json"],
     );
     assert_refused(
         "[upstreams.\"ghcr.io\"]\ncredential_helper = \"ecr-login\"",
-        0,
+        1,
         &["ghcr.io"],
     );
     assert_refused(
         "[upstreams.\"ghcr.io\"]\nusername = \"<token>\"\npassword_file = \"t\"",
-        0,
+        1,
         &["ghcr.io"],
     );
     parsed(&format!(
@@ -363,7 +410,7 @@ fn upstream_credentials_need_client_authentication() {
     // TLS without required client certificates does not authenticate clients.
     assert_refused(
         &format!("tls.cert = \"c\"\ntls.key = \"k\"\n{credentials}"),
-        0,
+        3,
         &["ghcr.io"],
     );
 }

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use super::key_locations::Lines;
+use super::self_loop::self_loops;
 use super::{AuthMode, Config, Problem, TierKind};
 
 /// The keys that the command line sets, each with its flag.
@@ -103,8 +104,18 @@ pub(crate) fn validate(config: &Config, lines: &Lines, flags: &Flags) -> Vec<Pro
             report(&at_key, format!("{table}: password_file needs username"));
         }
     }
+    for (key, message) in self_loops(config) {
+        report(&key, message);
+    }
     if let Some(message) = open_proxy(config) {
-        report("listen", message);
+        let is_set = |key: &str| lines.contains_key(key) || flags.contains_key(key);
+        // If listen has its default, the message has the line of the credentials.
+        let mut credentials = config.upstreams.iter().filter(|it| it.1.has_credentials());
+        match credentials.next() {
+            _ if is_set("listen") => report("listen", message),
+            Some((registry, _)) => report(&format!("upstreams.{registry}"), message),
+            None => report("docker_config", message),
+        }
     }
     problems
 }

@@ -94,6 +94,9 @@ impl Value<'_> {
             (Size::Bytes(bytes), Kind::Size { min, .. }) if bytes > 0 && bytes < min => {
                 Err(self.out_of_range(&units::exact_bytes(bytes)))
             }
+            (Size::Percent(percent), Kind::Size { max_percent, .. }) if percent > max_percent => {
+                Err(self.out_of_range(&format!("\"{size}\"")))
+            }
             _ => Ok(size),
         }
     }

@@ -22,6 +22,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
                space for other programs, or if images are evicted too soon.",
         kind: Kind::Size {
             min: 1,
+            max_percent: 100,
             words: &["auto"],
         },
         example: "\"auto\"",
@@ -37,7 +38,12 @@ pub(super) static KEYS: &[Key<Config>] = &[
         name: "min_free",
         help: "Space of the file system that pierhead leaves free. Raise this value if other \
                programs share the disk.",
-        kind: Kind::Size { min: 0, words: &[] },
+        // A share of 100 % would leave no space for the cache.
+        kind: Kind::Size {
+            min: 0,
+            max_percent: 99,
+            words: &[],
+        },
         example: "\"512MiB\"",
         reload: Reload::Restart(|new, old| new.cache.min_free = old.cache.min_free),
         set: |config, value| {
@@ -142,6 +148,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
                rises. Write \"off\" if no worker pulls bundles.",
         kind: Kind::Size {
             min: 64 << 20,
+            max_percent: 100,
             words: &["auto", "off"],
         },
         example: "\"auto\"",
