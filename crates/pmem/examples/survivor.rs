@@ -1,10 +1,11 @@
 //! Crash test of the log: writes values that follow from a seed, and checks them after a power cut.
 //!
 //! ```text
-//! survivor class DIR CLASS          # fails unless a region in DIR is of that class survivor write
-//! DIR SEED [STEPS]   # prints "committed N" when step N is durable; without STEPS, until it is
-//! killed survivor check DIR SEED LAST      # fails unless DIR holds what the steps up to LAST left
-//! there, and nothing else
+//! survivor class DIR CLASS          # fails unless a region in DIR is of that class
+//! survivor write DIR SEED [STEPS]   # prints "committed N" when step N is durable; without
+//!                                   # STEPS, until it is killed
+//! survivor check DIR SEED LAST      # fails unless DIR holds what the steps up to LAST left
+//!                                   # there, and nothing else
 //! ```
 
 use std::collections::BTreeMap;

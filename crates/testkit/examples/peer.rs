@@ -5,8 +5,9 @@
 //!
 //! ```text
 //! pull ADDRESS          # pulls the image and compares every byte: seconds, requests to the
-//! registry, responses from a cache get ADDRESS PATH      # sends a GET: status and body of the
-//! response down, up              # stops the registry, and starts it again
+//!                       # registry, responses from a cache
+//! get ADDRESS PATH      # sends a GET: status and body of the response
+//! down, up              # stops the registry, and starts it again
 //! ```
 
 use std::error::Error;

@@ -2,9 +2,11 @@
 //! requests whether the host works, and the rate limits that the host states.
 //!
 //! ```text
-//! closed --MAX_FAILURES in a row--> open --ejection over, or all are open--> half-open (one
-//! request) ^                                 ^-------------- the request fails ------------|
-//! '------------------------------------ the host responds ------------------------'
+//! closed --MAX_FAILURES in a row--> open --ejection over, or all are open--> half-open
+//!   ^                                ^                                     (one request)
+//!   |                                |                                           |
+//!   |                                '------------ the request fails ------------|
+//!   '--------------------------- the host responds ------------------------------'
 //! ```
 
 use std::sync::Arc;
