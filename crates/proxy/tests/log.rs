@@ -136,6 +136,21 @@ async fn a_stale_response_is_logged_once_with_its_image() {
 }
 
 #[tokio::test]
+async fn a_stale_manifest_without_its_blobs_is_logged_as_refused() {
+    let fixture = FixtureOptions::default().always_stale().start().await;
+    fixture.push(15, &[1000]);
+    // Only the manifest is cached.
+    assert_eq!(fixture.get("/v2/app/manifests/1").await.status, 200);
+    fixture.upstream.inject(Fault::Status(503).on("/v2/app/*"));
+    let lines = capture();
+    assert_eq!(fixture.get("/v2/app/manifests/1").await.status, 503);
+    let stale = lines.with("stale response served");
+    assert!(stale.is_empty(), "{stale:?}");
+    let refused = line(&lines, "pull refused");
+    assert!(refused.contains("is not cached"), "{refused}");
+}
+
+#[tokio::test]
 async fn a_manifest_without_memory_is_logged_as_refused() {
     let options = FixtureOptions::default().config(|config| {
         config.limits.response_memory = 4 << 10;

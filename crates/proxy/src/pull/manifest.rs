@@ -14,7 +14,7 @@ use crate::limits::client_usage::ClientUsage;
 use crate::metrics::CacheOutcome;
 use crate::pull::document::{Document, MAX_EAGER};
 use crate::pull::negative_cache::Subject;
-use crate::pull::resolve::resolve;
+use crate::pull::resolve::{log_stale, resolve_unlogged};
 
 /// Maximum number of images of an index that are looked up in the cache while the upstream fails.
 /// Real indexes have about 12 images.
@@ -29,13 +29,8 @@ pub(crate) async fn manifest(
     reference: &Reference,
     deadline: Deadline,
 ) -> Result<(Document, CacheOutcome), Error> {
-    let (document, outcome) = resolve(
-        context,
-        client,
-        &TagKey::Manifest(reference.clone()),
-        deadline,
-    )
-    .await?;
+    let name = TagKey::Manifest(reference.clone());
+    let (document, outcome, error) = resolve_unlogged(context, client, &name, deadline).await?;
     if outcome == CacheOutcome::Stale
         || (outcome == CacheOutcome::Hit
             && context
@@ -44,6 +39,9 @@ pub(crate) async fn manifest(
                 .is_failing(&reference.registry))
     {
         check_blobs(context, reference, &document, deadline).await?;
+    }
+    if let Some(error) = error {
+        log_stale(context, &name, &document, &error);
     }
     Ok((document, outcome))
 }

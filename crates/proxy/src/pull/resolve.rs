@@ -59,11 +59,28 @@ pub(crate) async fn resolve(
     name: &TagKey,
     deadline: Deadline,
 ) -> Result<(Document, CacheOutcome), Error> {
+    let (document, outcome, error) = resolve_unlogged(context, client, name, deadline).await?;
+    if let Some(error) = error {
+        log_stale(context, name, &document, &error);
+    }
+    Ok((document, outcome))
+}
+
+/// A document, where it comes from, and for a stale document the error that prevented a fresh one.
+type Resolved = (Document, CacheOutcome, Option<Error>);
+
+/// Like [`resolve`], but does not log a stale document: the caller may still refuse it.
+pub(crate) async fn resolve_unlogged(
+    context: &Arc<RequestContext>,
+    client: &Arc<ClientUsage>,
+    name: &TagKey,
+    deadline: Deadline,
+) -> Result<Resolved, Error> {
     let cached = cached(context, name).await;
     let ttl = context.config().tags_ttl;
     let stale = match cached {
         Some(cached) if cached.is_fresh(ttl) => {
-            return Ok((cached.document, CacheOutcome::Hit));
+            return Ok((cached.document, CacheOutcome::Hit, None));
         }
         other => other.map(|cached| cached.document),
     };
@@ -99,7 +116,7 @@ pub(crate) async fn resolve(
         Err(limit) => return stale_or(context, name, stale, limit.into()),
     };
     match tokio::time::timeout_at(until, pending.result()).await {
-        Ok(Some(Ok(document))) => Ok(document),
+        Ok(Some(Ok((document, outcome)))) => Ok((document, outcome, None)),
         Ok(Some(Err(error))) => stale_or(context, name, stale, error),
         Ok(None) => stale_or(context, name, stale, Error::Internal),
         Err(_) => stale_or(context, name, stale, deadline.upstream_timeout(registry)),
@@ -111,22 +128,31 @@ fn stale_or(
     name: &TagKey,
     stale: Option<Document>,
     error: Error,
-) -> Result<(Document, CacheOutcome), Error> {
+) -> Result<Resolved, Error> {
     match stale {
         Some(document) if error.allows_stale() || is_retained(context, name, &error) => {
-            let refusal = Refusal {
-                event: "stale response served",
-                cause: error.cause(),
-                client: None,
-                registry: Some(registry_of(name)),
-            };
-            if context.refusals.is_new(&refusal, name, &error) {
-                let (image, digest) = (image_of(name), document.digest);
-                tracing::warn!(%image, %digest, %error, "stale response served");
-            }
-            Ok((document, CacheOutcome::Stale))
+            Ok((document, CacheOutcome::Stale, Some(error)))
         }
         _ => Err(error),
+    }
+}
+
+/// Logs that a client gets a stale document, and the error that prevented a fresh one.
+pub(crate) fn log_stale(
+    context: &RequestContext,
+    name: &TagKey,
+    document: &Document,
+    error: &Error,
+) {
+    let refusal = Refusal {
+        event: "stale response served",
+        cause: error.cause(),
+        client: None,
+        registry: Some(registry_of(name)),
+    };
+    if context.refusals.is_new(&refusal, name, error) {
+        let (image, digest) = (image_of(name), document.digest);
+        tracing::warn!(%image, %digest, %error, "stale response served");
     }
 }
 
