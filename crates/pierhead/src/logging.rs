@@ -122,8 +122,17 @@ impl Visit for Line<'_> {
 
 /// Parses the log level, which pierhead has already validated. Uses `Targets`, since `EnvFilter`
 /// needs regular expressions and would add a sixth to the size of the program.
+///
+/// h2 logs each HTTP/2 connection with too many resets at level warn, and pierhead logs these
+/// connections once a minute. So warnings of h2 are left out, unless the level names h2 or is debug.
 fn targets(level: &str) -> Targets {
-    level.parse().unwrap_or_default()
+    let targets: Targets = level.parse().unwrap_or_default();
+    let is_shown = |level| targets.would_enable("h2", &level);
+    let is_named = targets.iter().any(|(target, _)| target.starts_with("h2"));
+    match is_named || is_shown(tracing::Level::DEBUG) || !is_shown(tracing::Level::WARN) {
+        true => targets,
+        false => targets.with_target("h2", tracing::Level::ERROR),
+    }
 }
 
 #[cfg(test)]
@@ -179,6 +188,26 @@ mod tests {
         assert!(text.contains(part), "{text}");
         assert!(text.ends_with("xxx… last=true\n"), "{text}");
         assert!(text.len() < 2 * MAX_VALUE_CHARS);
+    }
+
+    #[test]
+    fn warnings_of_h2_need_a_level_that_asks_for_them() {
+        for (level, is_shown) in [
+            ("warn", false),
+            ("info", false),
+            ("info,pierhead_remote=debug", false),
+            ("debug", true),
+            ("info,h2=warn", true),
+            ("info,h2::proto=warn", true),
+            ("off", false),
+        ] {
+            let targets = targets(level);
+            let of_h2 = targets.would_enable("h2::proto::streams", &tracing::Level::WARN);
+            assert_eq!(of_h2, is_shown, "{level}");
+            let of_pierhead = targets.would_enable("pierhead_proxy", &tracing::Level::WARN);
+            assert_eq!(of_pierhead, level != "off", "{level}");
+        }
+        assert!(!targets("off").would_enable("h2", &tracing::Level::ERROR));
     }
 
     #[test]

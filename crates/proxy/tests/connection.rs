@@ -215,6 +215,48 @@ async fn http2(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> 
     sender
 }
 
+/// Returns the bytes of an HTTP/2 connection that opens and resets this number of streams
+/// (RFC 9113).
+fn stream_resets(streams: u32) -> Vec<u8> {
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    let mut frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        bytes.extend([0, 0, u8::try_from(payload.len()).unwrap(), kind, flags]);
+        bytes.extend(stream.to_be_bytes());
+        bytes.extend(payload);
+    };
+    let (settings, headers, rst_stream) = (4, 1, 3);
+    frame(settings, 0, 0, &[]);
+    for nth in 0..streams {
+        let stream = 2 * nth + 1;
+        // HPACK: `:method GET`, `:scheme http` and `:path /` by their indexes in the static table,
+        // and `:authority a` with a literal value. The flags are END_STREAM and END_HEADERS.
+        frame(headers, 5, stream, &[0x82, 0x86, 0x84, 0x41, 1, b'a']);
+        let cancel = 8_u32.to_be_bytes();
+        frame(rst_stream, 0, stream, &cancel);
+    }
+    bytes
+}
+
+#[tokio::test]
+async fn repeated_floods_of_stream_resets_have_one_line() {
+    let fixture = Fixture::start().await;
+    let lines = capture();
+    for _ in 0..5 {
+        let mut stream = TcpStream::connect(fixture.addr).await.unwrap();
+        stream.write_all(&stream_resets(100)).await.unwrap();
+        let mut frames = Vec::new();
+        let _ = in_time(stream.read_to_end(&mut frames)).await;
+        let calm = b"too_many_resets";
+        let is_refused = frames.windows(calm.len()).any(|bytes| bytes == calm);
+        assert!(is_refused, "{}", frames.escape_ascii());
+    }
+    eventually(async || !lines.with("HTTP/2 connection closed").is_empty()).await;
+    let closed = lines.with("HTTP/2 connection closed");
+    assert_eq!(closed.len(), 1, "{closed:?}");
+    assert!(closed[0].contains("reset too many streams"), "{closed:?}");
+    assert!(closed[0].contains("client=127.0.0.1"), "{closed:?}");
+}
+
 fn request(path: &str) -> hyper::Request<Empty<Bytes>> {
     hyper::Request::get(format!("http://localhost{path}"))
         .body(Empty::new())

@@ -1,6 +1,7 @@
 //! Serves one client connection through the hyper library: HTTP/1.1 and HTTP/2.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use pierhead_host::{BackgroundTask, Panics};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::config::Config;
+use crate::error::Cause;
 use crate::http::client_stream::ClientStream;
 use crate::http::handler::handle;
 use crate::http::line_ends::{self, LineEndChecker};
@@ -25,6 +27,7 @@ use crate::http::phase::{ListenerState, Phase, SHORT_TIMEOUT, displaced};
 use crate::http::request_body;
 use crate::limits::head;
 use crate::limits::limit::Limit;
+use crate::refusal_log::{Refusal, RefusalLog};
 
 /// HTTP/2: idle time after which hyper sends a PING to the client.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(60);
@@ -97,7 +100,10 @@ where
                     if let Some(limit) = reached(&*error) {
                         shared.metrics.limited(limit);
                     }
-                    tracing::debug!(%address, %error, "connection ended");
+                    match is_reset_flood(&*error) {
+                        true => log_reset_flood(&shared.refusals, address),
+                        false => tracing::debug!(%address, %error, "connection ended"),
+                    }
                 }
                 return;
             }
@@ -140,6 +146,31 @@ fn reached(error: &(dyn std::error::Error + 'static)) -> Option<Limit> {
     }
     let io = std::error::Error::source(hyper?)?.downcast_ref::<std::io::Error>()?;
     (io.kind() == std::io::ErrorKind::TimedOut).then_some(Limit::Stalled)
+}
+
+/// Whether h2 closed the connection because the client reset too many streams (CVE-2023-44487).
+fn is_reset_flood(error: &(dyn std::error::Error + 'static)) -> bool {
+    let hyper = error.downcast_ref::<hyper::Error>();
+    let source = hyper.and_then(std::error::Error::source);
+    let h2 = source.and_then(|source| source.downcast_ref::<h2::Error>());
+    h2.is_some_and(|error| {
+        error.is_library() && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM)
+    })
+}
+
+/// Logs a client that reset too many streams once, and counts the repetitions. h2 logs each of
+/// these connections at level warn, so the log of pierhead leaves out the warnings of h2.
+fn log_reset_flood(log: &RefusalLog, client: IpAddr) {
+    let why = "the client reset too many streams";
+    let refusal = Refusal {
+        event: "HTTP/2 connection closed",
+        cause: Cause::Text(why),
+        client: Some(client),
+        registry: None,
+    };
+    if log.is_new(&refusal, (), &why) {
+        tracing::info!(%client, "HTTP/2 connection closed: {why}");
+    }
 }
 
 /// Runs the tasks of hyper. Over HTTP/2, hyper runs each stream in a task of its own.
