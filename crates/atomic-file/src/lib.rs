@@ -1,5 +1,5 @@
 //! Atomic file writes: at any moment, a reader of the file finds all of its old contents or all of
-//! its new contents.
+//! its new contents. Readers open a file with [`open_regular`], which never blocks.
 //!
 //! A write has four steps: it fills a temporary file beside the target, syncs the temporary file,
 //! renames the temporary file to the target, and syncs the folder. Invariants:
@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod regular_file;
 mod temporary;
 
 use std::fs::{self, File, Permissions};
@@ -28,6 +29,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Gid, RenameFlags, Uid};
 use rustix::io::Errno;
+
+pub use regular_file::{open_regular, open_regular_with};
 
 /// The end of the name of every temporary file.
 pub const SUFFIX: &str = ".partial";

@@ -28,7 +28,6 @@ mod file_stamp;
 pub mod fuzzing;
 mod metrics;
 mod pull;
-mod regular_file;
 mod upstream;
 
 pub use auth::credentials::{Credentials, DockerConfigError, basic_header, docker_config};
@@ -45,5 +44,4 @@ pub use pull::blob::{BlobVersion, RangeSpec};
 pub use pull::blob_stream::{BlobSources, BlobStream};
 pub use pull::document::{DocumentResponse, Validators};
 pub use pull::probe::{HostProbe, ProbeResponse};
-pub use regular_file::{open_file, open_file_with};
 pub use upstream::upstreams::default_url;

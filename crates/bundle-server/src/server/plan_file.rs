@@ -6,13 +6,12 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use pierhead_atomic_file::{AtomicFile, Options};
-use rustix::fs::OFlags;
+use pierhead_atomic_file::{AtomicFile, Options, open_regular};
 use sha2::{Digest as _, Sha256};
 
 use super::image::RequestBase;
@@ -76,16 +75,11 @@ impl PlanFile {
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Error::Missing(path.display().to_string()),
             io::ErrorKind::UnexpectedEof => wrong("it ends too early"),
+            io::ErrorKind::InvalidData => wrong("another kind of file is in its place"),
             _ => Error::io(format!("read {}", path.display()), error),
         };
         plan_gate::pass(path);
-        // Without `NONBLOCK`, opening a pipe would wait until another process opens its other end.
-        let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-        let opened = File::options().read(true).custom_flags(flags).open(path);
-        let mut file = opened.map_err(failed)?;
-        if !file.metadata().map_err(failed)?.is_file() {
-            return Err(wrong("another kind of file is in its place"));
-        }
+        let mut file = open_regular(path).map_err(failed)?;
         let mut start = [0; START];
         file.read_exact(&mut start).map_err(failed)?;
         let (bytes, sum) = start.split_at(START - 4);

@@ -6,12 +6,12 @@
 //! that file when the value is replaced.
 
 use std::collections::HashMap;
-use std::fs;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use pierhead_atomic_file::open_regular;
 use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
 use serde::{Deserialize, Serialize};
@@ -233,15 +233,23 @@ fn write(path: &Path, votes: &Votes) -> Result<(), Error> {
 }
 
 fn read(path: &Path) -> Result<Option<Votes>, Error> {
-    let failed = |error| Error::io(format!("read {}", path.display()), error);
     let wrong = |why: &str| Error::malformed(WHAT, why);
-    match fs::metadata(path) {
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::InvalidData => wrong("another kind of file is in its place"),
+        _ => Error::io(format!("read {}", path.display()), error),
+    };
+    let file = match open_regular(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(error)),
-        Ok(meta) if usize::try_from(meta.len()).is_ok_and(|len| len <= MAX_BYTES) => {}
-        Ok(_) => return Err(wrong("it is too long")),
+        opened => opened.map_err(failed)?,
+    };
+    let limit = u64::try_from(MAX_BYTES).unwrap_or(u64::MAX);
+    let mut bytes = Vec::new();
+    file.take(limit.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
+    if bytes.len() > MAX_BYTES {
+        return Err(wrong("it is too long"));
     }
-    let bytes = fs::read(path).map_err(failed)?;
     let (sum, bytes) = bytes
         .split_first_chunk()
         .ok_or_else(|| wrong("it ends too early"))?;
@@ -291,6 +299,20 @@ mod tests {
         assert!(votes.votes.iter().all(|vote| vote.client >= 84));
         votes.put(7, 200 + MAX_AGE.as_secs(), order("ba"));
         assert_eq!((merged(&votes), votes.votes.len()), ("ba".into(), 1));
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_a_file_is_damage() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("trace");
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+        // Opening the pipe must not wait for a writer.
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(read(&pipe).map(drop)));
+        let read = receiver.recv_timeout(Duration::from_secs(10));
+        let read = read.expect("no wait for a writer");
+        assert!(matches!(read, Err(Error::Malformed { .. })), "{read:?}");
     }
 
     #[test]

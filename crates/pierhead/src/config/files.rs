@@ -5,8 +5,9 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
+use pierhead_atomic_file::open_regular;
 use pierhead_oci::Registry;
-use pierhead_remote::{Credentials, open_file};
+use pierhead_remote::Credentials;
 use rustls::RootCertStore;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -141,7 +142,7 @@ pub(super) fn check(
 /// Reads a secret, which is the first line of a file.
 pub(crate) fn first_line(path: &Path) -> Result<Secret, FileError> {
     let mut text = Zeroizing::new(String::new());
-    let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
+    let file = open_regular(path).map_err(|error| cannot_read(path, &error))?;
     file.take(MAX_SECRET_BYTES)
         .read_to_string(&mut text)
         .map_err(|error| match error.kind() {
@@ -162,14 +163,14 @@ pub(crate) fn first_line(path: &Path) -> Result<Secret, FileError> {
 }
 
 fn htpasswd(path: &Path) -> Result<(), FileError> {
-    open_file(path).map_err(|error| cannot_read(path, &error))?;
+    open_regular(path).map_err(|error| cannot_read(path, &error))?;
     pierhead_proxy::check_htpasswd(path).map_err(FileError::invalid)
 }
 
 /// Reads the credentials of a Docker config.json, which `docker login` writes.
 pub(crate) fn docker_config(path: &Path) -> Result<HashMap<Registry, Credentials>, FileError> {
     let mut bytes = Zeroizing::new(Vec::new());
-    let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
+    let file = open_regular(path).map_err(|error| cannot_read(path, &error))?;
     file.take(MAX_DOCKER_CONFIG_BYTES)
         .read_to_end(&mut bytes)
         .map_err(|error| cannot_read(path, &error))?;
@@ -228,7 +229,7 @@ fn authorities(path: &Path) -> Result<(), FileError> {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
-    let file = open_file(path)
+    let file = open_regular(path)
         .map_err(|error| FileError::unreadable("no certificate in", path, &error))?;
     let all = CertificateDer::pem_reader_iter(file).collect::<Result<Vec<_>, _>>();
     let all = all.map_err(|error| {
@@ -248,7 +249,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
     let unreadable = |error| FileError::unreadable("no private key in", path, &error);
     let mut text = Zeroizing::new(Vec::new());
-    let file = open_file(path).map_err(unreadable)?;
+    let file = open_regular(path).map_err(unreadable)?;
     file.take(MAX_SECRET_BYTES)
         .read_to_end(&mut text)
         .map_err(unreadable)?;

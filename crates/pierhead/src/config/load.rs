@@ -279,23 +279,24 @@ fn parse_with_profile(
 
 fn read(path: &Path) -> Result<Zeroizing<String>, FileError> {
     let mut text = Zeroizing::new(String::new());
-    let read_error = |error: io::Error| {
-        if error.kind() == io::ErrorKind::InvalidData {
-            return FileError::new(
-                ExitReason::Usage,
-                "the file is not UTF-8 text, so it is no configuration of pierhead",
-            );
-        }
+    let unreadable = |error: io::Error| {
         let hint = files::hint(path, &error);
         let message = format!("cannot read the configuration: {error}{hint}");
         FileError::new(ExitReason::MissingFile, message)
     };
+    let read_error = |error: io::Error| match error.kind() {
+        io::ErrorKind::InvalidData => FileError::new(
+            ExitReason::Usage,
+            "the file is not UTF-8 text, so it is no configuration of pierhead",
+        ),
+        _ => unreadable(error),
+    };
     let file = if is_descriptor(path) {
         File::open(path)
     } else {
-        pierhead_remote::open_file(path)
+        pierhead_atomic_file::open_regular(path)
     };
-    file.map_err(read_error)?
+    file.map_err(unreadable)?
         .take(MAX_FILE_BYTES + 1)
         .read_to_string(&mut text)
         .map_err(read_error)?;

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use pierhead_remote::open_file_with;
+use pierhead_atomic_file::open_regular_with;
 use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
@@ -39,7 +39,7 @@ pub(super) fn load(data: &Path) -> io::Result<HashSecret> {
 
 /// Reads the secret in the file. Returns `None` if the file is too short.
 fn read(path: &Path) -> io::Result<Option<HashSecret>> {
-    let mut file = open_file_with(File::options().read(true), OFlags::NOFOLLOW, path)?;
+    let mut file = open_regular_with(File::options().read(true), OFlags::NOFOLLOW, path)?;
     let mut secret = HashSecret::default();
     match file.read_exact(secret.as_mut_slice()) {
         Ok(()) => {}

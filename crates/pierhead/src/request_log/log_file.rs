@@ -6,8 +6,8 @@ use std::io::{self, ErrorKind, Read, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use pierhead_atomic_file::open_regular_with;
 use pierhead_eviction::request_log;
-use pierhead_remote::open_file_with;
 use rustix::fs::OFlags;
 
 const FIX: &str = "move it away, or set request_log.file to another file";
@@ -97,7 +97,7 @@ impl LockedFile {
     fn open(path: &Path) -> io::Result<Self> {
         let mut options = File::options();
         options.read(true).append(true).create(true).mode(0o600);
-        let mut file = open_file_with(&mut options, OFlags::empty(), path).map_err(|error| {
+        let mut file = open_regular_with(&mut options, OFlags::empty(), path).map_err(|error| {
             let is_wrong_kind =
                 error.raw_os_error().is_none() || error.kind() == ErrorKind::IsADirectory;
             if is_wrong_kind {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::Read as _;
 use std::path::Path;
 
-use pierhead_remote::open_file;
+use pierhead_atomic_file::open_regular;
 use zeroize::Zeroizing;
 
 /// Maximum bytes of an htpasswd file: enough for 10 000 users with long names.
@@ -44,7 +44,7 @@ impl Users {
 
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let mut text = Zeroizing::new(String::new());
-        let read = open_file(path)
+        let read = open_regular(path)
             .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
         match read {
             Err(error) => Err(format!("cannot read {}: {error}", path.display())),

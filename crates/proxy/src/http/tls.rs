@@ -9,7 +9,8 @@ use std::{fmt, io};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use pierhead_remote::{FileStamp, open_file};
+use pierhead_atomic_file::open_regular;
+use pierhead_remote::FileStamp;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -205,12 +206,12 @@ fn load(files: &Tls) -> io::Result<ServerConfig> {
 }
 
 fn key(path: &Path) -> io::Result<PrivateKeyDer<'static>> {
-    let file = open_file(path).map_err(|error| unusable(path, error))?;
+    let file = open_regular(path).map_err(|error| unusable(path, error))?;
     PrivateKeyDer::from_pem_reader(file).map_err(|error| unusable(path, error))
 }
 
 fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
-    let file = open_file(path).map_err(|error| unusable(path, error))?;
+    let file = open_regular(path).map_err(|error| unusable(path, error))?;
     let certificates = CertificateDer::pem_reader_iter(file)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| unusable(path, error))?;

@@ -10,6 +10,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use parking_lot::Mutex;
+use pierhead_atomic_file::open_regular;
 use pierhead_oci::Registry;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::CertificateDer;
@@ -25,7 +26,6 @@ use crate::connect::pool::{HttpPool, http_pool};
 use crate::connect::resolve::Resolve;
 use crate::error::Error;
 use crate::metrics::Metrics;
-use crate::regular_file::open_file;
 use crate::upstream::health::Health;
 use crate::upstream::host::{RegistryHost, RegistryHosts, SharedState, TimeLimits};
 use crate::upstream::limits::{Resolvers, SharedLimits};
@@ -305,7 +305,7 @@ impl ConnectorFactory<'_> {
             };
             let store: &mut RootCertStore = Arc::make_mut(&mut roots);
             let mut added = 0;
-            let file = open_file(path).map_err(|e| wrong(e.to_string()))?;
+            let file = open_regular(path).map_err(|e| wrong(e.to_string()))?;
             for certificate in CertificateDer::pem_reader_iter(file) {
                 let certificate = certificate.map_err(|e| wrong(e.to_string()))?;
                 store.add(certificate).map_err(|e| wrong(e.to_string()))?;

@@ -4,12 +4,12 @@
 //! So if a sector of the disk is unreadable, only reads of this sector fail.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
+use pierhead_atomic_file::open_regular;
 
 use crate::FileBlob;
 use crate::{Blob, Error, FileDigest};
@@ -78,12 +78,10 @@ impl Blocks {
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Error::Missing(path.display().to_string()),
+            io::ErrorKind::InvalidData => Error::malformed(WHAT, error.to_string()),
             _ => Error::io(format!("open {}", path.display()), error),
         };
-        let file = File::open(path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.is_dir() {
-            return Err(Error::malformed(WHAT, "a folder is in its place"));
-        }
+        let file = open_regular(path).map_err(failed)?;
         let blob = FileBlob::new(file).map_err(failed)?;
         Self::new(Box::new(blob), path.display().to_string())
     }
@@ -478,13 +476,39 @@ mod tests {
     }
 
     #[test]
+    fn a_pipe_or_a_folder_in_place_of_a_file_counts_as_damaged() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pipe = folder.path().join("table");
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).expect("a pipe");
+        for path in [&*pipe, folder.path()] {
+            // Opening the pipe must not wait for a writer.
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let path = path.to_owned();
+            std::thread::spawn(move || {
+                let toc = TocFile::open(&path, &BlockCache::new(BLOCK)).map(drop);
+                let layer = crate::layer::LayerIndex::open(&path).map(drop);
+                let _ = sender.send((toc, layer));
+            });
+            let opened = receiver.recv_timeout(std::time::Duration::from_secs(10));
+            let (toc, layer) = opened.expect("no wait for a writer");
+            for error in [toc, layer].map(|it| it.expect_err("no file")) {
+                assert!(error.is_damage(), "{error}");
+            }
+        }
+    }
+
+    #[test]
     fn a_file_that_is_cut_while_it_is_open_counts_as_damaged() {
         let (toc, _) = toc(2000);
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("table");
         toc.save(&path).expect("saved");
         let file = TocFile::open(&path, &BlockCache::new(BLOCK)).expect("sound");
-        let cut = File::options().write(true).open(&path).expect("there");
+        let cut = std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .expect("there");
         cut.set_len(BLOCK as u64).expect("cut");
         let error = file.find(&content(7)).expect_err("it is not there");
         assert!(error.is_damage(), "{error}");

@@ -6,11 +6,11 @@
 //! only one block at a time in memory.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use pierhead_atomic_file::{AtomicFile, Options};
+use pierhead_atomic_file::{AtomicFile, Options, open_regular};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -217,13 +217,12 @@ impl IndexReader {
     /// Opens a layer index, and verifies the directory of its blocks. A block itself is verified
     /// when it is read.
     pub(super) fn open<S: for<'a> Deserialize<'a>>(path: &Path) -> Result<(Self, S), Error> {
-        let io = |e| Error::io(format!("open {}", path.display()), e);
-        let file = File::open(path).map_err(io)?;
-        let meta = file.metadata().map_err(io)?;
-        if meta.is_dir() {
-            return Err(Error::malformed(WHAT, "a folder is in its place"));
-        }
-        let len = meta.len();
+        let io = |error: io::Error| match error.kind() {
+            io::ErrorKind::InvalidData => Error::malformed(WHAT, error.to_string()),
+            _ => Error::io(format!("open {}", path.display()), error),
+        };
+        let file = open_regular(path).map_err(io)?;
+        let len = file.metadata().map_err(io)?.len();
         let body = len
             .checked_sub(FOOT as u64)
             .ok_or_else(|| Error::malformed(WHAT, "too short"))?;

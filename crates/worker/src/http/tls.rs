@@ -133,7 +133,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
 }
 
 fn open(path: &Path) -> Result<File, String> {
-    pierhead_remote::open_file(path).map_err(|error| format!("{}: {error}", path.display()))
+    pierhead_atomic_file::open_regular(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -199,13 +199,13 @@ struct RootfsConfig {
 
 fn read_config(path: &Path) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
-    let read = pierhead_remote::open_file(path)
+    let read = pierhead_atomic_file::open_regular(path)
         .and_then(|file| file.take(MAX_CONFIG).read_to_end(&mut bytes));
     read.map_err(Error::file(format!("cannot read {}", path.display())))?;
     Ok(bytes)
 }
 
 fn open_layer(path: &Path) -> Result<FileBlob, Error> {
-    let opened = pierhead_remote::open_file(path).and_then(FileBlob::new);
+    let opened = pierhead_atomic_file::open_regular(path).and_then(FileBlob::new);
     opened.map_err(Error::file(format!("cannot read {}", path.display())))
 }

@@ -176,8 +176,9 @@ pub(crate) fn fetch_blob(
     let doing = || format!("cannot write {}", to.display());
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true);
-    let mut file = pierhead_remote::open_file_with(&mut options, rustix::fs::OFlags::empty(), to)
-        .map_err(Error::file(doing()))?;
+    let mut file =
+        pierhead_atomic_file::open_regular_with(&mut options, rustix::fs::OFlags::empty(), to)
+            .map_err(Error::file(doing()))?;
     let mut hasher = Hasher::new(wanted.digest.algorithm());
     let mut offset = hash_file(&mut file, &mut hasher).map_err(Error::file(doing()))?;
     if offset > wanted.size {

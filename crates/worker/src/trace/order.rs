@@ -34,7 +34,7 @@ pub fn read_paths(from: &Path) -> Result<Vec<Vec<u8>>, Error> {
     let shown = from.display();
     let failed = |reason: String| Err(Error::Trace(reason));
     let mut text = Vec::new();
-    let file = pierhead_remote::open_file(from)
+    let file = pierhead_atomic_file::open_regular(from)
         .and_then(|file| file.take(MAX_TEXT + 1).read_to_end(&mut text));
     file.map_err(Error::file(format!("cannot read {shown}")))?;
     if u64::try_from(text.len()).unwrap_or(u64::MAX) > MAX_TEXT {

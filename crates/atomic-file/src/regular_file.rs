@@ -1,5 +1,5 @@
-//! Opens configured files for reading, if they are regular files. Another program may have replaced
-//! a configured file by a pipe or device, and a read from a pipe can block.
+//! Opens files only if they are regular files. Another program may have replaced a file by a pipe or
+//! device, and opening or reading a pipe can block.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,17 +12,21 @@ use rustix::fs::OFlags;
 /// without a writer would block forever.
 ///
 /// # Errors
-/// The error of the system, or an error that names the type of a file that is not regular.
-pub fn open_file(path: &Path) -> io::Result<File> {
-    open_file_with(File::options().read(true), OFlags::empty(), path)
+/// The error of the system, or an error of the kind `InvalidData` that names the type of a file that
+/// is not regular.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    open_regular_with(File::options().read(true), OFlags::empty(), path)
 }
 
-/// Opens a regular file like [`open_file`], with other open options.
+/// Opens a regular file like [`open_regular`], with other open options.
 ///
 /// # Errors
-/// The error of the system, or an error that names the type of a file that is not regular. An error
-/// of the second kind has no `raw_os_error`.
-pub fn open_file_with(options: &mut OpenOptions, flags: OFlags, path: &Path) -> io::Result<File> {
+/// As [`open_regular`]. An error about the type of the file has no `raw_os_error`.
+pub fn open_regular_with(
+    options: &mut OpenOptions,
+    flags: OFlags,
+    path: &Path,
+) -> io::Result<File> {
     // Without `NONBLOCK`, opening a pipe blocks until another process opens its other end.
     let flags = i32::try_from((flags | OFlags::NONBLOCK).bits()).unwrap_or_default();
     let file = options.custom_flags(flags).open(path)?;
@@ -33,9 +37,10 @@ pub fn open_file_with(options: &mut OpenOptions, flags: OFlags, path: &Path) -> 
         _ if kind.is_fifo() => "a pipe",
         _ => "a device",
     };
-    Err(io::Error::other(format!(
-        "this is {what}, not a regular file"
-    )))
+    Err(io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("this is {what}, not a regular file"),
+    ))
 }
 
 #[cfg(test)]
@@ -47,13 +52,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [file, pipe] = ["file", "pipe"].map(|name| folder.path().join(name));
         std::fs::write(&file, "a").unwrap();
-        assert!(open_file(&file).is_ok());
+        assert!(open_regular(&file).is_ok());
         let here = rustix::fs::CWD;
         let mode = rustix::fs::Mode::RUSR;
         rustix::fs::mknodat(here, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         for (path, what) in [(pipe.as_path(), "a pipe"), (folder.path(), "a folder")] {
-            let error = open_file(path).unwrap_err().to_string();
-            assert!(error.contains(what), "{error}");
+            let error = open_regular(path).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+            assert!(error.to_string().contains(what), "{error}");
         }
     }
 }
