@@ -62,8 +62,11 @@ mod gates {
         CHANGED.wait_while(&mut closed, |closed| {
             let gate = closed.iter_mut().find(|gate| gate.path == path);
             let is_closed = gate.is_some();
-            if let Some(gate) = gate {
-                gate.is_reached = true;
+            // Notifies once: if each wake-up notified, two waiting threads would wake each other
+            // forever.
+            if let Some(gate) = gate
+                && !std::mem::replace(&mut gate.is_reached, true)
+            {
                 CHANGED.notify_all();
             }
             is_closed
