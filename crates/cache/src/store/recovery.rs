@@ -178,7 +178,12 @@ pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) ->
         state.reserved += partial.bytes;
         state.partials.insert(digest, partial);
     }
-    origins.set_proven()
+    // Without this record, the next start deletes the bytes that this process stages, and their
+    // blobs are downloaded from byte 0.
+    if let Err(error) = origins.set_proven() {
+        tracing::warn!(%error, "cannot write the file `boot`: the next start resumes no download");
+    }
+    Ok(())
 }
 
 /// Returns a shared copy of a media type: thousands of blobs have few distinct media types, so each
