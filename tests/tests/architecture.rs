@@ -260,13 +260,16 @@ const GLOBAL_IN: &[(&str, &str)] = &[
     ),
 ];
 
-/// Calls that start an asynchronous task whose panics nobody counts.
+/// Calls that start an asynchronous task whose panics nobody counts. A `JoinSet` starts such tasks
+/// by a method `spawn` whose receiver has any name, so the list has its constructors.
 const SPAWNS: &[&str] = &[
     "tokio::spawn(",
     "task::spawn(",
     "runtime.spawn(",
     "handle.spawn(",
     "TokioExecutor::new(",
+    "JoinSet::new(",
+    "JoinSet::default(",
 ];
 
 /// The places that may start such a task, as beginnings of paths, each with the reason.
@@ -276,8 +279,28 @@ const SPAWN_IN: &[(&str, &str)] = &[
         "Panics::spawn_on logs and counts the panics of a task",
     ),
     (
-        "crates/remote/src/connect/pool.rs",
-        "hyper drives connections to registries; a request fails if its connection panics",
+        "crates/pierhead/src/serve/background_tasks.rs",
+        "Panics::restart_task logs and counts the panics of each task of the set",
+    ),
+    (
+        "crates/pierhead/src/serve/client_listeners.rs",
+        "Panics::watch_future logs and counts the panics of each task of the set",
+    ),
+    (
+        "crates/pierhead/src/admin/mod.rs",
+        "Panics::watch_future logs and counts the panics of each task of the set",
+    ),
+    (
+        "crates/proxy/src/pull/warm.rs",
+        "Panics::watch_future logs and counts the panics of each task of the set",
+    ),
+    (
+        "crates/pierhead/src/doctor/upstreams.rs",
+        "a command, not the daemon: join_all continues the panic",
+    ),
+    (
+        "crates/remote/src/connect/spawner.rs",
+        "the default of commands; the daemon passes a Spawner that calls Panics::spawn",
     ),
     (
         "crates/pierhead/src/admin_client/connection.rs",

@@ -82,6 +82,7 @@ pub(crate) fn remote(
         upstream_bandwidth: config.limits.upstream_bandwidth,
         https_proxy: environment.https_proxy.clone(),
         resolver: None,
+        spawner: pierhead_remote::Spawner::default(),
         no_proxy: environment.no_proxy.clone(),
         // An empty list: pierhead looks for credential helpers in the folders of PATH.
         helper_folders: Vec::new(),

@@ -37,6 +37,7 @@ pub use client::config::{Config, Upstream, UpstreamAddress};
 pub use client::{Client, Prepared};
 pub use connect::certificate::{CertificateFault, certificate_fault};
 pub use connect::resolve::{Resolve, ResolveFuture};
+pub use connect::spawner::{ConnectionTask, Spawner};
 pub use error::{Error, Fault};
 pub use file_stamp::FileStamp;
 pub use pull::access::{AccessDecision, Resource};

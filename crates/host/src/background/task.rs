@@ -76,6 +76,8 @@ tasks! {
     TagWriter = "tag-writer",
     /// Writes dirty blobs of the fast tier to the disk.
     TierWriteBack = "tier-write-back",
+    /// Drives a connection to a registry.
+    UpstreamConnection = "upstream-connection",
 }
 
 impl fmt::Display for BackgroundTask {

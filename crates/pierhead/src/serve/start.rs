@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pierhead_host::pressure::PressureMonitor;
-use pierhead_host::{BackgroundTask, BackgroundWork};
+use pierhead_host::{BackgroundTask, BackgroundWork, Panics};
 use pierhead_proxy::Proxy;
-use pierhead_remote::Client;
+use pierhead_remote::{Client, Spawner};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
@@ -43,10 +43,10 @@ pub(super) async fn start(
     // `listen_addresses` may wait for the network interface, so it runs before this process locks
     // the data folder.
     let addresses = interface_watch::listen_addresses(&config, &service_manager).await?;
-    let client = registry_client(&environment, &config).await?;
-    let request_queue = Arc::<RequestQueue>::default();
     let cpu_budget = crate_configs::cpu_budget(&environment.machine);
     let background = BackgroundWork::with_cpu_budget(cpu_budget.clone());
+    let client = registry_client(&environment, &config, background.panics()).await?;
+    let request_queue = Arc::<RequestQueue>::default();
     let cache = components::open_cache(&config, &request_queue, &background).await?;
     components::check_clock(&cache)?;
     let request_log = components::open_request_log(&config, request_queue, &background).await?;
@@ -184,13 +184,22 @@ pub(super) async fn start(
 
 /// Creates the registry client. Reads the files that the configuration names on a blocking thread,
 /// so that the daemon handles signals even if the disk hangs.
-async fn registry_client(environment: &Environment, config: &Config) -> anyhow::Result<Client> {
+async fn registry_client(
+    environment: &Environment,
+    config: &Config,
+    panics: &Panics,
+) -> anyhow::Result<Client> {
     let (environment, config) = (environment.clone(), config.clone());
+    let panics = panics.clone();
     let create = move || {
         for warning in config::warnings(&config) {
             tracing::warn!("{warning}");
         }
-        let remote = crate_configs::remote(&config, &environment).map_err(anyhow::Error::msg)?;
+        let mut remote =
+            crate_configs::remote(&config, &environment).map_err(anyhow::Error::msg)?;
+        remote.spawner = Spawner::new(move |task| {
+            drop(panics.spawn(BackgroundTask::UpstreamConnection, task));
+        });
         Ok(Client::new(remote)?)
     };
     tokio::task::spawn_blocking(create).await?

@@ -10,6 +10,7 @@ use rustls::RootCertStore;
 
 use crate::auth::credentials::Credentials;
 use crate::connect::resolve::Resolve;
+use crate::connect::spawner::Spawner;
 
 /// Settings of one [`Client`](crate::Client). `Default` has the values that `pierhead serve` uses
 /// without a configuration file, except for `roots`: only the program reads the certificate
@@ -49,6 +50,8 @@ pub struct Config {
     /// Resolver of host names. `None`: pierhead's own resolver, which asks the name servers of the
     /// system. A reload does not change the resolver.
     pub resolver: Option<Arc<dyn Resolve>>,
+    /// Starts the tasks that drive connections. A reload does not change the spawner.
+    pub spawner: Spawner,
     /// Hosts that are reached without the HTTPS proxy: the entries of the variable `no_proxy`.
     pub no_proxy: Vec<String>,
     /// Folders with `docker-credential-…` programs; empty: the search path of the system (`PATH`).
@@ -101,6 +104,7 @@ impl Default for Config {
             upstream_bandwidth: None,
             https_proxy: None,
             resolver: None,
+            spawner: Spawner::default(),
             no_proxy: Vec::new(),
             helper_folders: Vec::new(),
         }

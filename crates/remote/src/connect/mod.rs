@@ -5,6 +5,7 @@ pub(crate) mod certificate;
 pub(crate) mod guard;
 pub(crate) mod pool;
 pub(crate) mod resolve;
+pub(crate) mod spawner;
 
 use std::future::Future;
 use std::io;

@@ -5,9 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper_util::client::legacy::Client;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper_util::rt::TokioTimer;
 
 use crate::connect::Connector;
+use crate::connect::spawner::Spawner;
 
 /// A pool of connections that are kept alive and shared by requests.
 pub(crate) type HttpPool = Client<Connector, Full<Bytes>>;
@@ -22,8 +23,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 
 /// Creates a pool that uses HTTP/1.1 only. One TCP connection for each blob is faster than HTTP/2,
 /// and the kernel limits the receive window of each connection.
-pub(crate) fn http_pool(connector: Connector) -> HttpPool {
-    Client::builder(TokioExecutor::new())
+pub(crate) fn http_pool(connector: Connector, spawner: &Spawner) -> HttpPool {
+    Client::builder(spawner.clone())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(IDLE_TIMEOUT)
         .pool_max_idle_per_host(8)

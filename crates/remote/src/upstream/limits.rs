@@ -1,10 +1,12 @@
 //! Limits of the registry client (document memory, bandwidth, lookups) that survive a reload. The
-//! limits apply to the streams of the old and the new configuration together.
+//! limits apply to the streams of the old and the new configuration together. The spawner of
+//! connections also survives a reload.
 
 use std::sync::Arc;
 
 use crate::client::config::Config;
 use crate::connect::resolve::Resolve;
+use crate::connect::spawner::Spawner;
 use crate::dns::{SystemFiles, SystemResolver};
 use crate::exchange::bandwidth::Bandwidth;
 use crate::exchange::document_memory::DocumentMemory;
@@ -16,12 +18,14 @@ pub(crate) struct SharedLimits {
     pub(crate) documents: DocumentMemory,
     pub(crate) bandwidth: Arc<Bandwidth>,
     pub(crate) resolvers: Resolvers,
+    pub(crate) spawner: Spawner,
 }
 
 impl SharedLimits {
     pub(crate) fn new(config: &Config, metrics: &Metrics) -> Self {
         Self {
             resolvers: Resolvers::new(config, &metrics.dns),
+            spawner: config.spawner.clone(),
             documents: DocumentMemory::default(),
             bandwidth: Arc::new(Bandwidth::new(config.upstream_bandwidth)),
         }

@@ -84,8 +84,10 @@ impl Upstreams {
             unconfigured: others,
         } = &limits.resolvers;
         let public = connectors.connector(TargetPolicy::default(), None, others)?;
-        let public = http_pool(public.hiding_missing_names());
-        let hub = http_pool(connectors.connector(TargetPolicy::default(), None, resolver)?);
+        let spawner = &limits.spawner;
+        let public = http_pool(public.hiding_missing_names(), spawner);
+        let hub = connectors.connector(TargetPolicy::default(), None, resolver)?;
+        let hub = http_pool(hub, spawner);
         let shared = Arc::new(SharedState {
             limits: TimeLimits {
                 header_timeout: config.header_timeout,
@@ -113,13 +115,10 @@ impl Upstreams {
                 let (base, targets) = base_of(name, upstream, &address.url)?;
                 let known = old.and_then(|old| old.health(name, &base));
                 let host_metrics = metrics.upstream(name.as_str());
+                let connector = connectors.connector(targets, Some((name, upstream)), resolver)?;
                 let host = RegistryHost {
                     name: name.clone(),
-                    http: http_pool(connectors.connector(
-                        targets,
-                        Some((name, upstream)),
-                        resolver,
-                    )?),
+                    http: http_pool(connector, spawner),
                     credentials: address.credentials.clone(),
                     budget: RetryBudget::new(host_metrics.retries.clone()),
                     metrics: host_metrics,

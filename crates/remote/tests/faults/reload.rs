@@ -2,7 +2,10 @@
 //! content encodings and credential helpers.
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use pierhead_remote::Spawner;
 use pierhead_testkit::registry::{Role, TokenAuth};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry as Metrics;
@@ -165,6 +168,35 @@ async fn a_reload_affects_new_requests_and_not_running_ones() {
         received += bytes.expect("bytes").len();
     }
     assert_eq!(received, SIZE);
+}
+
+#[tokio::test]
+async fn the_spawner_of_the_first_configuration_starts_each_connection() {
+    let started = Arc::new(AtomicUsize::new(0));
+    let counter = started.clone();
+    let old = Pair::with(FakeRegistry::builder(), |config, _| {
+        config.spawner = Spawner::new(move |task| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            drop(tokio::spawn(task));
+        });
+    })
+    .await;
+    old.manifest().await.expect("a manifest");
+    let before = started.load(Ordering::Relaxed);
+    assert!(before > 0);
+    let new = FakeRegistry::start().await;
+    new.push(REPOSITORY, "latest", &old.image);
+    let upstream = Upstream {
+        url: new.url(),
+        ..Upstream::default()
+    };
+    let config = Config {
+        upstreams: [(name(), upstream)].into(),
+        ..Config::default()
+    };
+    old.client.reload(config).expect("a good configuration");
+    old.manifest().await.expect("a manifest");
+    assert!(started.load(Ordering::Relaxed) > before);
 }
 
 #[tokio::test]
