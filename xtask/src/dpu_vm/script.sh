@@ -6,7 +6,8 @@ date -s "@$NOW" >/dev/null
 export HOME=/root
 ip link set lo up
 # The addresses of QEMU's user network: guest, router and name server.
-ip addr add 10.0.2.15/24 dev eth0 && ip link set eth0 up && ip route add default via 10.0.2.2 || die "no network"
+ip addr add 10.0.2.15/24 dev eth0 && ip link set eth0 up &&
+  ip route add default via 10.0.2.2 || die "no network"
 echo nameserver 10.0.2.3 >/etc/resolv.conf
 mount -t ext4 /dev/vda /data || die "mount /dev/vda"
 mkdir -p /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup

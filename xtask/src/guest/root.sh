@@ -6,7 +6,8 @@ host_root() {
   mkdir -p /host /over /root
   mount -t 9p -o "ro,cache=loose,$plan9" host /host || die "mount the host's root"
   mount -t tmpfs -o size=60% over /over && mkdir /over/upper /over/work
-  mount -t overlay -o lowerdir=/host,upperdir=/over/upper,workdir=/over/work root /root || die "mount the overlay"
+  mount -t overlay -o lowerdir=/host,upperdir=/over/upper,workdir=/over/work root /root ||
+    die "mount the overlay"
   for folder in dev proc sys; do
     mkdir -p "/root/$folder" && mount --move "/$folder" "/root/$folder" || die "move /$folder"
   done

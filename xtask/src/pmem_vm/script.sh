@@ -22,14 +22,16 @@ if [ "$(cat $nd/devices/namespace0.0/mode)" = raw ]; then
 fi
 [ -b /root/dev/pmem0 ] || die "no /dev/pmem0"
 
-in_root() { chroot /root /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
-# DAX needs file system blocks of the size of a memory page. An existing file system is from an earlier
-# boot, and stays.
+path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+in_root() { chroot /root /usr/bin/env -i PATH=$path "$@"; }
+# DAX needs file system blocks of the size of a memory page. An existing file system is from an
+# earlier boot, and stays.
 if ! in_root blkid -s TYPE -o value /dev/pmem0 >/dev/null; then
   in_root mkfs.ext4 -q -F -b 4096 /dev/pmem0 || die "mkfs.ext4 /dev/pmem0"
 fi
 in_root mount -t ext4 -o dax=always /dev/pmem0 /mnt/pmem || die "mount /dev/pmem0 with dax=always"
-# For comparison: a file system of the same kind on a disk without DAX. An existing file system stays.
+# For comparison: a file system of the same kind on a disk without DAX. An existing file system
+# stays.
 if ! in_root blkid -s TYPE -o value /dev/vda >/dev/null; then
   in_root mkfs.ext4 -q -F /dev/vda || die "mkfs.ext4 /dev/vda"
 fi
@@ -40,7 +42,8 @@ cp -r /job /root/run/job
 exec 3<>/root/dev/hvc0
 stty raw -echo <&3
 ready
-in_root HOME=/root TMPDIR=/run/tmp PIERHEAD_PMEM_DIR=/mnt/pmem sh /run/job/command </dev/null >&3 2>&1
+in_root HOME=/root TMPDIR=/run/tmp PIERHEAD_PMEM_DIR=/mnt/pmem \
+  sh /run/job/command </dev/null >&3 2>&1
 status=$?
 in_root umount /mnt/pmem /mnt/disk
 tell "exit $status"

@@ -8,7 +8,8 @@ finish() { tell "exit $1"; sync; systemctl poweroff --force --force; }
 
 # Waits until systemd has restarted pierhead the given number of times and pierhead serves.
 anew() {
-  until [ "$(systemctl show --value --property=NRestarts pierhead)" -ge "$1" ] && systemctl --quiet is-active pierhead; do
+  until [ "$(systemctl show --value --property=NRestarts pierhead)" -ge "$1" ] &&
+    systemctl --quiet is-active pierhead; do
     sleep 0.1
   done
 }
