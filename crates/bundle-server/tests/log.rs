@@ -1,23 +1,20 @@
 //! Test of the log lines about images that the bundle server has indexed or refused, and about a
-//! damaged TOC (table of contents). This test runs
-//! in its own process, since background threads write the log of the whole process.
+//! damaged TOC (table of contents). This test runs in its own process, since background threads
+//! write the log of the whole process.
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use pierhead_bundle_server::{BundleServer, Config, Image, State};
 use pierhead_testkit::images::{self, TreeOptions};
 use pierhead_testkit::log::capture_process;
 use pierhead_testkit::source::MemoryBlobs;
+use pierhead_testkit::wait::until;
 
 fn wait_until_settled(bundle_server: &BundleServer, image: &images::Image) -> State {
-    loop {
-        match bundle_server.state(&image.root) {
-            State::Working(_) => std::thread::sleep(Duration::from_millis(2)),
-            state => return state,
-        }
-    }
+    let is_settled = || !matches!(bundle_server.state(&image.root), State::Working(_));
+    until("a settled image", is_settled);
+    bundle_server.state(&image.root)
 }
 
 #[test]

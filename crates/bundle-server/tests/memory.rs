@@ -9,13 +9,13 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use pierhead_bundle::api::BundleQuery;
 use pierhead_bundle::format::{Decoder, Event};
 use pierhead_bundle_server::{BundleServer, Config, Image, Piece, State};
 use pierhead_oci::{Algorithm, Digest, Hasher};
 use pierhead_testkit::source::BlobFolder;
+use pierhead_testkit::wait::until;
 use pierhead_worker::store::{ApplyOutcome, NewFetch, Store};
 use serde_json::json;
 
@@ -90,8 +90,14 @@ fn image(shape: &str, blobs: &BlobFolder) -> Digest {
     let manifest = json!({
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config.to_string(), "size": size},
-        "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": layer.to_string(), "size": len}],
+        "config": {
+            "mediaType": "application/vnd.oci.image.config.v1+json",
+            "digest": config.to_string(), "size": size,
+        },
+        "layers": [{
+            "mediaType": "application/vnd.oci.image.layer.v1.tar",
+            "digest": layer.to_string(), "size": len,
+        }],
     });
     blobs.put(manifest.to_string().as_bytes())
 }
@@ -109,9 +115,9 @@ fn serve(shape: &str, folder: &Path) {
         manifest,
         repository: "registry/app".into(),
     });
-    while matches!(bundle_server.awaited(&manifest), State::Working(_)) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("an indexed image", || {
+        !matches!(bundle_server.awaited(&manifest), State::Working(_))
+    });
     assert_eq!(bundle_server.state(&manifest), State::Ready);
     let bundle = bundle_server.bundle(&manifest, &[], true).unwrap();
     let mut stream = bundle.stream(None).unwrap();

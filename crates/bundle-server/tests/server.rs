@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pierhead_bundle::api::{BundleQuery, Stage};
 use pierhead_bundle::format::{Decoder, Event, Header, Sizes, UsableContents};
@@ -26,6 +26,7 @@ use pierhead_oci::Digest;
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 use pierhead_testkit::log::capture;
 use pierhead_testkit::source::MemoryBlob;
+use pierhead_testkit::wait::until;
 use pierhead_toc::{Blob, Blobs, FileDigest, ImageToc, Source as _, image_toc};
 use pierhead_worker::store::{ApplyOutcome, NewFetch, Store};
 
@@ -81,21 +82,11 @@ fn open(folder: &Path, blobs: &Arc<MemoryBlobs>) -> BundleServer {
     BundleServer::open(config, blobs.clone()).unwrap()
 }
 
-/// Waits until the server has indexed or refused an image. The time limit is generous and only
-/// prevents an endless test.
+/// Waits until the server has indexed or refused an image.
 fn wait_until_settled(bundle_server: &BundleServer, manifest: &Digest) -> State {
-    let started = Instant::now();
-    loop {
-        match bundle_server.state(manifest) {
-            State::Working(_) => {}
-            state => return state,
-        }
-        assert!(
-            started.elapsed() < Duration::from_secs(60),
-            "it takes too long"
-        );
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    let is_settled = || !matches!(bundle_server.state(manifest), State::Working(_));
+    until("a settled image", is_settled);
+    bundle_server.state(manifest)
 }
 
 fn offer(bundle_server: &BundleServer, image: &images::Image) -> State {
@@ -283,9 +274,7 @@ fn a_fresh_bundle_has_all_contents_of_the_image() {
 /// Waits until both background threads have paused again.
 fn wait_for_pauses(rest: &BackgroundWork) {
     let before = rest.pauses();
-    while rest.pauses() < before + 5 {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until("five pauses", || rest.pauses() >= before + 5);
 }
 
 #[test]
@@ -330,26 +319,22 @@ fn unawaited_work_pauses_and_awaited_images_are_indexed() {
     wait_for_pauses(&rest);
     assert_eq!(bundle_server.stat().pairs, 0, "patches can wait");
     rest.set_paused(false);
-    while bundle_server.stat().jobs > 0 {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until("no job that waits", || bundle_server.stat().jobs == 0);
     assert!(bundle_server.stat().pairs > 0);
     // Background work is paused while the image is being indexed.
     let layer = third.blobs.iter().max_by_key(|blob| blob.bytes.len());
     blobs.1.close(layer.map(|blob| blob.digest));
     let before = blobs.2.load(Ordering::Relaxed);
     offer_image(third);
-    while blobs.2.load(Ordering::Relaxed) == before {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until("a read of a blob", || {
+        blobs.2.load(Ordering::Relaxed) > before
+    });
     rest.set_paused(true);
     blobs.1.close(None);
     // A new image wakes the low-priority thread, which would otherwise sleep for up to 30 s before
     // it pauses.
     offer_image(fourth);
-    while rest.paused_workers() < 2 {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until("paused threads", || rest.paused_workers() == 2);
     assert!(is_working(third));
     rest.set_paused(false);
     assert_eq!(
@@ -423,7 +408,7 @@ fn the_toc_of_the_wanted_image_counts_in_the_memory_for_tocs() {
         let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
         assert_eq!(offer(&bundle_server, &old), State::Ready);
         assert_eq!(offer(&bundle_server, &update), State::Ready);
-        until(|| bundle_server.stat().jobs == 0);
+        until("no job that waits", || bundle_server.stat().jobs == 0);
         let [sent, whole] = [&[base_image_of(&old)][..], &[]].map(|base_images| {
             let bundle = bundle_server.bundle(&update.root, base_images, false);
             bytes(bundle.unwrap().stream(None).unwrap()).len()
@@ -468,7 +453,7 @@ fn a_plan_without_a_base_image_is_not_used_once_the_memory_is_free() {
     let bundle_server = with_memory(1);
     assert_eq!(offer(&bundle_server, &old), State::Ready);
     assert_eq!(offer(&bundle_server, &update), State::Ready);
-    until(|| bundle_server.stat().jobs == 0);
+    until("no job that waits", || bundle_server.stat().jobs == 0);
     let whole = len(&bundle_server, &[]);
     assert!(len(&bundle_server, &base_images) >= whole);
     let planned = bundle_server.stat().planned;
@@ -812,7 +797,7 @@ fn permutations_of_base_images_share_one_plan() {
     let bundle_server = open(folder.path(), &blobs);
     let images = versions(&bundle_server, &blobs, 5);
     let (want, old) = images.split_last().unwrap();
-    until(|| bundle_server.stat().jobs == 0);
+    until("no job that waits", || bundle_server.stat().jobs == 0);
     let planned = bundle_server.stat().planned;
     let mut random = fastrand::Rng::with_seed(7);
     let mut etags = std::collections::BTreeSet::new();
@@ -860,19 +845,10 @@ fn a_slow_image_is_interrupted_for_another_client() {
     // The indexing of the slow image blocks when it opens the layer.
     blobs.1.close(Some(layer));
     offer(1, &slow);
-    let until = |is_done: &dyn Fn() -> bool| {
-        let started = Instant::now();
-        while !is_done() {
-            assert!(
-                started.elapsed() < Duration::from_secs(60),
-                "it takes too long"
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    };
     // Waits until the indexing of the image has begun.
     until(
-        &|| matches!(bundle_server.state(&slow.image.root), State::Working(it) if it.stage == Stage::Index),
+        "the indexing of the slow image",
+        || matches!(bundle_server.state(&slow.image.root), State::Working(it) if it.stage == Stage::Index),
     );
     offer(2, &other);
     // No client waits for the slow image, so the slow image does not interrupt the other image.
@@ -952,9 +928,9 @@ fn index_within(index_time: Duration, cpu_time: Duration, interrupted: bool) -> 
     if interrupted {
         // Whether the indexing of the image has begun.
         let has_started = |state| matches!(state, State::Working(it) if it.stage == Stage::Index);
-        while !has_started(bundle_server.state(&slow.image.root)) {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        until("the indexing of the slow image", || {
+            has_started(bundle_server.state(&slow.image.root))
+        });
         offer(2, &other);
         bundle_server.awaited_by(client(2), &other.image.root);
     }
@@ -1234,7 +1210,7 @@ fn a_prune_keeps_packs_of_images_whose_plans_were_evicted() {
     assert!(packs[0] <= left, "{left} of {packs:?}");
     blobs.take(&kept.image.root);
     bundle_server.prune(u64::MAX).unwrap();
-    until(|| bundle_server.stat().packs == 0);
+    until("no pack", || bundle_server.stat().packs == 0);
     bundle_server.close();
 }
 
@@ -1268,7 +1244,7 @@ fn a_prune_keeps_superseded_plans_of_cached_images_only() {
     });
     blobs.take(&blocked.root);
     blobs.1.close(None);
-    until(|| bundle_server.stat().optimized == 2);
+    until("optimized packs", || bundle_server.stat().optimized == 2);
     let superseded_bundle = |(root, etag, _): &(Digest, String, Vec<u8>)| {
         bundle_server.superseded(root, &[], false, etag).unwrap()
     };
@@ -1351,9 +1327,11 @@ fn unused_packs_are_deleted_after_indexing() {
         manifest: blocked.image.root,
         repository: "registry/blocked".into(),
     });
-    until(|| match bundle_server.state(&blocked.image.root) {
-        State::Working(progress) => progress.stage == Stage::Index,
-        _ => false,
+    until("the indexing of the image", || {
+        match bundle_server.state(&blocked.image.root) {
+            State::Working(progress) => progress.stage == Stage::Index,
+            _ => false,
+        }
     });
     blobs.take(&gone.image.root);
     bundle_server.prune(u64::MAX).unwrap();
@@ -1364,7 +1342,7 @@ fn unused_packs_are_deleted_after_indexing() {
     );
     blobs.take(&layer);
     blobs.1.close(None);
-    until(|| bundle_server.stat().packs == 0);
+    until("no pack", || bundle_server.stat().packs == 0);
     bundle_server.close();
 }
 
@@ -1392,11 +1370,11 @@ fn an_unreadable_plan_keeps_the_packs_of_its_image() {
     blobs.take(&blocked.root);
     let bundle_server = open_with_fast_packs(folder.path(), &blobs);
     // First, maintenance fails because of the plan, and then the optimization fails.
-    until(|| bundle_server.stat().jobs == 0);
+    until("no job that waits", || bundle_server.stat().jobs == 0);
     assert_eq!(fast_packs(folder.path()), packs, "a plan may name them");
     let gone = tree(38);
     index(&bundle_server, &blobs, &gone.image);
-    until(|| bundle_server.stat().jobs == 0);
+    until("no job that waits", || bundle_server.stat().jobs == 0);
     let packs = fast_packs(folder.path());
     blobs.take(&gone.image.root);
     assert!(
@@ -1410,7 +1388,7 @@ fn an_unreadable_plan_keeps_the_packs_of_its_image() {
     std::fs::remove_file(&plan).unwrap();
     std::fs::rename(&aside, &plan).unwrap();
     let bundle_server = open_with_fast_packs(folder.path(), &blobs);
-    until(|| bundle_server.stat().optimized == 1);
+    until("optimized packs", || bundle_server.stat().optimized == 1);
     bundle_server.close();
 }
 
@@ -1429,7 +1407,7 @@ fn a_query_of_the_start_order_deletes_no_plan() {
     let bundle_server = open(folder.path(), &blobs);
     let image = tree(44);
     index(&bundle_server, &blobs, &image.image);
-    until(|| bundle_server.stat().jobs == 0);
+    until("no job that waits", || bundle_server.stat().jobs == 0);
     bundle_server.close();
     drop(bundle_server);
     let root = &image.image.root;
@@ -1470,7 +1448,7 @@ fn an_unreadable_plan_is_made_again_for_a_request() {
     let bundle_server = open(folder.path(), &blobs);
     let image = tree(44);
     index(&bundle_server, &blobs, &image.image);
-    until(|| bundle_server.stat().jobs == 0);
+    until("no job that waits", || bundle_server.stat().jobs == 0);
     bundle_server.close();
     drop(bundle_server);
     let root = &image.image.root;
@@ -1503,7 +1481,7 @@ fn clients_learn_that_an_image_waits_for_disk_space() {
         manifest,
         repository: "registry/app".into(),
     });
-    until(|| server.failure(&manifest).is_some());
+    until("a failure", || server.failure(&manifest).is_some());
     assert!(matches!(server.state(&manifest), State::Working(_)));
     let failure = server.failure(&manifest).unwrap();
     assert!(failure.contains("no space left"), "{failure}");
@@ -1519,7 +1497,7 @@ fn an_unreadable_plan_does_not_stop_a_prune_to_a_size() {
     for image in [&stays, &gone] {
         index(&bundle_server, &blobs, &image.image);
     }
-    until(|| bundle_server.stat().jobs == 0);
+    until("no job that waits", || bundle_server.stat().jobs == 0);
     make_plan_unreadable(folder.path(), &stays.image.root);
     blobs.take(&gone.image.root);
     let packs = bundle_server.stat().packs;
@@ -1612,7 +1590,7 @@ fn a_new_version_is_sent_as_prepared_patches() {
     for image in [&old, &new] {
         index(&bundle_server, &blobs, image);
     }
-    until(|| bundle_server.stat().pairs > 0);
+    until("a patch", || bundle_server.stat().pairs > 0);
     let fresh = bundle_server.bundle(&old.root, &[], false).unwrap();
     let (_, toc, contents) = decode_bundle(&bytes(fresh.stream(None).unwrap()), &[]);
     let planned = bundle_server.stat().planned;
@@ -1663,12 +1641,14 @@ fn indexing_ends_when_memory_is_short_and_starts_again() {
         manifest: image.root,
         repository: "registry/app".into(),
     });
-    until(|| blobs.2.load(Ordering::Relaxed) > before);
+    until("a read of a blob", || {
+        blobs.2.load(Ordering::Relaxed) > before
+    });
     rest.set_memory_short(true);
     rest.set_paused(true);
     blobs.1.close(None);
-    until(|| bundle_server.stat().cancelled > 0);
-    until(|| rest.paused_workers() == 2);
+    until("a cancelled job", || bundle_server.stat().cancelled > 0);
+    until("paused threads", || rest.paused_workers() == 2);
     let waits = bundle_server.state(&image.root);
     assert!(
         matches!(waits, State::Working(progress) if progress.stage == Stage::Wait),
@@ -1703,7 +1683,9 @@ fn maintenance_removes_evicted_images_during_a_pause() {
         manifest: other.root,
         repository: "registry/app".into(),
     });
-    until(|| bundle_server.state(&image.root) == State::Unknown);
+    until("an unknown image", || {
+        bundle_server.state(&image.root) == State::Unknown
+    });
     assert!(matches!(
         bundle_server.state(&other.root),
         State::Working(_)
@@ -1753,7 +1735,9 @@ fn a_used_up_write_budget_delays_unawaited_work_and_all_writes_count() {
         });
     };
     offer_image(&one);
-    until(|| budget.questions.load(Ordering::Relaxed) > 1);
+    until("a request of the budget", || {
+        budget.questions.load(Ordering::Relaxed) > 1
+    });
     let refused = bundle_server.awaited(&one.root);
     assert!(
         matches!(&refused, State::Refused(why) if why.contains("cache.daily_write_budget")),
@@ -1778,7 +1762,7 @@ fn a_used_up_write_budget_delays_unawaited_work_and_all_writes_count() {
         wait_until_settled(&bundle_server, &three.root),
         State::Ready
     );
-    until(|| bundle_server.stat().jobs == 0);
+    until("no job that waits", || bundle_server.stat().jobs == 0);
     bundle_server.close();
     let files: u64 = ["packs", "plans", "index/layers", "index/tables"]
         .map(|name| {
@@ -1805,17 +1789,6 @@ fn open_with_fast_packs(folder: &Path, blobs: &Arc<MemoryBlobs>) -> BundleServer
     // Superseded plans expire at once.
     config.resume_window = Duration::ZERO;
     BundleServer::open(config, blobs.clone()).unwrap()
-}
-
-fn until(mut is_so: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !is_so() {
-        assert!(
-            started.elapsed() < Duration::from_secs(60),
-            "it takes too long"
-        );
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 /// Returns the number of fast packs on disk.
@@ -1892,7 +1865,7 @@ fn optimized_frames_replace_fast_ones() {
     }
     blobs.take(&blocked.root);
     blobs.1.close(None);
-    until(|| bundle_server.stat().optimized == 1);
+    until("optimized packs", || bundle_server.stat().optimized == 1);
     assert_eq!(bundle_server.stat().fast_layers, 0);
     let better = all(&bundle_server);
     for ((old, before), (new, after)) in fast.iter().zip(&better) {
@@ -1909,7 +1882,7 @@ fn optimized_frames_replace_fast_ones() {
     drop(bundle_server);
     drop(better);
     let bundle_server = open_with_fast_packs(folder.path(), &blobs);
-    until(|| fast_packs(folder.path()) == 0);
+    until("no fast pack", || fast_packs(folder.path()) == 0);
     let bundle = bundle_server
         .bundle(&image.root, &[unknown_image], false)
         .unwrap();
@@ -1951,12 +1924,14 @@ fn optimization_continues_after_a_restart() {
     let folder = killed;
     let bundle_server = open_with_fast_packs(folder.path(), &blobs);
     // The copy may lack recent rows of the image database, which the server rebuilds.
-    until(|| bundle_server.state(&image.root) == State::Ready);
-    until(|| bundle_server.stat().optimized == 1);
+    until("a ready image", || {
+        bundle_server.state(&image.root) == State::Ready
+    });
+    until("optimized packs", || bundle_server.stat().optimized == 1);
     let better = sent(&bundle_server);
     assert!(better.len() < fast.len());
     assert!(decode_bundle(&better, &[]).2 == decode_bundle(&fast, &[]).2);
-    until(|| fast_packs(folder.path()) == 0);
+    until("no fast pack", || fast_packs(folder.path()) == 0);
     bundle_server.close();
 }
 
@@ -2012,7 +1987,7 @@ fn plans_stay_within_their_budget() {
         }
         // Meanwhile, a background thread prepares the patches of a pair of images. The plan of this
         // pair may exceed the budget for a moment.
-        until(|| plans(folder.path()).0 <= MOST);
+        until("few plans", || plans(folder.path()).0 <= MOST);
     }
     assert!(sum > 2 * MOST, "{sum} is no test of it");
     bundle_server.close();
@@ -2038,7 +2013,7 @@ fn a_bundle_uses_a_pair_that_was_prepared_meanwhile() {
             .unwrap()
     };
     ask();
-    until(|| bundle_server.stat().pairs > 0);
+    until("a patch", || bundle_server.stat().pairs > 0);
     let planned = bundle_server.stat().planned;
     let better = ask();
     assert_eq!(bundle_server.stat().planned, planned + 1);
@@ -2140,7 +2115,9 @@ fn an_image_that_fits_only_once_keeps_its_fast_frames() {
     // job of the second image.
     let other = images::Image::of_tars("amd64", &[tar(&[("etc/other", "text ")])]);
     index(&bundle_server, &blobs, &other);
-    until(|| bundle_server.stat().fast_layers == 1 && bundle_server.stat().optimized <= 1);
+    until("one fast layer", || {
+        bundle_server.stat().fast_layers == 1 && bundle_server.stat().optimized <= 1
+    });
     let bundle = bundle_server.bundle(&image.root, &[], true).unwrap();
     decode_bundle(&bytes(bundle.stream(None).unwrap()), &[]);
     assert_eq!(bundle_server.state(&image.root), State::Ready);
@@ -2148,7 +2125,9 @@ fn an_image_that_fits_only_once_keeps_its_fast_frames() {
     drop((bundle, bundle_server));
     // With a larger pack budget, the image is optimized.
     let bundle_server = open_small(folder.path(), &blobs, 64 << 20);
-    until(|| bundle_server.stat().optimized >= 1 && bundle_server.stat().fast_layers == 0);
+    until("optimized packs", || {
+        bundle_server.stat().optimized >= 1 && bundle_server.stat().fast_layers == 0
+    });
     bundle_server.close();
 }
 
@@ -2297,7 +2276,7 @@ fn without_time_for_deltas_a_plan_has_whole_frames() {
             for image in [&old, &new] {
                 assert_eq!(offer(&bundle_server, image), State::Ready);
             }
-            until(|| bundle_server.stat().pairs == max_pairs as u64);
+            until("a patch", || bundle_server.stat().pairs == max_pairs as u64);
             let worker = tempfile::tempdir().unwrap();
             let store = Store::open(worker.path(), &[]).unwrap();
             let fresh = bundle_server.bundle(&old.root, &[], false).unwrap();
@@ -2383,7 +2362,7 @@ fn a_trace_reorders_the_frames_of_its_image() {
         bundle_server
             .trace(client(1), &image.root, std::slice::from_ref(name))
             .unwrap();
-        until(|| ask().etag() != before.etag());
+        until("another plan", || ask().etag() != before.etag());
     }
     let after = bytes(ask().stream(None).unwrap());
     assert_eq!(first(&after), Some(FileDigest::of(text.as_bytes())));
@@ -2411,7 +2390,7 @@ fn a_trace_reorders_the_frames_of_its_image() {
     let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
     config.resume_window = Duration::ZERO;
     let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
-    until(|| {
+    until("the end of the superseded plan", || {
         matches!(
             bundle_server.superseded(&image.root, &[], true, &etag),
             Ok(None)
@@ -2555,7 +2534,7 @@ fn plans_of_different_requests_do_not_wait_for_each_other() {
         // The thread that plans the slow image blocks when it opens the manifest.
         blobs.1.close(Some(slow.image.root));
         ask(slow);
-        until(|| bundle_server.stat().planned > planned);
+        until("a plan", || bundle_server.stat().planned > planned);
         ask(slow);
         ask(other);
         let first = done.recv_timeout(Duration::from_secs(30));

@@ -13,9 +13,16 @@ use parking_lot::{Condvar, Mutex};
 /// holders of other keys.
 #[derive(Debug)]
 pub struct KeyedLock<K> {
-    held: Mutex<HashSet<K>>,
+    state: Mutex<State<K>>,
     released: Condvar,
     max_holders: usize,
+}
+
+#[derive(Debug)]
+struct State<K> {
+    held: HashSet<K>,
+    /// Number of threads that wait in [`KeyedLock::lock`].
+    waiting: usize,
 }
 
 /// Holds the lock of one key until the guard is dropped.
@@ -37,10 +44,19 @@ impl<K> KeyedLock<K> {
     /// If `max_holders` is 0, `lock` never returns.
     pub fn with_max_holders(max_holders: usize) -> Self {
         Self {
-            held: Mutex::default(),
+            state: Mutex::new(State {
+                held: HashSet::new(),
+                waiting: 0,
+            }),
             released: Condvar::new(),
             max_holders,
         }
+    }
+
+    /// Returns the number of threads that wait for a key. With this number, a test waits until
+    /// another thread has reached a lock.
+    pub fn waiting(&self) -> usize {
+        self.state.lock().waiting
     }
 }
 
@@ -48,18 +64,20 @@ impl<K: Clone + Eq + Hash> KeyedLock<K> {
     /// Blocks until `key` is free and fewer keys than the maximum are held. If a thread locks a key
     /// that it already holds, it waits forever.
     pub fn lock(&self, key: K) -> KeyGuard<'_, K> {
-        let mut held = self.held.lock();
-        self.released.wait_while(&mut held, |held| {
-            held.contains(&key) || held.len() >= self.max_holders
+        let mut state = self.state.lock();
+        state.waiting += 1;
+        self.released.wait_while(&mut state, |state| {
+            state.held.contains(&key) || state.held.len() >= self.max_holders
         });
-        held.insert(key.clone());
+        state.waiting -= 1;
+        state.held.insert(key.clone());
         KeyGuard { lock: self, key }
     }
 }
 
 impl<K: Eq + Hash> Drop for KeyGuard<'_, K> {
     fn drop(&mut self) {
-        self.lock.held.lock().remove(&self.key);
+        self.lock.state.lock().held.remove(&self.key);
         self.lock.released.notify_all();
     }
 }
@@ -87,8 +105,25 @@ mod tests {
             }
         });
         drop(other);
-        assert!(lock.held.lock().is_empty());
+        assert!(lock.state.lock().held.is_empty());
         drop(lock.lock(0));
+    }
+
+    #[test]
+    fn a_waiting_thread_is_counted() {
+        let lock = KeyedLock::default();
+        let guard = lock.lock(1);
+        assert_eq!(lock.waiting(), 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(lock.lock(1)));
+            let start = std::time::Instant::now();
+            while lock.waiting() == 0 {
+                assert!(start.elapsed() < std::time::Duration::from_secs(60));
+                std::thread::yield_now();
+            }
+            drop(guard);
+        });
+        assert_eq!(lock.waiting(), 0);
     }
 
     #[test]

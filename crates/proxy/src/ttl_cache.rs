@@ -34,6 +34,8 @@ where
 mod tests {
     use std::time::Instant;
 
+    use pierhead_testkit::wait::until;
+
     use super::*;
 
     #[test]
@@ -45,9 +47,7 @@ mod tests {
         let cache = ttl_cache(10, ttl);
         cache.insert(0, 'a');
         // The clock of the cache cannot be set, so the test waits for the end of the TTL.
-        while cache.get(&0).is_some() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until("the end of the TTL", || cache.get(&0).is_none());
         assert!(start.elapsed() >= ttl, "an entry expired early");
     }
 

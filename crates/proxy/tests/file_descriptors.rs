@@ -70,9 +70,12 @@ async fn wait_until_ready(
     tag: &str,
 ) {
     fixture.upstream.push("app", tag, &image.image);
-    while post(connection, BUNDLE, &json!({"want": tag})).await.status != 200 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    in_time(async {
+        while post(connection, BUNDLE, &json!({"want": tag})).await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

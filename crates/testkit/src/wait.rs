@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Time limit of a wait. The limit is far longer than any event takes, even on a busy machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Yields this thread until `is` returns true.
+/// Polls until `is` returns true. Sleeps between two polls, so that the threads under test run.
 ///
 /// # Panics
 /// Panics after [`TIME_LIMIT`], with `what` in the message.
@@ -15,7 +15,7 @@ pub fn until(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {
         assert!(start.elapsed() < TIME_LIMIT, "{what}: not within a minute");
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -531,6 +531,8 @@ pub(super) fn sent_key(want: &Digest, layers: bool, etag: &str) -> FileDigest {
 
 #[cfg(test)]
 mod tests {
+    use pierhead_testkit::wait::until;
+
     use super::*;
 
     #[test]
@@ -560,9 +562,6 @@ mod tests {
         assert_eq!(add(1, 4, 500), [key(1), key(3)]);
         assert_eq!(add(1, 5, 1), [key(4)]);
     }
-
-    /// How long a test waits to see that another thread does not go on.
-    const SHORT: Duration = Duration::from_millis(100);
 
     fn store(folder: &Path) -> PlanStore {
         let packs = crate::pack::PackConfig::new(folder.join("packs"), 1 << 20);
@@ -613,7 +612,7 @@ mod tests {
             // The request has read the damaged plan when it waits for the lock.
             let making = store.changing.lock(key);
             let late = scope.spawn(|| store.open_or_delete(&key));
-            std::thread::sleep(SHORT);
+            until("a thread that waits", || store.changing.waiting() == 1);
             let (prelude, body) = empty_plan();
             let draft = store.draft(&key).unwrap();
             let again = draft.finish(&prelude, &body).unwrap();
@@ -655,7 +654,7 @@ mod tests {
             std::thread::scope(|scope| {
                 let making = store.changing.lock(key);
                 let deleting = scope.spawn(delete);
-                std::thread::sleep(SHORT);
+                until("a thread that waits", || store.changing.waiting() == 1);
                 assert!(path.is_file() && !deleting.is_finished());
                 drop(making);
             });
@@ -686,7 +685,7 @@ mod tests {
         std::thread::scope(|scope| {
             let resuming = store.changing.lock(sent);
             let charging = scope.spawn(|| store.charge(ClientKey::OPERATOR, &new, None, &plan));
-            std::thread::sleep(SHORT);
+            until("a thread that waits", || store.changing.waiting() == 1);
             assert!(path.is_file() && !charging.is_finished());
             drop(resuming);
         });
@@ -702,11 +701,9 @@ mod tests {
             // The plan file exists, but the thread cannot add it to the open plans.
             let open = store.open.lock();
             scope.spawn(|| make(&store, &key));
-            while !path.exists() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            until("a plan file", || path.exists());
             let deleting = scope.spawn(|| drop(store.changing.lock(key)));
-            std::thread::sleep(SHORT);
+            until("a thread that waits", || store.changing.waiting() == 1);
             assert!(!deleting.is_finished());
             drop(open);
         });
@@ -721,7 +718,7 @@ mod tests {
         std::thread::scope(|scope| {
             let deleting = store.changing.lock(key);
             let made = scope.spawn(|| make(&store, &key));
-            std::thread::sleep(SHORT);
+            until("a thread that waits", || store.changing.waiting() == 1);
             assert!(!path.exists() && !made.is_finished());
             drop(deleting);
         });
@@ -739,7 +736,7 @@ mod tests {
             let deleting = store.changing.lock(key);
             let open = || scope.spawn(|| store.open_or_delete(&key).map(|plan| plan.is_some()));
             let requests = [open(), open()];
-            std::thread::sleep(SHORT);
+            until("two requests that wait", || store.changing.waiting() == 2);
             assert!(path.is_symlink());
             drop(deleting);
             for request in requests {

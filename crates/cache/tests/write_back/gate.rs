@@ -12,6 +12,7 @@ use pierhead_cache::tier::{
 };
 use pierhead_oci::Digest;
 use pierhead_testkit::tier::MemoryTier;
+use pierhead_testkit::wait::TIME_LIMIT;
 
 pub(crate) const ROOMY: u64 = 64 << 20;
 
@@ -59,7 +60,11 @@ impl Gate {
     /// Waits until the write-back thread is blocked before a piece.
     pub(crate) fn until_a_piece(&self) {
         let mut pieces = self.pieces.0.lock();
-        self.pieces.1.wait_while(&mut pieces, |it| !it.waits);
+        let waited = self
+            .pieces
+            .1
+            .wait_while_for(&mut pieces, |it| !it.waits, TIME_LIMIT);
+        assert!(!waited.timed_out(), "no thread writes a piece");
     }
 
     /// Returns the number of syncs by the write-back thread before the end of a blob.

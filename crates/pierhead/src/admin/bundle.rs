@@ -174,10 +174,10 @@ mod tests {
     use parking_lot::{Condvar, Mutex};
     use std::io;
     use std::sync::Arc;
-    use std::time::{Duration, Instant};
 
     use pierhead_bundle_server::{Config, Image};
     use pierhead_oci::{Algorithm, Digest};
+    use pierhead_testkit::wait::until;
     use pierhead_toc::{Blob, Blobs};
     use prometheus_client::registry::Registry;
 
@@ -207,14 +207,7 @@ mod tests {
     }
 
     fn until_idle(bundle_server: &BundleServer) {
-        let started = Instant::now();
-        while jobs(bundle_server) > 0 {
-            assert!(
-                started.elapsed() < Duration::from_secs(60),
-                "the jobs do not end"
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        until("the end of the jobs", || jobs(bundle_server) == 0);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use hickory_resolver::proto::op::{Message, ResponseCode};
 use hickory_resolver::proto::rr::rdata::A;
 use hickory_resolver::proto::rr::{RData, Record, RecordType};
+use pierhead_testkit::wait::{TIME_LIMIT, until_async};
 use tokio::net::UdpSocket;
 
 use super::*;
@@ -180,9 +181,8 @@ async fn a_silent_name_server_delays_neither_threads_nor_cached_answers() {
             tokio::spawn(async move { lookup(&resolver, &format!("r{nth}.example")).await })
         })
         .collect();
-    while resolver.0.running.available_permits() > 0 {
-        tokio::task::yield_now().await;
-    }
+    let are_running = || resolver.0.running.available_permits() == 0;
+    until_async("all lookups that may run at once", are_running).await;
     // Cached names, hosts entries and blocking work do not wait for the lookups that hang.
     assert_eq!(
         lookup(&resolver, "known.example").await.unwrap(),
@@ -253,14 +253,18 @@ async fn answers_are_cached_for_their_ttl() {
         assert!(matches!(none, Err(LookupError::NotFound)), "{none:?}");
     }
     assert_eq!(server.queries(), 2);
-    lookup(&resolver, "short.example")
-        .await
-        .expect("an address");
-    tokio::time::sleep(MIN_TTL + Duration::from_millis(100)).await;
-    lookup(&resolver, "short.example")
-        .await
-        .expect("an address");
-    assert_eq!(server.queries(), 4);
+    // The clock of the cache cannot be set, so the test repeats the lookup until the answer has
+    // expired.
+    let start = Instant::now();
+    let expired = async {
+        while server.queries() < 4 {
+            let short = lookup(&resolver, "short.example").await;
+            short.expect("an address");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(TIME_LIMIT, expired).await.expect("a second query");
+    assert!(start.elapsed() >= MIN_TTL, "an answer expired early");
     // A second resolver has a cache of its own.
     lookup(&system.resolver(), "a.example")
         .await

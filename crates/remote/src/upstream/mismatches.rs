@@ -49,6 +49,7 @@ mod tests {
     use std::time::Instant;
 
     use pierhead_oci::Algorithm;
+    use pierhead_testkit::wait::until;
 
     use super::*;
 
@@ -63,9 +64,7 @@ mod tests {
         mismatches.insert(digest(0));
         assert!(!mismatches.contains(&digest(1)));
         // The clock of the cache cannot be set, so the test waits for the end of the TTL.
-        while mismatches.contains(&digest(0)) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until("the end of the TTL", || !mismatches.contains(&digest(0)));
         assert!(start.elapsed() >= ttl, "a mismatch expired early");
     }
 

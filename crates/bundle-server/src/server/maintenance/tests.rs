@@ -3,12 +3,12 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use pierhead_host::BackgroundWork;
 use pierhead_oci::Digest;
 use pierhead_testkit::images;
 use pierhead_testkit::source::MemoryBlobs;
+use pierhead_testkit::wait::until;
 use pierhead_toc::FileDigest;
 
 use super::*;
@@ -16,15 +16,6 @@ use crate::pack::{FrameIndex as _, RecordLocation};
 use crate::server::plan_gate::PlanGate;
 use crate::server::plan_store::request_key;
 use crate::{BundleServer, Config, Image, State};
-
-fn wait_until(is_so: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !is_so() {
-        let waited = started.elapsed();
-        assert!(waited < Duration::from_secs(60), "the wait takes too long");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
 
 /// A server with two images that are ready. The background work of the server is paused.
 struct Fixture {
@@ -64,8 +55,12 @@ fn index(server: &BundleServer, blobs: &MemoryBlobs, seed: u64) -> Digest {
         repository: "registry/app".into(),
     });
     server.awaited(&image.root);
-    wait_until(|| server.state(&image.root) == State::Ready);
-    wait_until(|| server.context.pack_usage.try_begin_deletion().is_some());
+    until("a ready image", || {
+        server.state(&image.root) == State::Ready
+    });
+    until("unused packs", || {
+        server.context.pack_usage.try_begin_deletion().is_some()
+    });
     image.root
 }
 
@@ -100,7 +95,7 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
     context.plans.close_all();
     // The optimization needs the plan, so the optimization fails and is no longer queued.
     background.set_paused(false);
-    wait_until(|| server.stat().jobs == 0);
+    until("no job that waits", || server.stat().jobs == 0);
     background.set_paused(true);
 
     fixture.blobs.remove(&gone);

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use pierhead_bundle::api::{BundleQuery, MEDIA_TYPE};
 use pierhead_oci::Digest;
+use pierhead_testkit::wait::until;
 use tempfile::TempDir;
 
 use super::*;
@@ -300,13 +301,9 @@ fn a_second_pull_of_an_image_waits_for_the_first_and_reuses_its_contents() {
     let lines = RecordedLines::default();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| pull_into(&server, &store, "registry.example/app:1"));
-        while server.requests().len() < 2 {
-            std::thread::yield_now();
-        }
+        until("two requests", || server.requests().len() >= 2);
         let second = scope.spawn(|| pull_with(&server, &store, "registry.example/app:1", &lines));
-        while lines.0.lock().is_empty() {
-            std::thread::yield_now();
-        }
+        until("a line", || !lines.0.lock().is_empty());
         // Dropping the sender opens the gate for all requests.
         drop(sender);
         first.join().expect("no panic").expect("pulled");
