@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use clap::CommandFactory as _;
 use clap::builder::StyledStr;
 
-use super::{check_page, wrap};
+use super::{check_page, wrap, wrap_item};
 use crate::cli::Cli;
 use crate::exit_code::ExitReason;
 
@@ -70,7 +70,7 @@ fn environment(help: &str) -> String {
         let (names, meaning) = line.trim().split_once("   ")?;
         let names: Vec<_> = names.split(", ").map(|it| format!("`{it}`")).collect();
         let line = format!("- {}: {}", names.join(", "), sentence(meaning.trim()));
-        Some(wrap(&line).replace('\n', "\n  ") + "\n")
+        Some(wrap_item(&line) + "\n")
     };
     rows.into_iter().filter_map(row).collect()
 }
@@ -87,8 +87,8 @@ fn describe(text: &mut String, command: &mut clap::Command, path: &str) {
             continue;
         }
         let facts = facts(argument);
-        let line = wrap(&format!("- `{}`: {facts}", argument.to_string().trim()));
-        let _ = writeln!(text, "{}", line.replace('\n', "\n  "));
+        let line = format!("- `{}`: {facts}", argument.to_string().trim());
+        let _ = writeln!(text, "{}", wrap_item(&line));
     }
     if !text.ends_with("\n\n") {
         text.push('\n');
@@ -115,8 +115,8 @@ fn the_page_has_every_command_variable_and_exit_code() {
     let _ = write!(text, "## Environment variables\n\n{variables}\n");
     text.push_str("## Exit codes\n\n- 0: success.\n");
     for (code, meaning) in ExitReason::TABLE {
-        let line = wrap(&format!("- {code}: {}", meaning.trim()));
-        let _ = writeln!(text, "{}", line.replace('\n', "\n  "));
+        let line = format!("- {code}: {}", meaning.trim());
+        let _ = writeln!(text, "{}", wrap_item(&line));
     }
     check_page("cli.md", &text);
 }

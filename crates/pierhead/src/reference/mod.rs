@@ -48,18 +48,27 @@ fn check_file(name: &str, expected: &str) {
 
 /// Wraps text to 100 columns.
 fn wrap(text: &str) -> String {
+    wrap_with_indent(text, "")
+}
+
+/// Wraps an item of a list to 100 columns. `text` begins with `- `.
+fn wrap_item(text: &str) -> String {
+    wrap_with_indent(text, "  ")
+}
+
+/// Wraps text to 100 columns. The lines after the first begin with `indent`.
+fn wrap_with_indent(text: &str, indent: &str) -> String {
     const MAX_COLUMNS: usize = 100;
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
+    let mut words = text.split_whitespace();
+    let mut lines = vec![words.next().unwrap_or_default().to_owned()];
+    for word in words {
         let line = lines.last_mut().expect("a line");
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > MAX_COLUMNS {
-            lines.push(word.to_owned());
-            continue;
-        }
-        if !line.is_empty() {
+        if line.chars().count() + 1 + word.chars().count() > MAX_COLUMNS {
+            lines.push(format!("{indent}{word}"));
+        } else {
             line.push(' ');
+            line.push_str(word);
         }
-        line.push_str(word);
     }
     lines.join("\n")
 }
