@@ -10,12 +10,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
 use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
 use pierhead_bundle_server::Error;
 use pierhead_bundle_server::pack::RecordLocation;
 use pierhead_bundle_server::pack::{
-    ContentRange, Contents, FrameIndex, MemoryFrameIndex, PackConfig, PackItem, PackSettings,
-    Packs, is_fast, pack,
+    ContentRange, Contents, DiskChange, FrameIndex, MemoryFrameIndex, PackConfig, PackItem,
+    PackSettings, Packs, is_fast, pack,
 };
 use pierhead_testkit::source::{MemorySource, conforms};
 use pierhead_toc::{FileDigest, Source};
@@ -454,6 +455,38 @@ fn the_ranges_of_a_large_content_are_read_once() {
 }
 
 #[test]
+fn the_next_number_is_durable_before_its_pack_is_created() {
+    let folder = tempfile::tempdir().unwrap();
+    let steps: Arc<Mutex<Vec<String>>> = Arc::default();
+    let seen = steps.clone();
+    let watch = move |step: DiskChange<'_>| {
+        let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+        seen.lock().push(match step {
+            DiskChange::Create(path) => format!("create {}", name(path)),
+            DiskChange::Write(path, ..) => format!("write {}", name(path)),
+            DiskChange::Sync(path) => format!("sync {}", name(path)),
+            DiskChange::Rename(_, to) => format!("rename to {}", name(to)),
+            DiskChange::SyncFolder(_) => "sync the folder".to_owned(),
+            _ => return Ok(()),
+        });
+        Ok(())
+    };
+    let packs = Packs::open_watched(config(folder.path()), watch).unwrap();
+    steps.lock().clear();
+    append(&packs, &random(0, 1000)).unwrap();
+    let steps = steps.lock();
+    let next = [
+        "create next.partial",
+        "write next.partial",
+        "sync next.partial",
+        "rename to next",
+        "sync the folder",
+    ];
+    assert_eq!(steps[..next.len()], next, "{steps:?}");
+    assert!(steps[next.len()].starts_with("create "), "{steps:?}");
+}
+
+#[test]
 fn lookups_do_not_wait_for_file_operations() {
     let folder = tempfile::tempdir().unwrap();
     let here: Arc<std::sync::OnceLock<(std::sync::Weak<Packs>, RecordLocation)>> = Arc::default();
@@ -461,8 +494,8 @@ fn lookups_do_not_wait_for_file_operations() {
     let (of, count) = (here.clone(), looked.clone());
     // During each disk operation, another thread looks up a record, like a thread that sends a
     // bundle.
-    let watch = move |step: pierhead_bundle_server::pack::DiskChange<'_>| {
-        let changes_names = !matches!(step, pierhead_bundle_server::pack::DiskChange::Write(..));
+    let watch = move |step: DiskChange<'_>| {
+        let changes_names = !matches!(step, DiskChange::Write(..));
         if let Some((packs, location)) = of.get().filter(|_| changes_names)
             && let Some(packs) = packs.upgrade()
         {
