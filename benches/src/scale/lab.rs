@@ -37,7 +37,8 @@ pub(super) struct Lab {
 }
 
 impl Lab {
-    /// Creates a host with this number of machines, and a registry with this layout. Needs root.
+    /// Creates the emulated host with this number of virtual machines, and a registry that serves
+    /// the images of this OCI layout. Needs root.
     pub(super) fn up(machines: usize, shape: &Shape, layout: &Layout) -> Result<Self> {
         let mut lab = Self {
             link: Link::up()?,

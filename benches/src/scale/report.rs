@@ -13,7 +13,8 @@ const WAYS: [(Way, &str); 3] = [
     (Way::First, "pierhead, empty"),
     (Way::Again, "pierhead, warm"),
 ];
-/// AlphaBoot's published reduction of the pull time: the minimum and maximum over its images.
+/// The reduction of the pull time that the paper on AlphaBoot (image distribution through the DPU)
+/// reports: the minimum and maximum over its images.
 const PAPER: (f64, f64) = (0.528, 0.926);
 /// Maximum number of machines per DPU. More machines have several DPUs.
 const MACHINES_PER_DPU: usize = 64;

@@ -166,7 +166,8 @@ fn spec() -> serde_json::Value {
     })
 }
 
-/// Seconds since `started_at` until the first output of the program. Waits for its exit with success.
+/// Seconds since `started_at` until the first output of the program. Waits for its exit with
+/// success.
 fn first_word(command: &mut Command, started_at: Instant) -> Result<f64> {
     let child = command
         .stdin(Stdio::null())

@@ -1,5 +1,6 @@
 //! Measures waves of pulls. In a wave, all machines pull the same images at once: directly from the
-//! registry, through a pierhead with an empty cache, or through the same pierhead again.
+//! registry, through a pierhead with an empty cache, or again through the same pierhead, whose
+//! cache is then warm.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -17,7 +17,8 @@ use crate::statistics::{mega, percentile, ratio};
 use images::Images;
 use load::{Load, LoadResult};
 
-/// Interval between new versions, short enough to keep the background work busy.
+/// Interval between new versions of the pulled image, short enough to keep the background work
+/// busy.
 const NEW_VERSION: Duration = Duration::from_millis(1500);
 
 #[derive(Args)]

@@ -21,6 +21,7 @@
 {{- else if $v.storage.size -}}
 {{- $_ := set $sized "cache" (dict "min_free" "0") -}}
 {{- end -}}
+{{- /* Defaults: 75 % of the volume for blobs, and 10 % for bundles. */ -}}
 {{- with $v.storage.size -}}
 {{- $mebibytes := include "pierhead.mebibytes" . | int64 -}}
 {{- $packs := div (mul $mebibytes 10) 100 -}}

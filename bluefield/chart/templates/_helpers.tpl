@@ -69,7 +69,7 @@ yes
 {{- end -}}
 {{- end -}}
 
-{{/* Name of a value that `helm test` needs and that is not set; empty if the test can run. */}}
+{{/* What `helm test` needs and lacks: the name of a value, or a description. Empty if the test can run. */}}
 {{- define "pierhead.missingForTest" -}}
 {{- $v := .Values -}}
 {{- $password := or (include "pierhead.needsPassword" .) (eq $v.auth.mode "pass-through-login") -}}
@@ -143,7 +143,7 @@ each term of one list is combined with each term of the other list.
 
 {{/*
 Requests and limits of the container. The kernel charges volumes in memory to the container, so their size is added to the
-memory of the profile.
+memory of the profile (the preset of sizes in _profiles.tpl).
 */}}
 {{- define "pierhead.resources" -}}
 {{- $profile := include "pierhead.profile" . | fromYaml -}}
@@ -319,7 +319,9 @@ memory of the profile.
 {{- end -}}
 
 {{/*
-TCP ports to which pierhead connects: 443, the ports in `upstreams`, and the ports of the proxies in `env`.
+TCP ports to which pierhead connects: 443, the ports in `upstreams`, and the ports of the proxies in `env`. pierhead connects
+to the name of an upstream only if the upstream has no addresses. For an upstream with addresses, https://none takes the place
+of the name: its port 443 is in the list in any case.
 */}}
 {{- define "pierhead.egressPorts" -}}
 {{- $ports := dict "443" true -}}

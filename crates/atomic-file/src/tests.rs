@@ -69,8 +69,8 @@ fn a_failure_at_any_step_leaves_old_or_new_contents_and_no_temporary_file() {
         };
         let written = Options::new().on_step(&on_step).write(&target, b"new");
         assert_eq!(written.unwrap_err().kind(), io::ErrorKind::StorageFull);
-        // Only the sync of the folder comes after the rename, so a failure there finds the new
-        // contents.
+        // Only the sync of the folder comes after the rename, so the file has the new contents if
+        // that step fails.
         let expected: &[u8] = if failing < 3 { b"old" } else { b"new" };
         assert_eq!(
             fs::read(&target).unwrap(),

@@ -1,4 +1,5 @@
-//! Tests of packing and of optimization: the frames of a layer contain all contents of the layer
+//! Tests of packing (file contents become compressed frames) and of optimization (frames are
+//! compressed again, at a higher level). The frames of a layer contain all contents of the layer
 //! and no other contents, stopped work continues, and malformed input is refused.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]

@@ -1,5 +1,6 @@
-//! Tests of packs: records are read back after an append and after a restart, the budget is never
-//! exceeded, damage is found, fast packs are deleted, and packed contents can be read as a source.
+//! Tests of packs (files of compressed frames): records are read back after an append and after a
+//! restart, the budget is never exceeded, damage is found, fast packs are deleted, and packed
+//! contents can be read as a source.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 

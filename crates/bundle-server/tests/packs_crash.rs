@@ -1,5 +1,5 @@
-//! Crash tests of packs: after a kill or an error at any disk operation, no packed record is lost,
-//! and no read returns wrong bytes.
+//! Crash tests of packs (files of compressed frames): after a kill or an error at any disk
+//! operation, no packed record is lost, and no read returns wrong bytes.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 

@@ -1939,8 +1939,8 @@ fn optimization_continues_after_a_restart() {
 fn plans(folder: &Path) -> (u64, usize) {
     let plans = std::fs::read_dir(folder.join("plans")).unwrap();
     let plans = plans.map(|plan| plan.unwrap().metadata());
-    // A plan that was deleted meanwhile is skipped. A plan that was sent has two names and counts
-    // once.
+    // A plan file that was deleted meanwhile is skipped. After its bundle was sent, a plan file has
+    // a second name (a hard link); the map by inode counts such a file once.
     let sizes: BTreeMap<_, _> = plans
         .filter_map(|meta| meta.ok().map(|meta| (meta.ino(), meta.len())))
         .collect();

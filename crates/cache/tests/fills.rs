@@ -1,5 +1,5 @@
-//! Tests of fills and their readers through the public API: followers, resumed fills, restarts,
-//! errors and aborts.
+//! Tests of fills (downloads of blobs into the cache) and their readers through the public API:
+//! followers, resumed fills, restarts, errors and aborts.
 
 #![allow(clippy::cast_possible_truncation, reason = "offsets of small blobs")]
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]

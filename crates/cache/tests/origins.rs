@@ -1,5 +1,6 @@
-//! Tests that a fill resumes only staged bytes from its own registry, even after a restart or a
-//! kill of the process, and that a stored blob keeps its registries after a restart.
+//! Tests that a fill (the download of a blob into the cache) resumes only staged bytes (bytes of an
+//! unfinished fill) from its own registry, even after a restart or a kill of the process, and that
+//! a stored blob keeps its registries after a restart.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 

@@ -1,5 +1,5 @@
-//! Tests that fills reserve disk space in steps as bytes arrive: an announced size alone evicts no
-//! blob. Also tests the maximum size of a stored blob.
+//! Tests that fills (downloads of blobs into the cache) reserve disk space in steps as bytes
+//! arrive: an announced size alone evicts no blob. Also tests the maximum size of a stored blob.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 

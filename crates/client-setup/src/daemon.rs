@@ -134,9 +134,9 @@ fn split(line: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether containerd imports `conf.d` by default, as containerd does since version 2.2. In the
-/// root folder of an image, containerd does not run. In this case, the existence of the folder
-/// decides.
+/// Whether containerd imports `conf.d` by default, as containerd does since version 2.2. If `root`
+/// is a folder with the files of another machine, no containerd runs whose version could be read.
+/// In this case, the existence of `conf.d` decides.
 pub(crate) fn containerd_imports_by_default(root: &ConfigRoot) -> bool {
     if !root.is_live() {
         return root.real(&root.etc("containerd/conf.d")).is_dir();

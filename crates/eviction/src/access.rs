@@ -36,8 +36,8 @@ impl<K> Access<K> {
     /// any measurement.
     pub const PER_MEGABYTE: f64 = 0.94;
 
-    /// Creates a request with the assumed cost [`Access::ROUND_TRIP`] + [`Access::PER_MEGABYTE`] ×
-    /// sizeand with a key that is in one image.
+    /// Creates a request for a key that is in one image, with the assumed cost
+    /// [`Access::ROUND_TRIP`] + [`Access::PER_MEGABYTE`] × size.
     pub fn new(key: K, size: u64, tick: u64) -> Self {
         Self {
             key,

@@ -543,7 +543,8 @@ fn an_undo_keeps_an_edited_file_and_restores_the_others() {
     );
     assert_eq!(machine.read(CONTAINERD), edited);
     assert!(!machine.path(DEFAULT).exists() && !machine.path(authority).exists());
-    // A second undo changes nothing. After the edit is reverted, the undo restores all files.
+    // A second undo changes nothing. After the user's edit of the containerd file is reverted, an
+    // undo restores all files.
     let output_text = machine.refuses("containerd", &["--undo"]);
     assert!(output_text.contains("No file was changed"), "{output_text}");
     fs::write(machine.path(CONTAINERD), written).expect("written");

@@ -1,5 +1,6 @@
-//! Tests that the signal SIGBUS at an address outside of all regions has its usual effect. Each
-//! case runs in a child process, because the signal may end the process.
+//! Tests that a SIGBUS that no region caused keeps its usual effect: a SIGBUS that a process sends,
+//! and a SIGBUS at an address outside of all regions. Each case runs in a child process, because
+//! the signal may end the process.
 
 use std::ffi::c_int;
 use std::os::unix::process::ExitStatusExt as _;

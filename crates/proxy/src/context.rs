@@ -117,8 +117,8 @@ pub(crate) struct SharedState {
     pub(crate) log_dedup: LogDedup,
     /// Suppresses repeated log lines about refusals and failures.
     pub(crate) refusals: RefusalLog,
-    /// Permits to parse a large document in memory. No task holds a permit while it waits for an
-    /// upstream.
+    /// Permits to parse a large document in memory. A task that waits for an upstream holds no such
+    /// permit.
     pub(crate) parsing: Semaphore,
     pub(crate) limits: ResourceLimits,
     pub(crate) fill_owners: FillOwners,

@@ -1,6 +1,7 @@
 //! Tests of the bundle extension (bundles contain only the file contents that a worker lacks):
 //! contents of bundles, indexing, base images, resumption, parts of a bundle on several
-//! connections, single files, traces, hot ranges, access, malformed requests.
+//! connections, single files, traces, hot ranges (the byte ranges of layers that a container start
+//! reads), access, malformed requests.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;

@@ -1,5 +1,5 @@
 //! Tests of fairness: when few clients hold all connections, downloads, memory or background pulls,
-//! they lose some of them to new clients.
+//! new clients still get a share.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;
@@ -19,12 +19,14 @@ use tokio::net::TcpStream;
 /// The way in which a hostile client holds a connection.
 #[derive(Clone, Copy, Debug)]
 enum Hold {
+    /// The client sends nothing.
     Silent,
     /// The connection stays open after one response (keep-alive).
     KeptAlive,
+    /// The client sends a part of a request head.
     HalfSent,
-    /// The client sends a part of a request that hyper reads, because the fast path does not handle
-    /// `OPTIONS`.
+    /// The client sends a part of a request that hyper reads, because pierhead's own HTTP/1 server
+    /// does not handle `OPTIONS`.
     HalfSentToHyper,
 }
 

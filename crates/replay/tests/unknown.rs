@@ -1,5 +1,5 @@
 //! Test that the removal of a key that the cache does not hold changes nothing in a policy, not
-//! even its ghosts or training data.
+//! even its ghosts (remembered keys of evicted objects) or training data.
 
 use pierhead_eviction::{Access, SimulatedCache};
 use pierhead_replay::SimulatedPolicy;

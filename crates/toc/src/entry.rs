@@ -53,8 +53,8 @@ pub enum Kind {
     },
     /// Another name of a file, device or symbolic link of the same tree.
     HardLink {
-        /// The path of the other name, as in [`Entry::path`]. In a merged tree, this path is never
-        /// the path of a hard link.
+        /// The path of the entry that this hard link points to, in the form of [`Entry::path`]. In
+        /// a merged tree, the entry at this path is never a hard link.
         target: Vec<u8>,
     },
     /// The entry is a character device.

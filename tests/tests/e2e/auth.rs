@@ -1,5 +1,5 @@
 //! End-to-end tests of client authentication: htpasswd users, client certificates, and pass-through
-//! of upstream credentials.
+//! (pierhead sends the client's own credentials to the upstream, which decides).
 
 use std::{fs, net::SocketAddr};
 

@@ -11,6 +11,7 @@ host_root() {
   for folder in dev proc sys; do
     mkdir -p "/root/$folder" && mount --move "/$folder" "/root/$folder" || die "move /$folder"
   done
+  # init.sh reads TOP: the folder that now contains /dev and /proc.
   TOP=/root
   mkdir -p /root/run /root/dev/shm
   mount -t tmpfs -o mode=755 run /root/run && mkdir -m 1777 /root/run/tmp

@@ -1,5 +1,5 @@
 //! A [`Source`] of all file contents that the bundle server has. The source reads a content from
-//! packs, or else from layers.
+//! packs (files of compressed file contents), or else from layers.
 
 use std::collections::VecDeque;
 use std::io;

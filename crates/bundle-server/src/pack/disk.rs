@@ -1,4 +1,5 @@
-//! The file system operations of packs. Crash tests observe each operation and can make it fail.
+//! The file system operations of packs (files of compressed file contents). Crash tests observe
+//! each operation and can make it fail.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

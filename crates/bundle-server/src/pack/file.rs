@@ -1,5 +1,5 @@
-//! One open pack: its two files, its records (compressed frames), and which of these records were
-//! verified recently.
+//! One open pack (a file of compressed frames with its index): its two files, its records
+//! (compressed frames), and which of these records were verified recently.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::fs::File;

@@ -6,8 +6,8 @@ use pierhead_toc::FileDigest;
 
 use super::record_location::RecordLocation;
 
-/// Maximum number of members of one frame in a pack. This limit bounds the size of an entry in the
-/// index of a pack (360 KB).
+/// Maximum number of members (contents or ranges of contents) of one frame in a pack. This limit
+/// bounds the size of an entry in the index of a pack (360 KB).
 pub const MAX_MEMBERS: usize = 8192;
 
 /// Maximum number of bytes of a large content in one frame. A larger content is split into ranges

@@ -1,4 +1,5 @@
-//! Packs the contents of a layer into frames, in the order of its tar.
+//! Packs the contents of a layer into frames (groups of contents that are compressed together), in
+//! the order of its tar.
 
 use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};

@@ -1,5 +1,5 @@
-//! Recovery of a pack at the start of the server: finds the intact records of the pack, and cuts
-//! off the bytes after them.
+//! Recovery of a pack (a file of compressed frames) at the start of the server: finds the intact
+//! records of the pack, and cuts off the bytes after them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

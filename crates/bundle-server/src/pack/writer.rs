@@ -1,5 +1,5 @@
-//! Appends records to a pack. Only one writer at a time uses a pack, so that the records of one
-//! writer are adjacent.
+//! Appends records (compressed frames) to a pack. Only one writer at a time uses a pack, so that
+//! the records of one writer are adjacent.
 
 use std::sync::Arc;
 

@@ -37,8 +37,8 @@ pub(crate) struct Context {
     pub(super) meter: WriteMeter,
     /// Locks of the plans that the server is making, by the key of the request.
     pub(super) planning: KeyedLock<FileDigest>,
-    /// Locks of pairs of images for which a request makes patches. Lock order: `planning` before
-    /// `pairing`.
+    /// Locks of pairs (a new and an old image) for which a request makes patches. Lock order:
+    /// `planning` before `pairing`.
     pub(super) pairing: KeyedLock<FileDigest>,
     /// The lock that a thread holds while it runs a prune for the operator.
     pub(super) pruning: Mutex<()>,

@@ -56,7 +56,8 @@ pub struct Stat {
     /// Number of jobs that ended early to release memory or to yield to another client, and that
     /// start again later.
     pub cancelled: u64,
-    /// Number of pairs of images with optimized patches.
+    /// Number of pairs (an old and a new version of an image) for which a background job made
+    /// patches.
     pub pairs: u64,
     /// Number of images whose fast frames were replaced by optimized frames.
     pub optimized: u64,

@@ -1,6 +1,6 @@
-//! Writes the frames of a bundle plan that reuses chunks of base images. There are three types of
-//! frames: copies from base images, unchanged packed frames, and new frames with the bytes that the
-//! worker lacks.
+//! Writes the frames (groups of contents that are compressed together) of a bundle plan that reuses
+//! chunks of base images. There are three types of frames: copies from base images, unchanged
+//! packed frames, and new frames with the bytes that the worker lacks.
 
 use super::plan_file::{Draft, PlanFile};
 use crate::Error;

@@ -1,5 +1,5 @@
-//! The file contents of one image as a [`Source`]: each content is read from a pack, or from a
-//! layer when no pack has the content.
+//! The file contents of one image as a [`Source`]: each content is read from a pack (a file of
+//! compressed file contents), or from a layer when no pack has the content.
 
 use std::io;
 use std::sync::{Arc, Weak};

@@ -1,4 +1,5 @@
-//! Opens the sources of the file contents of images: packs, and layers that the cache still has.
+//! Opens the sources of the file contents of images: packs (files of compressed file contents), and
+//! layers that the cache still has.
 
 use std::sync::Arc;
 

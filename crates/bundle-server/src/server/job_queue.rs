@@ -1,5 +1,7 @@
 //! The queue of the bundle server's background jobs: first the indexing of images, then patches and
-//! optimization by turns, and regular maintenance.
+//! optimization by turns, and regular maintenance. Patches are made for a pair: a new image and an
+//! older image of the same repository. Optimization compresses the frames of an image again, at a
+//! higher level.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -369,7 +371,8 @@ impl JobQueue {
         self.queue.lock().prioritize(manifest, client);
     }
 
-    /// Queues pairs of images for optimized patches from the second image of the pair to the first.
+    /// Queues pairs (new image, old image) for optimized patches, which turn files of the old image
+    /// into files of the new image.
     pub(super) fn pairs(&self, pairs: impl IntoIterator<Item = (Digest, Digest)>) {
         let mut queue = self.queue.lock();
         for (new, old) in pairs {

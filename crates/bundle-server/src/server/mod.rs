@@ -150,7 +150,7 @@ impl BundleServer {
         })
     }
 
-    /// Queues an image as [`Self::offer_for`] does, on behalf of the operator of this host.
+    /// Queues an image for indexing and packing, on behalf of the operator of this host.
     pub fn offer(&self, image: Image) {
         self.offer_for(ClientKey::OPERATOR, image);
     }

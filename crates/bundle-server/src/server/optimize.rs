@@ -1,5 +1,5 @@
 //! Replaces the fast frames of an image (compressed at a low zstd level) by optimized frames (at
-//! the final level), and deletes unused fast packs.
+//! the final level), and deletes unused fast packs (files of frames at a low level).
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,5 @@
-//! Decides when unused packs may be deleted: never while a thread indexes an image.
+//! Decides when unused packs (files of compressed file contents) may be deleted: never while a
+//! thread indexes an image.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

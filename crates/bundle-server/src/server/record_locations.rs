@@ -1,5 +1,6 @@
 //! Maintains the locations of packed contents in the image database: finds all locations by reading
-//! the packs, and removes the locations that are in deleted packs.
+//! the packs (files of compressed file contents), and removes the locations that are in deleted
+//! packs.
 
 use super::context::Context;
 use crate::Error;

@@ -1,5 +1,5 @@
-//! Reorders the frames in the bundle plans of an image after a client sent a trace, so that bundles
-//! first send the files that a container start opens first.
+//! Reorders the frames (groups of contents) in the bundle plans of an image after a client sent a
+//! trace, so that bundles first send the files that a container start opens first.
 
 use pierhead_oci::Digest;
 

@@ -1,4 +1,5 @@
-//! Deletes packs that no image needs, and the files of images that the cache no longer has.
+//! Deletes packs (files of compressed file contents) that no image needs, and the files of images
+//! that the cache no longer has.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt as _;

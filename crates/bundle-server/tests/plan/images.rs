@@ -1,5 +1,5 @@
 //! Fixtures for the tests of planning: two versions of a random image, and a receiver that applies
-//! frames without using code of the planner.
+//! frames (groups of compressed contents) without using code of the planner.
 
 use std::collections::HashMap;
 

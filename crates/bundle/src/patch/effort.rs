@@ -1,5 +1,6 @@
-//! Chooses the zstd level of frames by the number of bytes, so that the CPU time of a bundle is
-//! limited. The choice reads no clock, since with a clock, bundles would differ from run to run.
+//! Chooses the zstd level of frames (groups of contents that are compressed together) by the number
+//! of bytes, so that the CPU time of a bundle is limited. The choice reads no clock, since with a
+//! clock, bundles would differ from run to run.
 
 /// A zstd level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

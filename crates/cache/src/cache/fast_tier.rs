@@ -1,5 +1,5 @@
-//! Methods of [`Cache`] for the fast tier: statistics, hot ranges, limit, and the write-back at
-//! shutdown.
+//! Methods of [`Cache`] for the fast tier: statistics, hot ranges (the byte ranges that container
+//! starts read), limit, and the write-back at shutdown.
 
 use std::ops::Range;
 

@@ -53,7 +53,8 @@ pub struct Cache {
     maintenance: Arc<Maintenance>,
 }
 
-/// What the caller of [`Cache::claim`] gets: the blob, or a part in its fill.
+/// What the caller of [`Cache::claim`] gets: the blob, or a role in its fill (the download of the
+/// blob into the cache).
 pub enum Claim {
     /// The blob is complete and verified.
     Hit(StoredBlob),

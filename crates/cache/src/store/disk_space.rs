@@ -1,6 +1,6 @@
-//! Disk space and daily write budget of the cache: checks whether fills may be stored, reserves
-//! bytes, counts written bytes, and evicts or deletes blobs. Also replaces the eviction policy. All
-//! methods block.
+//! Disk space and daily write budget of the cache: checks whether fills (downloads of blobs into
+//! the cache) may be stored, reserves bytes, counts written bytes, and evicts or deletes blobs.
+//! Also replaces the eviction policy. All methods block.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -243,8 +243,8 @@ impl Store {
         }
         let mut reclaim = None;
         let mut evicting = false;
-        // Whether `free` was read after the last deletion. An older value may decide that a further
-        // deletion is needed, but not that enough was deleted.
+        // `fresh`: whether `free` was read after the last deletion. With an older reading of the
+        // free space, the loop may delete more, but must not conclude that enough was deleted.
         let (mut free, mut fresh) = (self.free(), true);
         loop {
             let next = {

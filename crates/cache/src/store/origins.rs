@@ -1,4 +1,5 @@
-//! Records which registry sent staged bytes, so that no fill resumes the bytes of another registry.
+//! Records which registry sent staged bytes, so that no fill (the download of a blob into the
+//! cache) resumes the bytes of another registry.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

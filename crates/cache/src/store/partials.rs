@@ -1,5 +1,5 @@
 //! The index of partial fills, ordered by the time of their last write. A partial fill is the
-//! staged bytes of an interrupted fill.
+//! staged bytes of an interrupted fill (the download of a blob into the cache).
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,5 +1,5 @@
-//! Applies the placement rules of the fast tier: chooses the tier of each fill, and reports each
-//! request to the rules.
+//! Applies the placement rules of the fast tier: chooses the tier of each fill (the download of a
+//! blob into the cache), and reports each request to the rules.
 
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -128,9 +128,9 @@ impl Placer {
         self.write_back.hint(*digest, hint);
     }
 
-    /// Measures the throughput of the link when a fill is complete. `started_at` is the start time of
-    /// the fill, and the number of bytes that all fills had written before that time. `written` is
-    /// the number of bytes that all fills have written until now.
+    /// Measures the throughput of the link when a fill is complete. `started_at` is the start time
+    /// of the fill, and the number of bytes that all fills had written before that time. `written`
+    /// is the number of bytes that all fills have written until now.
     pub(crate) fn measure_link(
         &self,
         size: u64,

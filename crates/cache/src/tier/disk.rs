@@ -48,7 +48,7 @@ impl<'a> From<atomic_file::Step<'a>> for Step<'a> {
     }
 }
 
-/// The function that is called before each [`Step`]. If the function returns an error, the step
+/// A hook for tests that is called before each [`Step`]. If the hook returns an error, the step
 /// fails with this error.
 type Watch = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 

@@ -1,4 +1,5 @@
-//! Reads the bytes of a fill that may move from the fast tier to the disk during the read.
+//! Reads the bytes of a fill (the download of a blob into the cache) that may move from the fast
+//! tier to the disk during the read.
 
 use parking_lot::RwLock;
 use std::io;

@@ -1,5 +1,5 @@
-//! Tests which tier a fill uses, and that clients do not notice when a fill moves to the other
-//! tier.
+//! Tests which tier a fill (the download of a blob into the cache) uses, and that clients do not
+//! notice when a fill moves to the other tier.
 
 use std::sync::Arc;
 

@@ -20,7 +20,9 @@ pub(crate) const ROOMY: u64 = 64 << 20;
 #[derive(Clone, Default)]
 pub(crate) struct Gate {
     disk: MemoryTier,
+    /// Whether the gate is closed.
     shut: Arc<(Mutex<bool>, Condvar)>,
+    /// The blob that the disk refuses to store.
     refused: Arc<Mutex<Option<Digest>>>,
     pieces: Arc<(Mutex<Pieces>, Condvar)>,
     early_syncs: Arc<AtomicU64>,

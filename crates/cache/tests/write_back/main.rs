@@ -1,5 +1,6 @@
-//! Tests of a fast tier in front of a disk: placement, limits, write-back, promotion, restarts and
-//! damage. This file runs the conformance suite of tiers; its modules have the other tests.
+//! Tests of a fast tier in front of a disk: placement, limits, write-back, promotion (copies of
+//! requested blobs from the disk to the fast tier), restarts and damage. This file runs the
+//! conformance suite of tiers; its modules have the other tests.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 

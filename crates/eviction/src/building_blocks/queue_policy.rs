@@ -16,7 +16,8 @@ use crate::{
 pub trait QueueRule: Send {
     /// Name of the policy, which its saved states also contain.
     const NAME: &'static str;
-    /// Number of queues of resident keys. The queues from which keys are evicted first come first.
+    /// Number of queues of resident keys, numbered from 0. Keys in a queue with a lower number are
+    /// usually evicted earlier.
     const RESIDENT_QUEUES: usize;
     /// Number of queues of ghosts (keys that were evicted and are remembered).
     const GHOST_QUEUES: usize = 0;

@@ -268,8 +268,8 @@ impl<M: Medium> Log<M> {
         Ok(Entry::new(stored, meta))
     }
 
-    /// Makes a value visible. The bytes of the value must be durable, and removes the previous
-    /// value of its key. The caller must hold [`lock_key`](Self::lock_key).
+    /// Makes a value visible, and removes the previous value of its key. The bytes of the value
+    /// must be durable. The caller must hold [`lock_key`](Self::lock_key).
     fn publish(&self, stored: &Arc<IndexEntry>) -> Result<(), Error> {
         let medium = &self.inner.medium;
         let at = stored.record + COMMIT_OFFSET;

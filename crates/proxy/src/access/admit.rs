@@ -15,9 +15,9 @@ use crate::error::Error;
 use crate::http::peer::Peer;
 use crate::refusal_log::Refusal;
 
-/// Admits a request, or returns the reason of the refusal. With pass-through, returns the context
-/// that uses the client's credentials. If clients need no credentials, the check costs one
-/// comparison.
+/// Admits a request, or returns the reason of the refusal. With pass-through (the upstream checks
+/// the client's credentials), returns the context that uses the client's credentials. If clients
+/// need no credentials, the check costs one comparison.
 pub(crate) async fn admit(
     context: &Arc<RequestContext>,
     peer: &Peer,

@@ -40,9 +40,12 @@ const DENIED_TTL: Duration = Duration::from_secs(60);
 pub(crate) struct PassThrough(pub(super) Arc<State>);
 
 pub(super) struct State {
+    /// Whether a client may pull without credentials.
     pub(super) anonymous: bool,
     pub(super) hasher: KeyedHasher,
+    /// Recent pulls that an upstream granted, each as the hash of client and right.
     pub(super) granted: Cache<KeyedHash, ()>,
+    /// Recent pulls that an upstream denied, each as the hash of client and right.
     pub(super) denied: Cache<KeyedHash, ()>,
     pub(super) shared_requests:
         SharedRequests<KeyedHash, Result<AccessDecision, pierhead_remote::Error>>,

@@ -75,9 +75,9 @@ impl SlotCounts {
         }
     }
 
-    /// Whether `client` gets none of `capacity` slots. An eighth of the slots, and at least
-    /// `min_share` slots, is reserved for clients that hold fewer slots. The slot `without` counts
-    /// as free; it must be one of the slots counted here.
+    /// Whether `client` gets none of `capacity` slots. A share of the slots (an eighth, but at
+    /// least `min_share` slots) is reserved for clients that hold fewer slots than this share. The
+    /// slot `without` counts as free; it must be one of the slots counted here.
     pub(crate) fn leave_no_share(
         &self,
         client: &ClientKey,

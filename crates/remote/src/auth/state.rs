@@ -43,8 +43,9 @@ pub(crate) enum Scope {
 }
 
 impl Scope {
-    /// Returns the scope to request for a challenge. `named` is the scope in the challenge. The
-    /// returned scope never contains more than the right to pull.
+    /// Returns the scope to request for a challenge. `named` is the scope in the challenge. If the
+    /// challenge names a repository, the returned scope contains only the right to pull. Any other
+    /// scope is returned unchanged.
     pub(crate) fn of(named: Option<&str>, repository: &Repository) -> Self {
         let Some(named) = named.map(str::trim).filter(|named| !named.is_empty()) else {
             return Self::Repository {

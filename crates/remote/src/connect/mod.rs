@@ -41,9 +41,9 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// Maximum number of addresses of one host name to which pierhead tries to connect.
 const MAX_ADDRESSES: usize = 8;
 
-/// Time limit of the lookup on this machine of a name that the HTTPS proxy resolves later. The
-/// limit is short: where a proxy is the only way to the Internet, the local name servers may not
-/// know the name.
+/// Time limit of the lookup on this machine of a name that the HTTPS proxy resolves later. This
+/// time limit is short: if an HTTPS proxy is the only way to the Internet, the local name servers
+/// may not know the name.
 const PROXY_LOOKUP_LIMIT: Duration = Duration::from_millis(500);
 
 /// Opens connections for one upstream, within the upstream's [`TargetPolicy`].

@@ -8,6 +8,9 @@
 //!   |                                '------------ the request fails ------------|
 //!   '--------------------------- the host responds ------------------------------'
 //! ```
+//!
+//! The ejection is the time for which an open circuit breaker blocks requests: at most
+//! [`MAX_EJECTION`], or [`MAX_EJECTION_OF_ONLY_HOST`] if no other host can be asked.
 
 use std::sync::Arc;
 use std::time::Duration;

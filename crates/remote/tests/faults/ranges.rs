@@ -1,5 +1,5 @@
-//! Tests of bounded ranges of a blob from a faulty registry. A range has exactly the requested bytes
-//! of the version of the blob that an earlier response stated, or the request fails.
+//! Tests of bounded ranges of a blob from a faulty registry. A range has exactly the requested
+//! bytes of the version of the blob that an earlier response stated, or the request fails.
 
 use std::ops::Range;
 

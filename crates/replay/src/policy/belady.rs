@@ -90,8 +90,8 @@ pub struct Foresight {
     future: Future,
 }
 
-/// Creates an empty policy for this future. Each call of [`pierhead_eviction::Policy::hit`] is one
-/// request.
+/// Creates an empty policy that knows these future requests. Each call of
+/// [`pierhead_eviction::Policy::hit`] is one request.
 pub fn new<K: Key>(future: Future) -> Belady<K> {
     RankPolicy::by(Foresight { future })
 }

@@ -29,7 +29,8 @@ pub struct BeladySize<K> {
 }
 
 impl<K: Key> BeladySize<K> {
-    /// Creates an empty policy for this future. Each call of [`Policy::hit`] is one request.
+    /// Creates an empty policy that knows these future requests. Each call of [`Policy::hit`] is
+    /// one request.
     pub fn new(future: Future) -> Self {
         Self {
             future,

@@ -63,8 +63,8 @@ impl Content {
         self
     }
 
-    /// Reads up to `most` bytes from `offset` on. The result is empty only at the end. Reads of
-    /// files block, which is short because test files are in the page cache.
+    /// Reads up to `most` bytes from `offset` on. The result is empty only at the end of the
+    /// content. Reads of files block, which is short because test files are in the page cache.
     pub(super) fn read(&self, offset: u64, most: usize) -> Bytes {
         let most = usize::try_from(self.len.saturating_sub(offset))
             .unwrap_or(usize::MAX)

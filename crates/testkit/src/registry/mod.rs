@@ -276,10 +276,11 @@ impl FakeRegistry {
         })
     }
 
-    /// Waits until `enough` is true for the requests so far.
+    /// Waits until `enough` returns true for the list of all requests that the registry has
+    /// received.
     ///
     /// # Panics
-    /// Panics if `enough` is still false after 30 seconds.
+    /// Panics if `enough` still returns false after 30 seconds.
     pub async fn wait_for(&self, enough: impl FnMut(&[RecordedRequest]) -> bool) {
         self.shared.log.wait_for(enough).await;
     }

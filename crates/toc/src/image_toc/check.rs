@@ -46,8 +46,9 @@ fn check_rows(toc: &ImageToc) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks the numbers of contents that only rebuilt layers need: they must be in the order of first
-/// use in the layers. In each layer, the skeleton comes first, and then the files.
+/// Checks the order of the contents that are needed only to rebuild layers: they must be numbered
+/// by their first use in the layers. In each layer, the skeleton (the tar without file contents)
+/// comes first, and then the files.
 fn check_layers(toc: &ImageToc) -> Result<(), Error> {
     let mut next = toc.visible();
     for layer in toc.layers() {

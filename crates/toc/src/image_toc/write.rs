@@ -41,6 +41,9 @@ pub(super) fn canonical_bytes(merged: &Merged) -> Result<Vec<u8>, Error> {
     let mut entries = Entries::default();
     merged
         .walk(|path, item, attributes, modified| entries.put(path, item, attributes, modified))?;
+    // The contents of the tree have the lowest numbers: they are the visible contents. The loop
+    // below adds the contents that only layers have: hidden files, and skeletons (tars without file
+    // contents).
     let visible = count(entries.contents.order.len())?;
     let mut layers = Vec::new();
     for layer in &merged.layers {

@@ -37,12 +37,20 @@ const WHAT: &str = "layer index";
 /// The stream (the type of records) to which a block belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Stream {
+    /// The entries of the tar (paths and attributes), in the order of the tar.
     Entries,
+    /// The skeleton: the tar without file contents, with which a reader rebuilds the tar.
     Skeleton,
+    /// One row per distinct file content, sorted by digest: its position in the tar, and its chunks
+    /// and extents.
     Contents,
+    /// The content-defined chunks of large contents.
     Chunks,
+    /// The extents of sparse files: offset and length of each range that has data.
     Extents,
+    /// The decompressor windows (the bytes before a checkpoint, to which compressed data refers).
     Windows,
+    /// The checkpoints: positions at which decoding of the compressed layer can start.
     Points,
 }
 

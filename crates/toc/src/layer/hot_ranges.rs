@@ -1,5 +1,6 @@
-//! Finds the ranges of a layer's compressed blob that must be read to get some file contents: reads
-//! these contents, and records which bytes of the blob are read.
+//! Finds the hot ranges of a layer: the ranges of its compressed blob that must be read to get some
+//! file contents, such as those that a container start reads. Reads these contents, and records
+//! which bytes of the blob are read.
 
 use std::io;
 use std::ops::Range;

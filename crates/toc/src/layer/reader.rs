@@ -1,5 +1,5 @@
-//! Reads single file contents from the blob of a layer. Decoding starts at the checkpoint before
-//! the content.
+//! Reads single file contents from the blob of a layer. Decoding starts at the checkpoint (a
+//! position at which decoding can start) before the content.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::stream::{INPUT, Point, PositionedDecoder};
 /// decoder takes 250 KiB.
 const POSITIONS: usize = 4;
 
-/// Reads the contents of one layer, including its skeleton.
+/// Reads the contents of one layer, including its skeleton (the tar without file contents).
 ///
 /// A read first decodes up to 4 MiB that the caller does not need, unless the read continues one of
 /// the last four reads. In a zstd layer, decoding can only start at the start of a frame, so a read

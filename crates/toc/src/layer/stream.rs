@@ -1,4 +1,5 @@
-//! The uncompressed bytes of a layer, decoded in portions from its start or from a checkpoint.
+//! The uncompressed bytes of a layer, decoded in portions from its start or from a checkpoint (a
+//! position at which decoding can start).
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,6 @@
-//! Tests of layer indexes that were damaged after they were written, of malformed skeletons from
-//! untrusted senders, and of the number of bytes that a read of one file takes.
+//! Tests of layer indexes that were damaged after they were written, of malformed skeletons (tars
+//! without file contents) from untrusted senders, and of the number of bytes that a read of one
+//! file takes.
 
 use std::fs;
 use std::io;

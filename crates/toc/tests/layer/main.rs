@@ -1,6 +1,7 @@
-//! Integration tests of layer indexing: layers are indexed, read through checkpoints and rebuilt,
-//! and hot ranges are found. Submodules test attributes, damaged and hostile layers, and random
-//! tars.
+//! Integration tests of layer indexing. A layer is indexed. With the index, files are read from the
+//! middle of the compressed layer (from checkpoints), the tar is rebuilt byte for byte, and the
+//! ranges of the compressed layer that hold given contents are found (hot ranges). Submodules test
+//! attributes, damaged and hostile layers, and random tars.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 

@@ -77,8 +77,8 @@ pub fn archive(
     tar.out.flush().map_err(failed)
 }
 
-/// Returns the number of bytes of a rebuilt layer, which depends only on the skeleton and on the
-/// sizes of the files.
+/// Returns the number of bytes of a rebuilt layer, which depends only on the skeleton (the tar
+/// without file contents) and on the sizes of the files.
 fn measure(
     image: &Image,
     layer: &pierhead_toc::image_toc::TocLayer,

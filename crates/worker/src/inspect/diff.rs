@@ -166,7 +166,7 @@ fn measure_bundle(
     }
 }
 
-/// The sizes of the file contents of the new and the old image.
+/// Finds the size of each file content of the new and the old image by the number of the content.
 struct ContentSizes<'a> {
     new: &'a ImageToc,
     old: &'a ImageToc,

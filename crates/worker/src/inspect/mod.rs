@@ -32,7 +32,7 @@ pub struct InspectReport {
     pub digest: String,
     /// Number of entries of the merged tree.
     pub entries: u32,
-    /// Sum of the bytes of all distinct file contents.
+    /// Number of distinct file contents.
     pub contents: u32,
     /// Sum of the bytes of these contents.
     pub bytes: u64,

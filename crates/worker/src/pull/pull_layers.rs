@@ -121,6 +121,7 @@ pub(super) fn pull(
                 let total = missing.values().sum();
                 progress.begin(&format!("unpacking {reference}"), Unit::Bytes, total);
                 for reader in &readers {
+                    // The skeleton is the tar without file contents.
                     let skeleton = reader.index().skeleton();
                     // Reads files in the order of the tar, so that each byte is decompressed only
                     // once.

@@ -1,4 +1,4 @@
-//! Assigns the missing frames of a bundle to connections.
+//! Assigns the missing frames (groups of compressed contents) of a bundle to connections.
 //!
 //! A connection requests a range of frames and reads this range in order. If the bundle arrives in
 //! shares (one part for each connection), each connection has its share from the start. Without
@@ -166,7 +166,7 @@ impl FrameSchedule {
         self.set(connection, range.end..range.end);
     }
 
-    /// Tells what a connection does with a frame that arrives.
+    /// Returns what a connection must do with a frame that arrives.
     pub(super) fn action(&self, connection: usize, frame: u32) -> FrameAction {
         let range = self.range(connection);
         match frame {
@@ -176,8 +176,8 @@ impl FrameSchedule {
         }
     }
 
-    /// Tells what a connection does next. First it requests the rest of its range, then an
-    /// unassigned range, then a part of another connection's range.
+    /// Returns the next range that a connection must request: the rest of its own range, else an
+    /// unassigned range, else a part of another connection's range.
     pub(super) fn next(&mut self, connection: usize) -> NextRange {
         let own = self.range(connection);
         let found = match own.is_empty() {

@@ -54,7 +54,7 @@ pub(crate) struct Referrer {
     pub(crate) descriptor: Value,
 }
 
-/// Related blobs and documents in the order of their push.
+/// A test case of the registry: related blobs and documents, in the order of their push.
 #[derive(Default)]
 pub(crate) struct Family {
     pub(crate) name: &'static str,
@@ -395,7 +395,8 @@ impl Family {
         self.blob(CONFIG, config.to_string().into_bytes())
     }
 
-    /// Adds an image with this number of layers and additional fields. Returns its descriptor.
+    /// Adds an image manifest with this number of layers, and merges the fields `more` into the
+    /// manifest. Returns the descriptor of the manifest.
     fn image(&mut self, layers: usize, more: Value) -> Value {
         let layers: Vec<Value> = (0..layers).map(|_| self.layer()).collect();
         let mut body = json!({ "config": self.config(), "layers": layers });

@@ -1,5 +1,5 @@
 //! Regular maintenance of the bundle server: deletes files and records that no image needs, and
-//! keeps packs and plans within their budgets.
+//! keeps packs (files of compressed file contents) and bundle plans within their budgets.
 
 use super::context::Context;
 use super::cpu_share::CpuShare;

@@ -1,4 +1,5 @@
-//! The result of a placement rule: whether a fill is first written to the fast tier or to the disk.
+//! The result of a placement rule: whether a fill (the download of a blob into the cache) is first
+//! written to the fast tier or to the disk.
 
 /// The tier to which the bytes of a fill are written first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

@@ -1,5 +1,6 @@
-//! The placement rules: each rule decides whether a fill goes to the fast tier or to the disk. All
-//! rules except `layer-aware` also rank the blobs on the fast tier, for eviction.
+//! The placement rules: each rule decides whether a fill (the download of a blob into the cache)
+//! goes to the fast tier or to the disk. All rules except `layer-aware` also rank the blobs on the
+//! fast tier, for eviction.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,5 @@
-//! A blob on the disk whose hot ranges are read from the fast tier.
+//! A blob on the disk whose hot ranges (the byte ranges that container starts read) are read from
+//! the fast tier.
 
 use std::io;
 use std::ops::Range;

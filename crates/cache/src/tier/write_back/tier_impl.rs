@@ -1,5 +1,5 @@
-//! Implements [`Tier`] for the fast tier and the disk together: chooses the tier of each fill and
-//! the copy that a reader opens.
+//! Implements [`Tier`] for the fast tier and the disk together: chooses the tier of each fill (the
+//! download of a blob into the cache) and the copy that a reader opens.
 
 use std::collections::HashSet;
 use std::io;

@@ -1,5 +1,6 @@
-//! The state of the fast tier: its copies, hints for fills, and the queues of write-back, hot
-//! ranges and promotion. Plain data behind one lock, without I/O.
+//! The state of the fast tier: its copies, hints for fills (downloads of blobs into the cache), and
+//! the queues of write-back, of hot ranges (the byte ranges that container starts read) and of
+//! promotion (copies from the disk to the fast tier). Plain data behind one lock, without I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! The write-back thread: writes dirty blobs from the fast tier back to the disk, one at a time,
-//! the oldest first. The thread also copies blobs and hot ranges from the disk to the fast tier.
+//! The write-back thread: writes dirty blobs (blobs that the disk does not have yet) from the fast
+//! tier back to the disk, one at a time, the oldest first. The thread also copies blobs and hot
+//! ranges (the byte ranges that container starts read) from the disk to the fast tier.
 
 use parking_lot::MutexGuard;
 use std::io;

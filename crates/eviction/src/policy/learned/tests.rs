@@ -1,5 +1,6 @@
 //! Tests of the whole policy `learned`: clients wait less if the requests have a pattern. If the
-//! requests have no pattern, clients wait at most 1 % longer than with the heuristic.
+//! requests have no pattern, clients wait at most 1 % longer than with the heuristic
+//! inside the policy, used alone.
 
 use super::*;
 use crate::building_blocks::hash;

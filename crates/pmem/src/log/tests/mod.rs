@@ -1,5 +1,6 @@
 //! Tests of the log against a model, on a simulated medium whose power can be cut. This module has
-//! the model and a random user of the log.
+//! the model and the code that
+//! calls the log at random.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

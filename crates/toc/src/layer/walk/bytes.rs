@@ -1,5 +1,6 @@
 //! Reads the uncompressed bytes of a layer for the walk over its tar. Hashes the bytes, checks the
-//! limits, and passes checkpoints to the builder of the index.
+//! limits, and passes checkpoints (positions at which decoding can start) to the builder of the
+//! index.
 
 use pierhead_oci::{Algorithm, Digest, Hasher};
 

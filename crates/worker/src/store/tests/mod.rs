@@ -165,8 +165,9 @@ impl Sizes for TocSizes<'_> {
     }
 }
 
-/// Decides how a bundle sends the contents of an image: patches against the file at the same path,
-/// copies of equal beginnings, groups of small files, and ranges of large files.
+/// Plans the frames of a test bundle. A content is sent as a patch against the base file at the
+/// same path, as a copy of the beginning that it shares with this file, in a group of small files,
+/// or in ranges of a large file.
 fn plan(want: &TestImage, have: Option<&TestImage>, layers: bool) -> Vec<Frame> {
     let toc = want.toc();
     let base_toc = have.map(TestImage::toc);
@@ -455,8 +456,9 @@ pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns two versions of an image with files that are unchanged, patched, copied, removed, added,
-/// empty, or of several ranges.
+/// Returns two versions of an image. The files of the new version are unchanged, patched, copied,
+/// removed, added or empty, and one file is so large that a bundle sends the file in several
+/// ranges.
 pub(crate) fn versions() -> (TestImage, TestImage) {
     static VERSIONS: OnceLock<(TestImage, TestImage)> = OnceLock::new();
     VERSIONS.get_or_init(new_versions).clone()

@@ -55,8 +55,8 @@ fn requests_of_clients_are_common() {
     )
     .unwrap();
     assert_eq!((head.parts.method, head.close), (Method::HEAD, true));
-    // The parser accepts a head without Host, because `handle` checks the Host header for both HTTP
-    // servers.
+    // The parser accepts a head without Host, because `handle` checks the Host header for
+    // pierhead's HTTP/1 server and for hyper.
     assert!(simple(b"GET / HTTP/1.1\r\n\r\n").is_some());
 }
 
