@@ -18,7 +18,7 @@ fn cache_on(folder: &std::path::Path, tier: Arc<dyn Tier>) -> Cache {
 }
 
 fn over_faulty(fast: &Faulty, disk: &Gate) -> Arc<WriteBack> {
-    let (fast, disk) = (Arc::new(fast.clone()), Arc::new(disk.clone()));
+    let (fast, disk) = (Arc::new(fast.clone()), disk.tier());
     Arc::new(WriteBack::open(fast, disk, all_fast(ROOMY)).unwrap())
 }
 

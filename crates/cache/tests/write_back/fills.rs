@@ -39,7 +39,7 @@ fn blobs_on_the_fast_tier_are_written_back_to_the_disk() {
     disk.set(false);
     flush(&tier);
     assert!(disk.has(&digest));
-    assert_eq!(content(&disk, &digest).unwrap(), bytes);
+    assert_eq!(content(&*disk, &digest).unwrap(), bytes);
     let stat = tier.stat();
     assert_eq!((stat.blobs, stat.dirty_blobs, stat.dirty_bytes), (1, 0, 0));
     assert_eq!(stat.written_back, 3_000_000);
@@ -78,8 +78,7 @@ fn a_failed_fast_tier_fails_no_fill() {
         let (fast, disk) = (MemoryTier::default(), Gate::shut());
         let faulty = Faulty::new(Arc::new(fast.clone()));
         faulty.fail(op, pass, 1, EIO);
-        let tier =
-            WriteBack::open(Arc::new(faulty), Arc::new(disk.clone()), all_fast(ROOMY)).unwrap();
+        let tier = WriteBack::open(Arc::new(faulty), disk.tier(), all_fast(ROOMY)).unwrap();
         let (digest, bytes) = blob(1, 100_000);
         commit(&tier, &digest, &bytes);
         assert!(disk.has(&digest), "{op:?}");
@@ -91,7 +90,7 @@ fn a_failed_fast_tier_fails_no_fill() {
 #[test]
 fn a_blob_that_the_disk_cannot_open_is_stored_again() {
     let (fast, disk) = (Arc::<MemoryTier>::default(), Gate::default());
-    let faulty = Faulty::new(Arc::new(disk));
+    let faulty = Faulty::new(disk.tier());
     faulty.fail(Op::Open, 0, 1, EIO);
     let tier = WriteBack::open(fast, Arc::new(faulty), all_fast(ROOMY)).unwrap();
     let (digest, bytes) = blob(1, 100_000);
@@ -127,12 +126,7 @@ fn a_fill_that_fails_on_both_tiers_leaves_no_files() {
 fn unreadable_staged_bytes_fail_only_their_fill() {
     let disk = Gate::default();
     let faulty = Faulty::new(Arc::new(MemoryTier::default()));
-    let tier = WriteBack::open(
-        Arc::new(faulty.clone()),
-        Arc::new(disk.clone()),
-        all_fast(ROOMY),
-    )
-    .unwrap();
+    let tier = WriteBack::open(Arc::new(faulty.clone()), disk.tier(), all_fast(ROOMY)).unwrap();
     let (digest, bytes) = blob(1, 100_000);
     let mut staged = tier.stage(&digest).unwrap();
     staged.write(&[&bytes[..60_000]]).unwrap();

@@ -67,7 +67,7 @@ fn a_write_back_pauses_until_half_of_the_tier_is_dirty() {
     let rest = BackgroundWork::default();
     rest.set_paused(true);
     let limit = all_fast(4_000_000);
-    let tier = WriteBack::open_with(fast, Arc::new(disk.clone()), limit, &rest).unwrap();
+    let tier = WriteBack::open_with(fast, disk.tier(), limit, &rest).unwrap();
     let blobs = [1, 2, 3, 4].map(|seed| blob(seed, 900_000));
     let put = |nth: usize| commit(&tier, &blobs[nth].0, &blobs[nth].1);
     put(0);
@@ -90,7 +90,7 @@ fn a_write_back_pauses_until_half_of_the_tier_is_dirty() {
     rest.set_paused(false);
     wait::until("an empty queue", || tier.stat().dirty_blobs == 0);
     for (digest, bytes) in &blobs {
-        assert_eq!(content(&disk, digest).unwrap(), *bytes);
+        assert_eq!(content(&*disk, digest).unwrap(), *bytes);
     }
 }
 
@@ -99,7 +99,7 @@ fn a_write_back_pauses_in_the_middle_of_a_blob() {
     let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
     let rest = BackgroundWork::default();
     disk.hold_pieces(true);
-    let tier = WriteBack::open_with(fast, Arc::new(disk.clone()), all_fast(ROOMY), &rest).unwrap();
+    let tier = WriteBack::open_with(fast, disk.tier(), all_fast(ROOMY), &rest).unwrap();
     let (digest, bytes) = blob(1, 5_000_000);
     commit(&tier, &digest, &bytes);
     disk.until_a_piece();
@@ -109,7 +109,7 @@ fn a_write_back_pauses_in_the_middle_of_a_blob() {
     assert_eq!(tier.stat().written_back, 1 << 20, "a piece, and no more");
     rest.set_paused(false);
     flush(&tier);
-    assert_eq!(content(&disk, &digest).unwrap(), bytes);
+    assert_eq!(content(&*disk, &digest).unwrap(), bytes);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_promotion_releases_its_room_when_it_must_pause() {
     let (fast, disk) = (Gate::default(), Gate::default());
     let rest = BackgroundWork::default();
     let options = Options::new(ROOMY);
-    let both = (Arc::new(fast.clone()), Arc::new(disk.clone()));
+    let both = (fast.tier(), disk.tier());
     let tier = WriteBack::open_with(both.0, both.1, options, &rest).unwrap();
     let [(asked, bytes), (hot, other)] = [blob(1, 5_000_000), blob(2, 5_000_000)];
     commit(&tier, &asked, &bytes);
@@ -148,7 +148,7 @@ fn a_panic_during_an_eviction_does_not_end_the_write_back() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let faulty = Faulty::new(Arc::new(fast.clone()));
     let shared = Arc::new(faulty.clone());
-    let tier = WriteBack::open(shared, Arc::new(disk.clone()), all_fast(ROOMY)).unwrap();
+    let tier = WriteBack::open(shared, disk.tier(), all_fast(ROOMY)).unwrap();
     let [(first, one), (second, two)] = [blob(1, 100_000), blob(2, 100_000)];
     commit(&tier, &first, &one);
     flush(&tier);
@@ -172,7 +172,7 @@ fn a_removal_does_not_wait_for_a_rate_limited_write_back() {
         write_back_rate: 1,
         ..all_fast(ROOMY)
     };
-    let tier = WriteBack::open_with(fast, Arc::new(disk.clone()), slow, &rest).unwrap();
+    let tier = WriteBack::open_with(fast, disk.tier(), slow, &rest).unwrap();
     let (digest, bytes) = blob(1, 5_000_000);
     commit(&tier, &digest, &bytes);
     wait::until("the first bytes of a write-back", || {
@@ -185,13 +185,13 @@ fn a_removal_does_not_wait_for_a_rate_limited_write_back() {
     commit(&tier, &digest, &bytes);
     looked(&rest);
     flush(&tier);
-    assert_eq!(content(&disk, &digest).unwrap(), bytes);
+    assert_eq!(content(&*disk, &digest).unwrap(), bytes);
 }
 
 #[test]
 fn a_failed_write_back_is_retried() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
-    let faulty = Faulty::new(Arc::new(disk.clone()));
+    let faulty = Faulty::new(disk.tier());
     for op in [Op::Stage, Op::Write, Op::Commit] {
         faulty.fail(op, 0, 1, EIO);
     }
@@ -199,7 +199,7 @@ fn a_failed_write_back_is_retried() {
     let (digest, bytes) = blob(1, 100_000);
     commit(&tier, &digest, &bytes);
     flush(&tier);
-    assert_eq!(content(&disk, &digest).unwrap(), bytes);
+    assert_eq!(content(&*disk, &digest).unwrap(), bytes);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn a_write_back_starts_with_an_empty_staging_file() {
         .unwrap();
     disk.set(false);
     flush(&tier);
-    assert_eq!(content(&disk, &digest).unwrap(), bytes);
+    assert_eq!(content(&*disk, &digest).unwrap(), bytes);
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn a_write_back_syncs_before_the_end_of_a_blob() {
 fn a_panic_during_a_write_back_blocks_no_caller() {
     for (op, pass) in [(Op::Stage, 0), (Op::Write, 0), (Op::Commit, 0)] {
         let (fast, disk) = (MemoryTier::default(), Gate::shut());
-        let faulty = Faulty::new(Arc::new(disk.clone()));
+        let faulty = Faulty::new(disk.tier());
         faulty.panic(op, pass);
         let tier =
             WriteBack::open(Arc::new(fast.clone()), Arc::new(faulty), all_fast(ROOMY)).unwrap();
@@ -242,7 +242,7 @@ fn a_panic_during_a_write_back_blocks_no_caller() {
         tier.remove(&removed).unwrap();
         commit(&tier, &kept, &second);
         flush(&tier);
-        assert_eq!(content(&disk, &kept).unwrap(), second, "{op:?}");
+        assert_eq!(content(&*disk, &kept).unwrap(), second, "{op:?}");
         assert!(!disk.has(&removed));
         disk.scan_staged(&mut |found| panic!("{found:?} is half a copy"))
             .unwrap();
@@ -275,7 +275,7 @@ fn a_volatile_tier_is_written_back_at_shutdown_within_its_time() {
         disk.set(false);
         // At the configured rate, this write-back would take a month.
         assert_eq!(tier.save(|| false), Dirty::default());
-        assert_eq!(content(&disk, &digest).unwrap(), bytes);
+        assert_eq!(content(&*disk, &digest).unwrap(), bytes);
     }
 }
 

@@ -20,9 +20,15 @@ pub enum Op {
     Clear,
     Commit,
     Read,
-    /// The scan of bytes that are staged and not committed.
+    /// The read of bytes that are staged and not committed.
     ReadStaged,
+    /// A sync before the commit. Only a tier with a hook ([`Faulty::on_call`]) counts this call.
+    EarlySync,
 }
+
+/// Called before each call to the tier with the digest of its blob; an error is the result of the
+/// call.
+type Hook = dyn Fn(Op, &Digest) -> io::Result<()> + Send + Sync;
 
 /// A storage tier that forwards all calls except calls in which a fault is injected. All clones
 /// share the same faults.
@@ -43,6 +49,7 @@ struct Plan {
     free: Option<u64>,
     /// The bytes that reads return corrupted: the blob and the offset of each byte.
     corrupt_bytes: Vec<(Digest, u64)>,
+    hook: Option<Arc<Hook>>,
 }
 
 struct Fault {
@@ -96,6 +103,11 @@ impl Faulty {
         plan.crash = Some(plan.calls + calls);
     }
 
+    /// Calls `hook` before each call to the tier. The hook may block, or return an error.
+    pub fn on_call(&self, hook: impl Fn(Op, &Digest) -> io::Result<()> + Send + Sync + 'static) {
+        self.plan().hook = Some(Arc::new(hook));
+    }
+
     /// Returns the number of calls to the tier so far.
     pub fn calls(&self) -> u64 {
         self.plan().calls
@@ -111,7 +123,7 @@ impl Faulty {
         self.plan().corrupt_bytes.push((digest, offset));
     }
 
-    /// Removes all faults.
+    /// Removes all faults and the hook.
     pub fn restore(&self) {
         let calls = self.plan().calls;
         *self.plan() = Plan {
@@ -124,7 +136,9 @@ impl Faulty {
         self.plan.lock()
     }
 
-    fn step(&self, op: Op) -> io::Result<()> {
+    fn step(&self, op: Op, digest: &Digest) -> io::Result<()> {
+        let hook = self.plan().hook.clone();
+        hook.map_or(Ok(()), |hook| hook(op, digest))?;
         let mut plan = self.plan();
         plan.calls += 1;
         if plan.crash.is_some_and(|crash| plan.calls > crash) {
@@ -156,7 +170,7 @@ impl Faulty {
 
 impl Tier for Faulty {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
-        self.step(Op::Stage)?;
+        self.step(Op::Stage, digest)?;
         let staged = self.tier.stage(digest)?;
         Ok(Box::new(FaultyStaged {
             staged,
@@ -166,12 +180,12 @@ impl Tier for Faulty {
     }
 
     fn discard(&self, digest: &Digest) -> io::Result<()> {
-        self.step(Op::Discard)?;
+        self.step(Op::Discard, digest)?;
         self.tier.discard(digest)
     }
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        self.step(Op::Open)?;
+        self.step(Op::Open, digest)?;
         let blob = self.tier.open(digest)?;
         Ok(blob.map(|blob| {
             Arc::new(FaultyBlob {
@@ -183,7 +197,7 @@ impl Tier for Faulty {
     }
 
     fn remove(&self, digest: &Digest) -> io::Result<()> {
-        self.step(Op::Remove)?;
+        self.step(Op::Remove, digest)?;
         self.plan()
             .corrupt_bytes
             .retain(|(corrupt_bytes, _)| corrupt_bytes != digest);
@@ -228,7 +242,7 @@ impl Staged for FaultyStaged {
     /// The write of each piece counts as one call.
     fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         for piece in pieces {
-            if let Err(error) = self.faults.step(Op::Write) {
+            if let Err(error) = self.faults.step(Op::Write, &self.digest) {
                 // Like a full disk, writes only a part of the piece.
                 self.staged.write(&[&piece[..piece.len() / 2]])?;
                 return Err(error);
@@ -238,20 +252,37 @@ impl Staged for FaultyStaged {
         Ok(())
     }
 
+    fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        let sync = self.staged.early_sync();
+        let hook = self.faults.plan().hook.clone();
+        let Some(hook) = hook else {
+            return sync;
+        };
+        let digest = self.digest;
+        Some(Box::new(move || {
+            if hook(Op::EarlySync, &digest).is_ok()
+                && let Some(sync) = sync
+            {
+                sync();
+            }
+        }))
+    }
+
     fn clear(&mut self) -> io::Result<()> {
-        self.faults.step(Op::Clear)?;
+        self.faults.step(Op::Clear, &self.digest)?;
         self.staged.clear()
     }
 
     fn reader(&self) -> Arc<dyn ReadAt> {
         Arc::new(FaultyReader {
             reader: self.staged.reader(),
+            digest: self.digest,
             faults: self.faults.clone(),
         })
     }
 
     fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
-        self.faults.step(Op::Commit)?;
+        self.faults.step(Op::Commit, &self.digest)?;
         let blob = self.staged.commit(trailer)?;
         Ok(Arc::new(FaultyBlob {
             blob,
@@ -263,17 +294,18 @@ impl Staged for FaultyStaged {
 
 struct FaultyReader {
     reader: Arc<dyn ReadAt>,
+    digest: Digest,
     faults: Faulty,
 }
 
 impl ReadAt for FaultyReader {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.faults.step(Op::ReadStaged)?;
+        self.faults.step(Op::ReadStaged, &self.digest)?;
         self.reader.read_at(offset, buf)
     }
 
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.faults.step(Op::ReadStaged)?;
+        self.faults.step(Op::ReadStaged, &self.digest)?;
         self.reader.try_read_at(offset, buf)
     }
 }
@@ -301,14 +333,14 @@ impl FaultyBlob {
 
 impl ReadAt for FaultyBlob {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.faults.step(Op::Read)?;
+        self.faults.step(Op::Read, &self.digest)?;
         self.blob.read_at(offset, buf)?;
         self.spoil(offset, buf);
         Ok(())
     }
 
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.faults.step(Op::Read)?;
+        self.faults.step(Op::Read, &self.digest)?;
         let read = self.blob.try_read_at(offset, buf)?;
         self.spoil(offset, &mut buf[..read]);
         Ok(read)
