@@ -154,6 +154,18 @@ fn a_file_as_the_data_folder_is_an_error() -> Result<()> {
 }
 
 #[test]
+fn a_data_folder_that_cannot_be_created_is_an_error() -> Result<()> {
+    let folder = paths::scratch("data")?;
+    let data = folder.path().join("data");
+    symlink("missing", &data)?;
+    assert_refused(
+        &Options::new().data(&data),
+        73,
+        &["data: ", "is a link to missing", "create that folder"],
+    )
+}
+
+#[test]
 fn a_read_only_data_folder_is_an_error() -> Result<()> {
     if or_skip(namespace::available()).is_none() {
         return Ok(());
