@@ -177,7 +177,7 @@ impl Image {
     }
 
     /// The manifest for the architecture of this machine.
-    pub fn here(&self) -> Result<&Manifest> {
+    pub fn for_this_platform(&self) -> Result<&Manifest> {
         let here = format!("linux/{}", architecture());
         let fits = |manifest: &&Manifest| manifest.platform.is_empty() || manifest.platform == here;
         self.manifests

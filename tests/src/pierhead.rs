@@ -269,14 +269,14 @@ fn serve(
 /// tests put pressure on this machine.
 fn without_pauses(toml: &str) -> String {
     const LIMITS: &str = "[limits]\n";
-    const NEVER: &str = "pause_under = []\n";
+    const NO_PAUSES: &str = "pause_under = []\n";
     match toml.find(LIMITS) {
         _ if toml.contains("pause_under") => toml.to_owned(),
         Some(at) => {
             let (before, after) = toml.split_at(at + LIMITS.len());
-            format!("{before}{NEVER}{after}")
+            format!("{before}{NO_PAUSES}{after}")
         }
-        None => format!("{toml}\n{LIMITS}{NEVER}"),
+        None => format!("{toml}\n{LIMITS}{NO_PAUSES}"),
     }
 }
 

@@ -178,19 +178,19 @@ fn store(folder: &Path, image: &Image) -> Result<()> {
     };
     for digest in image.blobs() {
         blob(&root, image, &digest)?;
-        link(repository.join("_layers").join(slashed(&digest)), &digest)?;
+        link(repository.join("_layers").join(as_path(&digest)), &digest)?;
     }
     for digest in image.documents() {
         blob(&root, image, &digest)?;
         link(
             repository
                 .join("_manifests/revisions")
-                .join(slashed(&digest)),
+                .join(as_path(&digest)),
             &digest,
         )?;
     }
     let tag = repository.join("_manifests/tags").join(&image.tag);
-    link(tag.join("index").join(slashed(&image.root)), &image.root)?;
+    link(tag.join("index").join(as_path(&image.root)), &image.root)?;
     link(tag.join("current"), &image.root)
 }
 
@@ -211,7 +211,7 @@ fn blob(root: &Path, image: &Image, digest: &str) -> Result<()> {
     Ok(())
 }
 
-fn slashed(digest: &str) -> String {
+fn as_path(digest: &str) -> String {
     digest.replacen(':', "/", 1)
 }
 

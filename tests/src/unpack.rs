@@ -35,7 +35,7 @@ impl Umoci {
     /// Whether umoci supports the image: it supports only OCI manifests, and no layers compressed
     /// by zstd.
     pub fn understands(&self, image: &Image) -> Result<bool> {
-        let manifest = fs::read(image.file(&image.here()?.digest))?;
+        let manifest = fs::read(image.file(&image.for_this_platform()?.digest))?;
         let manifest: Value = serde_json::from_slice(&manifest)?;
         let layers = manifest["layers"].as_array().context("no layers")?;
         let oci = manifest["config"]["mediaType"] == "application/vnd.oci.image.config.v1+json";
@@ -56,7 +56,7 @@ impl Umoci {
     /// Unpacks into a new folder in `folder`.
     pub fn unpack(&self, image: &Image, folder: &Path) -> Result<PathBuf> {
         const NAME: &str = "it";
-        let digest = &image.here()?.digest;
+        let digest = &image.for_this_platform()?.digest;
         // umoci accepts no name with a colon and no index of several platforms. Therefore umoci
         // gets a separate layout with one manifest and the same blobs.
         let layout = Layout::create(&folder.join("layout"))?;

@@ -2,7 +2,7 @@
 //! request traces. The package libcachesim (PyPI, GPL) runs in a separate Python process, so that
 //! pierhead does not link it. libcachesim gets the traces that `pierhead-replay --export` writes,
 //! and cache sizes in bytes. Policies with one definition must agree within [`EXACT`]. Policies
-//! whose papers leave details open must agree within [`CLOSE`] under `--rules libcachesim`. To
+//! whose papers leave details open must agree within [`CLOSE`] under `--parameters libcachesim`. To
 //! compare your own traces, run `PIERHEAD_TRACES=FOLDER cargo test -p pierhead-tests --test
 //! agreement -- --nocapture`.
 
@@ -18,7 +18,7 @@ use serde_json::Value;
 
 /// Maximum difference of miss ratios for FIFO, LRU, SIEVE and Belady, which have one definition.
 const EXACT: f64 = 0.002;
-/// Maximum difference of miss ratios for the other policies, under the rules of libCacheSim.
+/// Maximum difference of miss ratios for the other policies, with the parameters of libCacheSim.
 const CLOSE: f64 = 0.01;
 
 const POLICIES: &[(&str, f64)] = &[
@@ -173,7 +173,7 @@ fn compare(trace: &Path, sizes: &str) -> Result<Vec<String>, String> {
     let names: Vec<&str> = POLICIES.iter().map(|(name, _)| *name).collect();
     let names = names.join(",");
     let output = Command::new(paths::pierhead_replay().expect("a pierhead-replay"))
-        .args(["--json", "--rules", "libcachesim", "--size", sizes])
+        .args(["--json", "--parameters", "libcachesim", "--size", sizes])
         .args(["--policy", &names, "--trace"])
         .arg(trace)
         .arg("--export")

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::Value;
 
-use crate::{exec, place};
+use crate::{exec, paths};
 
 /// Seeds of the workloads on which the policies were tuned.
 const TUNING: std::ops::RangeInclusive<u64> = 1..=2;
@@ -56,7 +56,7 @@ struct Table {
 /// # Errors
 /// A replay fails, or its output has an unexpected format.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let usual = place::target().join("release/pierhead-replay");
+    let usual = paths::target().join("release/pierhead-replay");
     let program = options.program.as_deref().unwrap_or(&usual);
     let mut table = Table::default();
     if !options.no_synthetic {

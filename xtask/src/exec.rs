@@ -14,7 +14,7 @@ use rustix::{
     process::{Pid, WaitId, WaitIdOptions, waitid},
 };
 
-use crate::place;
+use crate::paths;
 
 /// Creates a command that runs cargo in the root of the repository, as a developer's shell would.
 ///
@@ -23,7 +23,7 @@ use crate::place;
 /// each run, and everything that uses them.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new("cargo");
-    command.current_dir(place::root());
+    command.current_dir(paths::root());
     for (name, _) in env::vars_os() {
         if is_set_by_cargo(&name) {
             command.env_remove(name);

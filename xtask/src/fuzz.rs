@@ -4,14 +4,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{exec, place};
+use crate::{exec, paths};
 
 /// Runs the fuzz targets whose names contain `filter`, for `seconds` each.
 ///
 /// # Errors
 /// A target found an input that fails, or `cargo fuzz` cannot run.
 pub(crate) fn run(filter: &str, seconds: u64) -> Result<()> {
-    let root = place::root();
+    let root = paths::root();
     let list = exec::text(cargo_fuzz().current_dir(&root).arg("list"))
         .context("cargo fuzz needs nightly Rust, and `cargo install cargo-fuzz`")?;
     let targets: Vec<_> = list.lines().filter(|name| name.contains(filter)).collect();
@@ -22,7 +22,7 @@ pub(crate) fn run(filter: &str, seconds: u64) -> Result<()> {
         println!("=== {target}: {seconds} s");
         // libFuzzer writes new inputs to the first folder, so the corpus in the repository stays
         // unchanged.
-        let found = place::target().join("fuzz-corpus").join(target);
+        let found = paths::target().join("fuzz-corpus").join(target);
         std::fs::create_dir_all(&found)?;
         let seeds = root.join("fuzz/corpus").join(target);
         let status = cargo_fuzz()

@@ -17,7 +17,7 @@ mod guest;
 mod image;
 mod install;
 mod k8s;
-mod place;
+mod paths;
 mod pmem_vm;
 mod systemd_vm;
 
@@ -117,7 +117,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Test(options) => check::run(&options).map(exit_code),
         Task::Install => {
-            install::all(install::Wanted { machine: true }).map(|()| ExitCode::SUCCESS)
+            install::all(install::OptionalTools { machine: true }).map(|()| ExitCode::SUCCESS)
         }
         Task::Chart(options) => chart::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Docs { write } => docs::run(write).map(|()| ExitCode::SUCCESS),
@@ -129,7 +129,7 @@ fn main() -> ExitCode {
         Task::SystemdVm(options) => systemd_vm::run(&options),
         Task::Fuzz { filter, seconds } => fuzz::run(&filter, seconds).map(|()| ExitCode::SUCCESS),
         Task::Corpus { out, anew } => {
-            corpus::build(&out.unwrap_or_else(place::corpus), anew).map(|()| ExitCode::SUCCESS)
+            corpus::build(&out.unwrap_or_else(paths::corpus), anew).map(|()| ExitCode::SUCCESS)
         }
     };
     result.unwrap_or_else(|error| {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use super::volume::{Kind, Volume};
+use super::volume::{FileSystem, Volume};
 use super::{Bench, Pair};
 use crate::link::{Link, SERVER};
 use crate::process::{Process, checked};
@@ -39,7 +39,7 @@ pub(crate) struct Options {
     work: PathBuf,
     /// Type of the file system of each run.
     #[arg(long, default_value = "ext4")]
-    fs: Kind,
+    fs: FileSystem,
     /// How the tree of pierhead shares bytes with its store: `reflink` or `hard`.
     #[arg(long, default_value = "reflink")]
     link: String,

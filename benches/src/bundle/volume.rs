@@ -16,7 +16,7 @@ const BYTES: u64 = 24 << 30;
 
 /// The type of a file system.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Kind {
+pub(crate) enum FileSystem {
     /// ext4, without shared blocks: files of a tree are copies or hard links.
     Ext4,
     /// XFS, with shared blocks (reflinks).
@@ -26,34 +26,34 @@ pub(crate) enum Kind {
 /// A file system in a file. Dropping it unmounts and deletes it.
 pub(crate) struct Volume {
     image: PathBuf,
-    point: PathBuf,
+    mount_point: PathBuf,
 }
 
 impl Volume {
     /// Creates and mounts the file system. Needs root.
-    pub(crate) fn new(below: &Path, kind: Kind) -> Result<Self> {
+    pub(crate) fn new(below: &Path, file_system: FileSystem) -> Result<Self> {
         let name = format!("bundle-bench-{}", std::process::id());
         let volume = Self {
             image: below.join(format!("{name}.image")),
-            point: below.join(name),
+            mount_point: below.join(name),
         };
         File::create(&volume.image)?.set_len(BYTES)?;
-        fs::create_dir_all(&volume.point)?;
-        let (program, options) = match kind {
-            Kind::Ext4 => ("mkfs.ext4", "loop,noinit_itable"),
-            Kind::Xfs => ("mkfs.xfs", "loop"),
+        fs::create_dir_all(&volume.mount_point)?;
+        let (program, options) = match file_system {
+            FileSystem::Ext4 => ("mkfs.ext4", "loop,noinit_itable"),
+            FileSystem::Xfs => ("mkfs.xfs", "loop"),
         };
         checked(Command::new(program).arg("-q").arg(&volume.image))?;
         checked(
             Command::new("mount")
                 .args(["-o", options])
-                .args([&volume.image, &volume.point]),
+                .args([&volume.image, &volume.mount_point]),
         )?;
         Ok(volume)
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.point
+        &self.mount_point
     }
 }
 
@@ -61,12 +61,12 @@ impl Drop for Volume {
     fn drop(&mut self) {
         // A stopped daemon may keep the file system busy for a short time.
         for _ in 0..50 {
-            if checked(Command::new("umount").arg(&self.point)).is_ok() {
+            if checked(Command::new("umount").arg(&self.mount_point)).is_ok() {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
-        let _ = fs::remove_dir(&self.point);
+        let _ = fs::remove_dir(&self.mount_point);
         let _ = fs::remove_file(&self.image);
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn fit(rows: &[Row], images: &[ImageRequests], cores: f64) -> Fitted 
         let points = shown.iter().map(|row| (count(row), of(row).whole()));
         line(&points.collect::<Vec<_>>())
     };
-    let (direct, again) = (times(|row| &row.direct), times(|row| &row.again));
+    let (direct, warm) = (times(|row| &row.direct), times(|row| &row.warm));
     #[expect(clippy::cast_precision_loss, reason = "some images")]
     let (number, images): (f64, Vec<Image>) = (
         images.len() as f64,
@@ -38,11 +38,11 @@ pub(super) fn fit(rows: &[Row], images: &[ImageRequests], cores: f64) -> Fitted 
     );
     let mut world = World {
         uplink: 0.0,
-        card: 0.0,
+        dpu_link: 0.0,
         begin: Begin {
             direct: direct.0 / number,
-            first: 0.0,
-            again: again.0 / number,
+            empty: 0.0,
+            warm: warm.0 / number,
         },
         cpu_byte: 0.0,
         cpu_stored: 0.0,
@@ -53,15 +53,15 @@ pub(super) fn fit(rows: &[Row], images: &[ImageRequests], cores: f64) -> Fitted 
     };
     let (bytes, requests) = world.sums();
     world.uplink = bytes / direct.1;
-    world.card = bytes / again.1;
+    world.dpu_link = bytes / warm.1;
     // Uses the row with many machines, because the kernel's CPU accounting is coarse.
-    let served = |row: &Row| (row.again.cpu / count(row) - requests * world.cpu_request) / bytes;
+    let served = |row: &Row| (row.warm.cpu / count(row) - requests * world.cpu_request) / bytes;
     world.cpu_byte = shown.last().map_or(0.0, served).max(0.0);
-    let stored = |row: &Row| (row.first.cpu - row.again.cpu) / bytes;
+    let stored = |row: &Row| (row.empty.cpu - row.warm.cpu) / bytes;
     world.cpu_stored = least(shown, stored).max(0.0);
     world.wire = least(shown, |row| row.direct.down / (bytes * count(row)));
-    let alone = shown.first().map_or(0.0, |row| row.first.whole());
-    world.begin.first = ((alone - bytes / world.uplink) / number).max(0.0);
+    let alone = shown.first().map_or(0.0, |row| row.empty.whole());
+    world.begin.empty = ((alone - bytes / world.uplink) / number).max(0.0);
     Fitted {
         world,
         most: shown.last().map_or(0, |row| row.machines),
@@ -101,8 +101,8 @@ fn line(points: &[(f64, f64)]) -> (f64, f64) {
 pub(super) fn deviation(world: &World, row: &Row, way: Way) -> f64 {
     let measured = match way {
         Way::Direct => &row.direct,
-        Way::First => &row.first,
-        Way::Again => &row.again,
+        Way::Empty => &row.empty,
+        Way::Warm => &row.warm,
     };
     simulate(world, row.machines, way, 0.0).mean / measured.whole() - 1.0
 }

@@ -14,7 +14,7 @@ use crate::namespace::Namespace;
 use crate::process::checked;
 
 /// Address of the DPU on the bridge.
-const CARD: Ipv4Addr = Ipv4Addr::new(10, 214, 0, 1);
+const DPU: Ipv4Addr = Ipv4Addr::new(10, 214, 0, 1);
 /// Prefix length of the machines' network.
 const BITS: u8 = 16;
 /// Port of the registry and of pierhead, which have different addresses.
@@ -27,7 +27,7 @@ pub(super) struct Shape {
     /// Rate from the registry to the DPU in Mbit/s.
     pub(super) uplink_mbit: u64,
     /// Rate from the DPU to all machines together in Mbit/s.
-    pub(super) card_mbit: u64,
+    pub(super) dpu_mbit: u64,
 }
 
 /// The emulated host. Dropping it removes its namespaces.
@@ -44,30 +44,30 @@ impl Lab {
             link: Link::up()?,
             machines: Vec::new(),
         };
-        let (registry, card) = (&lab.link.server, &lab.link.client);
+        let (registry, dpu) = (&lab.link.server, &lab.link.client);
         registry.ip(&format!(
             "route add {}/{BITS} via {}",
             network(),
             link::CLIENT
         ))?;
-        card.ip(&format!(
-            "link add br0 type bridge\naddr add {CARD}/{BITS} dev br0\nlink set br0 txqueuelen 10000 up"
+        dpu.ip(&format!(
+            "link add br0 type bridge\naddr add {DPU}/{BITS} dev br0\nlink set br0 txqueuelen 10000 up"
         ))?;
-        card.ipv4(&[("ip_forward", "1")])?;
-        let rate = format!("{}mbit", shape.card_mbit);
-        checked(card.command("tc").args([
+        dpu.ipv4(&[("ip_forward", "1")])?;
+        let rate = format!("{}mbit", shape.dpu_mbit);
+        checked(dpu.command("tc").args([
             "qdisc", "add", "dev", "br0", "root", "tbf", "rate", &rate, "burst", "1m", "latency",
             "100ms",
         ]))
         .context("the kernel needs the queueing discipline tbf")?;
         for nth in 0..machines {
             let machine = Namespace::new()?;
-            card.ip(&format!(
+            dpu.ip(&format!(
                 "link add m{nth} type veth peer name eth0 netns {}\nlink set m{nth} master br0 up",
                 machine.id()
             ))?;
             machine.ip(&format!(
-                "addr add {}/{BITS} dev eth0\nlink set eth0 up\nroute add default via {CARD}",
+                "addr add {}/{BITS} dev eth0\nlink set eth0 up\nroute add default via {DPU}",
                 address(nth)?
             ))?;
             machine.ipv4(&[NO_METRICS_SAVE])?;
@@ -88,8 +88,8 @@ impl Lab {
     }
 
     /// The namespace and address for pierhead.
-    pub(super) fn card(&self) -> (&Namespace, SocketAddr) {
-        (&self.link.client, SocketAddr::from((CARD, PORT)))
+    pub(super) fn dpu(&self) -> (&Namespace, SocketAddr) {
+        (&self.link.client, SocketAddr::from((DPU, PORT)))
     }
 
     /// Bytes received over the uplink, including all headers.
@@ -99,9 +99,9 @@ impl Lab {
 }
 
 fn network() -> Ipv4Addr {
-    Ipv4Addr::from(u32::from(CARD) & (u32::MAX << (32 - u32::from(BITS))))
+    Ipv4Addr::from(u32::from(DPU) & (u32::MAX << (32 - u32::from(BITS))))
 }
 
 fn address(nth: usize) -> Result<Ipv4Addr> {
-    Ok(Ipv4Addr::from(u32::from(CARD) + 1 + u32::try_from(nth)?))
+    Ok(Ipv4Addr::from(u32::from(DPU) + 1 + u32::try_from(nth)?))
 }

@@ -45,9 +45,10 @@ pub(crate) struct Options {
         value_parser = some
     )]
     simulate: Vec<usize>,
-    /// Seconds over which the simulated machines begin; 0: all at once.
+    /// Number of seconds over which the starts of the simulated machines are spread; 0: all start
+    /// at once.
     #[arg(long, default_value_t = 0.0)]
-    over: f64,
+    spread: f64,
     /// Number of DPU cores in the simulation.
     #[arg(long, default_value_t = 8.0)]
     cores: f64,
@@ -65,7 +66,7 @@ pub(crate) struct Options {
     rtt: u64,
     /// Rate from the DPU to all its machines together in Mbit/s.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
-    card: u64,
+    dpu_link: u64,
     /// Number of runs, of which the median is reported.
     #[arg(long, default_value_t = 1, value_parser = some)]
     runs: usize,
@@ -103,8 +104,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         "network namespaces need root"
     );
     println!(
-        "uplink {} Mbit/s, round trip {} ms; card {} Mbit/s",
-        options.uplink, options.rtt, options.card
+        "uplink {} Mbit/s, round trip {} ms; DPU link {} Mbit/s",
+        options.uplink, options.rtt, options.dpu_link
     );
     let is_wanted = |of| options.experiments.is_empty() || options.experiments.contains(&of);
     if is_wanted(Experiment::Machines) {
@@ -121,7 +122,7 @@ impl Options {
         Shape {
             round_trip: Duration::from_millis(self.rtt),
             uplink_mbit: self.uplink,
-            card_mbit: self.card,
+            dpu_mbit: self.dpu_link,
         }
     }
 }
@@ -168,14 +169,14 @@ fn machines(options: &Options) -> Result<()> {
     report::measured(&rows, &images);
     let fitted = fit::fit(&rows, &images, options.cores);
     report::checked(&fitted, &rows);
-    let outcomes = report::simulated(&fitted.world, &options.simulate, options.over);
+    let outcomes = report::simulated(&fitted.world, &options.simulate, options.spread);
     report::simulated_table(&outcomes);
     if let Some(path) = &options.svg {
         let title = format!(
-            "The same {} images through one pierhead: uplink {} Mbit/s, card {} Mbit/s; dots measured, lines simulated",
+            "The same {} images through one pierhead: uplink {} Mbit/s, DPU link {} Mbit/s; dots measured, lines simulated",
             images.len(),
             options.uplink,
-            options.card
+            options.dpu_link
         );
         let svg = report::figure(&title, &rows, &outcomes).svg();
         std::fs::write(path, svg).with_context(|| path.display().to_string())?;

@@ -10,8 +10,8 @@ use super::waves::Row;
 /// The ways to pull, each with its name in the tables.
 const WAYS: [(Way, &str); 3] = [
     (Way::Direct, "direct"),
-    (Way::First, "pierhead, empty"),
-    (Way::Again, "pierhead, warm"),
+    (Way::Empty, "pierhead, empty"),
+    (Way::Warm, "pierhead, warm"),
 ];
 /// The reduction of the pull time that the paper on AlphaBoot (image distribution through the DPU)
 /// reports: the minimum and maximum over its images.
@@ -26,11 +26,12 @@ pub(super) struct Simulated {
     ways: [Outcome; 3],
 }
 
-/// Simulates all numbers of machines.
-pub(super) fn simulated(world: &World, machines: &[usize], over: f64) -> Vec<Simulated> {
+/// Simulates each number of machines. The starts of the machines are spread evenly over `spread`
+/// seconds.
+pub(super) fn simulated(world: &World, machines: &[usize], spread: f64) -> Vec<Simulated> {
     let one = |&machines: &usize| Simulated {
         machines,
-        ways: WAYS.map(|(way, _)| simulate(world, machines, way, over)),
+        ways: WAYS.map(|(way, _)| simulate(world, machines, way, spread)),
     };
     machines.iter().map(one).collect()
 }
@@ -48,9 +49,9 @@ pub(super) fn measured(rows: &[Row], images: &[ImageRequests]) {
     );
     println!("|--:|{}", "---|".repeat(8));
     for row in rows {
-        let waves = [&row.direct, &row.first, &row.again];
+        let waves = [&row.direct, &row.empty, &row.warm];
         let less = |of: f64, than: f64| 100.0 * (1.0 - of / than);
-        let [direct, first, again] = waves.map(|wave| wave.whole());
+        let [direct, empty, warm] = waves.map(|wave| wave.whole());
         let single = |wave: &super::waves::Wave| {
             let pairs = wave.seconds.iter().zip(&row.direct.seconds);
             let gains = pairs.map(|(ours, direct)| less(*ours, *direct));
@@ -65,21 +66,21 @@ pub(super) fn measured(rows: &[Row], images: &[ImageRequests]) {
             row.machines as f64 * bytes as f64,
         );
         println!(
-            "| {} | {} | {:.2} / {:.3} % | {direct:.2} / {first:.2} / {again:.3} | {} | {:.1} / {:.1} % | {} / {} | {:.1} / {:.1} | {:.2} |",
+            "| {} | {} | {:.2} / {:.3} % | {direct:.2} / {empty:.2} / {warm:.3} | {} | {:.1} / {:.1} % | {} / {} | {:.1} / {:.1} | {:.2} |",
             row.machines,
             waves
                 .map(|wave| format!("{:.2}", wave.down / 1e6))
                 .join(" / "),
-            less(row.first.down, row.direct.down),
-            less(row.again.down, row.direct.down),
+            less(row.empty.down, row.direct.down),
+            less(row.warm.down, row.direct.down),
             waves.map(|wave| format!("{:.2}", wave.last)).join(" / "),
-            less(first, direct),
-            less(again, direct),
-            single(&row.first),
-            single(&row.again),
-            1e3 * row.first.cpu / pulls,
-            1e3 * row.again.cpu / pulls,
-            row.again.cpu / served * 1e9,
+            less(empty, direct),
+            less(warm, direct),
+            single(&row.empty),
+            single(&row.warm),
+            1e3 * row.empty.cpu / pulls,
+            1e3 * row.warm.cpu / pulls,
+            row.warm.cpu / served * 1e9,
         );
     }
     println!(
@@ -93,14 +94,14 @@ pub(super) fn measured(rows: &[Row], images: &[ImageRequests]) {
 pub(super) fn checked(fitted: &Fitted, rows: &[Row]) {
     let world = &fitted.world;
     println!(
-        "\nconstants, from up to {} machines: uplink {:.1} MB/s, card {:.0} MB/s; beginning an image: direct {:.1} ms, empty {:.1} ms, \
+        "\nconstants, from up to {} machines: uplink {:.1} MB/s, DPU link {:.0} MB/s; beginning an image: direct {:.1} ms, empty {:.1} ms, \
          warm {:.1} ms; CPU-s/GB: served {:.3}, stored {:.3}; {:.1} µs a request; {:.4} bytes on the uplink a byte; {} cores\n",
         fitted.most,
         world.uplink / 1e6,
-        world.card / 1e6,
+        world.dpu_link / 1e6,
         1e3 * world.begin.direct,
-        1e3 * world.begin.first,
-        1e3 * world.begin.again,
+        1e3 * world.begin.empty,
+        1e3 * world.begin.warm,
         1e9 * world.cpu_byte,
         1e9 * world.cpu_stored,
         1e6 * world.cpu_request,
@@ -128,29 +129,29 @@ pub(super) fn simulated_table(outcomes: &[Simulated]) {
         return;
     };
     println!(
-        "\n| machines, simulated | MB over the uplink: direct / pierhead | less | with {MACHINES_PER_DPU} machines a card | mean s: direct / empty / warm | last s: direct / empty | shorter: empty / warm | CPU ms a pull: empty / warm |"
+        "\n| machines, simulated | MB over the uplink: direct / pierhead | less | with {MACHINES_PER_DPU} machines per DPU | mean s: direct / empty / warm | last s: direct / empty | shorter: empty / warm | CPU ms a pull: empty / warm |"
     );
     println!("|--:|{}", "---|".repeat(7));
     for Simulated { machines, ways } in outcomes {
-        let [direct, first, again] = ways;
+        let [direct, empty, warm] = ways;
         let less = |of: f64, than: f64| 100.0 * (1.0 - of / than);
         #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-        let cards = machines.div_ceil(MACHINES_PER_DPU) as f64;
+        let dpus = machines.div_ceil(MACHINES_PER_DPU) as f64;
         println!(
             "| {machines} | {:.0} / {:.1} | {:.4} % | {:.2} % | {:.2} / {:.2} / {:.2} | {:.2} / {:.2} | {:.2} / {:.2} % | {:.2} / {:.2} |",
             direct.upstream / 1e6,
-            first.upstream / 1e6,
-            less(first.upstream, direct.upstream),
-            less(cards * one, direct.upstream),
+            empty.upstream / 1e6,
+            less(empty.upstream, direct.upstream),
+            less(dpus * one, direct.upstream),
             direct.mean,
-            first.mean,
-            again.mean,
+            empty.mean,
+            warm.mean,
             direct.last,
-            first.last,
-            less(first.mean, direct.mean),
-            less(again.mean, direct.mean),
-            1e3 * first.cpu,
-            1e3 * again.cpu,
+            empty.last,
+            less(empty.mean, direct.mean),
+            less(warm.mean, direct.mean),
+            1e3 * empty.cpu,
+            1e3 * warm.cpu,
         );
     }
 }
@@ -176,19 +177,19 @@ pub(super) fn figure(title: &str, rows: &[Row], outcomes: &[Simulated]) -> Figur
     let panels = [
         panel(
             "MB over the uplink",
-            &dots(&|row| [&row.direct, &row.first, &row.again].map(|wave| drawn_mb(wave.down))),
+            &dots(&|row| [&row.direct, &row.empty, &row.warm].map(|wave| drawn_mb(wave.down))),
             &lines(&|outcome| drawn_mb(outcome.upstream)),
         ),
         panel(
             "seconds until a machine has all images, mean",
-            &dots(&|row| [&row.direct, &row.first, &row.again].map(|wave| wave.whole())),
+            &dots(&|row| [&row.direct, &row.empty, &row.warm].map(|wave| wave.whole())),
             &lines(&|outcome| outcome.mean),
         ),
         panel(
             "CPU ms of pierhead for one pull of one image",
             &dots(&|row| {
                 let pulls = axis_value(row.machines * row.direct.seconds.len());
-                [0.0, row.first.cpu, row.again.cpu].map(|cpu| 1e3 * cpu / pulls)
+                [0.0, row.empty.cpu, row.warm.cpu].map(|cpu| 1e3 * cpu / pulls)
             }),
             &lines(&|outcome| 1e3 * outcome.cpu),
         ),

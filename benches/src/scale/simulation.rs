@@ -31,7 +31,7 @@ pub(super) struct Image {
 pub(super) struct World {
     /// Rate for all machines together in bytes per second.
     pub(super) uplink: f64,
-    pub(super) card: f64,
+    pub(super) dpu_link: f64,
     /// Start time of an image in seconds.
     pub(super) begin: Begin,
     /// CPU seconds of pierhead per served byte, per stored byte, and per request.
@@ -49,17 +49,18 @@ pub(super) struct World {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Begin {
     pub(super) direct: f64,
-    pub(super) first: f64,
-    pub(super) again: f64,
+    pub(super) empty: f64,
+    pub(super) warm: f64,
 }
 
 /// The way in which the machines pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Direct,
-    /// Through a pierhead with an empty cache, or with a full cache.
-    First,
-    Again,
+    /// Through a pierhead with an empty cache.
+    Empty,
+    /// Through a pierhead that has all blobs in its cache.
+    Warm,
 }
 
 /// The results of a simulation.
@@ -83,7 +84,7 @@ struct Run<'a> {
     /// The pulls that are in their start time, the earliest end first.
     asking: BinaryHeap<Reverse<(Time, Pull)>>,
     uplink: Shared<Pull>,
-    card: Shared<Pull>,
+    dpu_link: Shared<Pull>,
     /// For each image: whether it was requested, and whether it is cached.
     requested: Vec<bool>,
     here: Vec<bool>,
@@ -96,16 +97,17 @@ struct Run<'a> {
     upstream: f64,
 }
 
-/// Simulates a wave. The machines begin evenly over `over` seconds; 0: all at once.
-pub(super) fn simulate(world: &World, machines: usize, way: Way, over: f64) -> Outcome {
+/// Simulates a wave. The starts of the machines are spread evenly over `spread` seconds; 0: all
+/// start at once.
+pub(super) fn simulate(world: &World, machines: usize, way: Way, spread: f64) -> Outcome {
     let images = world.images.len();
-    let is_here = way == Way::Again;
+    let is_here = way == Way::Warm;
     let mut run = Run {
         world,
         way,
         asking: BinaryHeap::new(),
         uplink: Shared::new(),
-        card: Shared::new(),
+        dpu_link: Shared::new(),
         requested: vec![is_here; images],
         here: vec![is_here; images],
         waiting: vec![Vec::new(); images],
@@ -118,7 +120,7 @@ pub(super) fn simulate(world: &World, machines: usize, way: Way, over: f64) -> O
     let count = machines as f64;
     for machine in 0..machines {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-        let now = over * machine as f64 / count;
+        let now = spread * machine as f64 / count;
         run.starts.push(now);
         run.begin(now, (machine, 0));
     }
@@ -134,8 +136,8 @@ pub(super) fn simulate(world: &World, machines: usize, way: Way, over: f64) -> O
     let (bytes, requests) = world.sums();
     let cpu = match way {
         Way::Direct => 0.0,
-        Way::First => bytes * world.cpu_stored,
-        Way::Again => 0.0,
+        Way::Empty => bytes * world.cpu_stored,
+        Way::Warm => 0.0,
     };
     let served = match way {
         Way::Direct => 0.0,
@@ -162,7 +164,7 @@ impl World {
     /// longer.
     fn serving(&self, image: &Image) -> f64 {
         let cpu = image.bytes * self.cpu_byte + image.requests * self.cpu_request;
-        (image.bytes / self.card).max(cpu / self.cores)
+        (image.bytes / self.dpu_link).max(cpu / self.cores)
     }
 }
 
@@ -170,7 +172,7 @@ impl Run<'_> {
     fn finish(&mut self) {
         loop {
             let asking = self.asking.peek().map(|Reverse((Time(at), _))| *at);
-            let ends = [asking, self.uplink.next(), self.card.next()];
+            let ends = [asking, self.uplink.next(), self.dpu_link.next()];
             let next = (0..ends.len())
                 .filter_map(|nth| Some((Time(ends[nth]?), nth)))
                 .min();
@@ -187,7 +189,7 @@ impl Run<'_> {
                     }
                 }
                 _ => {
-                    if let Some((machine, image)) = self.card.done(now) {
+                    if let Some((machine, image)) = self.dpu_link.done(now) {
                         if self.here[image] {
                             self.has(now, (machine, image));
                         } else {
@@ -203,8 +205,8 @@ impl Run<'_> {
         let begin = self.world.begin;
         let takes = match self.way {
             Way::Direct => begin.direct,
-            _ if self.here[pull.1] => begin.again,
-            _ => begin.first,
+            _ if self.here[pull.1] => begin.warm,
+            _ => begin.empty,
         };
         self.asking.push(Reverse((Time(now + takes), pull)));
     }
@@ -227,7 +229,7 @@ impl Run<'_> {
             self.fresh[image] = now;
             self.upstream += REVALIDATION;
         }
-        self.card.add(now, pull, self.world.serving(&wanted));
+        self.dpu_link.add(now, pull, self.world.serving(&wanted));
     }
 
     /// An image has completely crossed the uplink.
@@ -263,11 +265,11 @@ mod tests {
         };
         World {
             uplink: 100.0,
-            card: 1_000.0,
+            dpu_link: 1_000.0,
             begin: Begin {
                 direct: 0.5,
-                first: 0.6,
-                again: 0.1,
+                empty: 0.6,
+                warm: 0.1,
             },
             cpu_byte: 0.000_1,
             cpu_stored: 0.001,
@@ -286,8 +288,8 @@ mod tests {
     fn one_machine_is_limited_by_its_bytes() {
         let world = world();
         close(simulate(&world, 1, Way::Direct, 0.0).mean, 2.0 * 0.5 + 40.0);
-        close(simulate(&world, 1, Way::First, 0.0).mean, 2.0 * 0.6 + 40.0);
-        close(simulate(&world, 1, Way::Again, 0.0).mean, 2.0 * 0.1 + 4.0);
+        close(simulate(&world, 1, Way::Empty, 0.0).mean, 2.0 * 0.6 + 40.0);
+        close(simulate(&world, 1, Way::Warm, 0.0).mean, 2.0 * 0.1 + 4.0);
     }
 
     #[test]
@@ -297,11 +299,11 @@ mod tests {
         close(direct.mean, 2.0 * 0.5 + 50.0 * 40.0);
         close(direct.upstream, 50.0 * 4_000.0 * 1.05);
         // With five machines the uplink is the bottleneck, with fifty the DPU.
-        close(simulate(&world, 5, Way::First, 0.0).mean, 2.0 * 0.6 + 40.0);
-        let first = simulate(&world, 50, Way::First, 0.0);
-        close(first.mean, 2.0 * 0.6 + 50.0 * 4.0);
-        close(first.upstream, 4_000.0 * 1.05);
-        close(first.cpu, (4.0 + 50.0 * (0.4 + 0.008)) / 100.0);
+        close(simulate(&world, 5, Way::Empty, 0.0).mean, 2.0 * 0.6 + 40.0);
+        let empty = simulate(&world, 50, Way::Empty, 0.0);
+        close(empty.mean, 2.0 * 0.6 + 50.0 * 4.0);
+        close(empty.upstream, 4_000.0 * 1.05);
+        close(empty.cpu, (4.0 + 50.0 * (0.4 + 0.008)) / 100.0);
     }
 
     #[test]
@@ -310,17 +312,17 @@ mod tests {
             cores: 0.01,
             ..world()
         };
-        let again = simulate(&slow, 10, Way::Again, 0.0);
-        close(again.mean, 2.0 * 0.1 + 10.0 * (0.4 + 0.008) / 0.01);
+        let warm = simulate(&slow, 10, Way::Warm, 0.0);
+        close(warm.mean, 2.0 * 0.1 + 10.0 * (0.4 + 0.008) / 0.01);
     }
 
     #[test]
     fn separate_machines_do_not_wait_and_stale_tags_are_revalidated() {
         let world = world();
-        let again = simulate(&world, 10, Way::Again, 1_000.0);
-        close(again.mean, 2.0 * 0.1 + 4.0);
-        close(again.last, 900.0 + 4.2);
+        let warm = simulate(&world, 10, Way::Warm, 1_000.0);
+        close(warm.mean, 2.0 * 0.1 + 4.0);
+        close(warm.last, 900.0 + 4.2);
         // Every machine except for the first finds both tags stale.
-        close(again.upstream, 2.0 * 9.0 * REVALIDATION);
+        close(warm.upstream, 2.0 * 9.0 * REVALIDATION);
     }
 }

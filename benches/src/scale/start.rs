@@ -37,9 +37,9 @@ pub(super) fn run(pierhead: &Path, shape: &Shape, starts: usize) -> Result<()> {
     let layout = Layout::open(image.layout().folder())?;
     let lab = Lab::up(1, shape, &layout)?;
     let machine = lab.machines.first().context("no machine")?;
-    let (card, address) = lab.card();
+    let (dpu, address) = lab.dpu();
     let registry = lab.registry()?;
-    let server = Server::start(pierhead, &card.prefix(), &address.to_string(), registry, "")?;
+    let server = Server::start(pierhead, &dpu.prefix(), &address.to_string(), registry, "")?;
     let short = image.name();
     let short = short.strip_prefix("library/").unwrap_or(&short);
     machine.inside(|| server.warm(short, &[]))?;

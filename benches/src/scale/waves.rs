@@ -43,8 +43,8 @@ pub(super) struct Wave {
 pub(super) struct Row {
     pub(super) machines: usize,
     pub(super) direct: Wave,
-    pub(super) first: Wave,
-    pub(super) again: Wave,
+    pub(super) empty: Wave,
+    pub(super) warm: Wave,
     /// CPU seconds of one small request.
     pub(super) request: f64,
 }
@@ -80,14 +80,14 @@ pub(super) fn row(
     machines: usize,
     runs: usize,
 ) -> Result<Row> {
-    let (mut direct, mut first, mut again) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut direct, mut empty, mut warm) = (Vec::new(), Vec::new(), Vec::new());
     let mut requests = Vec::new();
     for _ in 0..runs {
         direct.push(wave(lab, images, machines, lab.registry()?)?);
-        let (card, address) = lab.card();
+        let (dpu, address) = lab.dpu();
         let server = Server::start(
             pierhead,
-            &card.prefix(),
+            &dpu.prefix(),
             &address.to_string(),
             lab.registry()?,
             CONFIG,
@@ -98,25 +98,25 @@ pub(super) fn row(
             wave.cpu = server.process.cpu_seconds()? - looked;
             Ok(wave)
         };
-        first.push(through(server.process.cpu_seconds()?)?);
+        empty.push(through(server.process.cpu_seconds()?)?);
         let times = MIN_PULLS.div_ceil(machines);
         let before = server.process.cpu_seconds()?;
-        let mut warm = Vec::new();
+        let mut repeats = Vec::new();
         for _ in 0..times {
-            warm.push(through(before)?);
+            repeats.push(through(before)?);
         }
-        let mut median = Wave::median(&warm)?;
+        let mut median = Wave::median(&repeats)?;
         #[expect(clippy::cast_precision_loss, reason = "some waves")]
         let times = times as f64;
-        median.cpu = warm.last().map_or(0.0, |last| last.cpu) / times;
-        again.push(median);
+        median.cpu = repeats.last().map_or(0.0, |last| last.cpu) / times;
+        warm.push(median);
         requests.push(request(lab, &server, address, &images[0])?);
     }
     Ok(Row {
         machines,
         direct: Wave::median(&direct)?,
-        first: Wave::median(&first)?,
-        again: Wave::median(&again)?,
+        empty: Wave::median(&empty)?,
+        warm: Wave::median(&warm)?,
         request: median(&mut requests)?,
     })
 }

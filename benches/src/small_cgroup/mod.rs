@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let images = Arc::new(Images::generate(u64::try_from(versions)?)?);
     let upstream = images.serve()?;
     println!(
-        "{} MiB and {} thousandths of a core, {} clients; a manifest is requested for every {} ms, and its time counts from when it was due; a new version of \
+        "{} MiB and {} thousandths of a core, {} clients; one manifest request every {} ms, whose response time counts from its planned start; a new version of \
          {:.0} MB every {NEW_VERSION:?}\n",
         options.memory,
         options.quota,

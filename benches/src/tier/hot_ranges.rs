@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use pierhead_oci::Digest;
-use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
+use pierhead_toc::layer::{self, LayerIndex, Limits, NoPacing, Request};
 use pierhead_toc::{FileDigest, Kind};
 use serde_json::Value;
 
@@ -63,7 +63,7 @@ impl Indices {
         }
         let blob = InMemory(bytes.clone());
         let out = self.folder.path().join(digest.hex());
-        let index = layer::index(&blob, request, &mut Unpaced, &out)?;
+        let index = layer::index(&blob, request, &mut NoPacing, &out)?;
         self.made.insert(*digest, index.clone());
         Ok(index)
     }
@@ -110,7 +110,7 @@ impl Indices {
         let mut hot_ranges = Vec::new();
         for ((index, contents), (layer, bytes)) in indices.iter().zip(wanted).zip(&image.layers) {
             let blob = Arc::new(InMemory(bytes.clone()));
-            let ranges = index.hot_ranges(blob, &contents, &mut Unpaced)?;
+            let ranges = index.hot_ranges(blob, &contents, &mut NoPacing)?;
             if !ranges.is_empty() {
                 hot_ranges.push(HotRanges {
                     layer: *layer,

@@ -13,7 +13,7 @@ use pierhead_bundle::RECORD_HEAD;
 use pierhead_bundle::patch::{Effort, Level};
 use pierhead_bundle_server::plan::{Expected, prepare};
 use pierhead_testkit::layout::OciLayout;
-use pierhead_toc::image_toc::{LayerEntries, encode};
+use pierhead_toc::image_toc::{LayerEntries, compress};
 use pierhead_toc::{Entry, FileDigest, ImageToc, Kind, Source, Time};
 use pierhead_toc::{TocView, Tree};
 
@@ -46,7 +46,7 @@ fn main() -> Fallible<()> {
     let mut source = Memory(HashMap::new());
     let have = image(&layout, old, &mut source)?;
     let want = image(&layout, new, &mut source)?;
-    let toc = encode(&want, Some(&have), 19)?.len();
+    let toc = compress(&want, Some(&have), 19)?.len();
     let start = cpu_seconds()?;
     let (mut sent, mut frames, mut plain) = (toc, 0, 0);
     let mut by: BTreeMap<String, (u64, usize)> = BTreeMap::new();

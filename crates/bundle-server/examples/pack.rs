@@ -17,7 +17,7 @@ use pierhead_bundle_server::pack::{
     Contents, MemoryFrameIndex, PackConfig, PackItem, PackSettings, Packs, pack,
 };
 use pierhead_testkit::layout::OciLayout;
-use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
+use pierhead_toc::layer::{self, LayerIndex, Limits, NoPacing, Request};
 use pierhead_toc::{Blob, FileBlob, FileDigest, Kind, Source};
 
 type Done<T> = Result<T, Box<dyn Error>>;
@@ -126,7 +126,7 @@ fn layers(layout: &Path, reference: &str, folder: &Path) -> Done<Vec<(LayerIndex
                     diff_id: &diff_id,
                     limits: Limits::default(),
                 };
-                layer::index(&*blob, &request, &mut Unpaced, &out)?
+                layer::index(&*blob, &request, &mut NoPacing, &out)?
             }
         };
         layers.push((index, blob));
@@ -147,7 +147,7 @@ fn items(index: &LayerIndex, seen: &mut HashSet<FileDigest>) -> Done<Vec<PackIte
     }
     let (skeleton, size) = index.skeleton();
     if seen.insert(skeleton) {
-        items.push(PackItem::apart(skeleton, size));
+        items.push(PackItem::in_own_frame(skeleton, size));
     }
     Ok(items)
 }

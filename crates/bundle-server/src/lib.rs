@@ -22,7 +22,7 @@ mod server;
 
 pub use error::Error;
 pub use server::{
-    Bundle, BundleServer, Config, HotRanges, Image, MAX_TOC_MEMORY, Piece, RECENT_MEMORY,
-    RecordedTrace, RequestBase, SentFile, Stat, State, Stream, UnlimitedWrites, WORKER_MEMORY,
+    Bundle, BundleServer, Config, HotRanges, INDEXER_MEMORY, Image, MAX_TOC_MEMORY, Piece,
+    RECENT_MEMORY, RecordedTrace, RequestBase, SentFile, Stat, State, Stream, UnlimitedWrites,
     WriteBudget,
 };

@@ -16,14 +16,14 @@ use pierhead_bundle_server::pack::{
 use pierhead_testkit::source::MemorySource;
 use pierhead_toc::{FileDigest, Source};
 
-struct Bench {
+struct Fixture {
     _folder: tempfile::TempDir,
     packs: Packs,
     known: MemoryFrameIndex,
     source: MemorySource,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         Self {
@@ -115,7 +115,7 @@ fn wanted(source: &MemorySource, seeds: &[(u64, usize)]) -> HashSet<FileDigest> 
 
 #[test]
 fn all_contents_of_a_layer_are_packed_once() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let frame = usize::try_from(MAX_FRAME).unwrap();
     let mut seeds: Vec<_> = (0..300_usize)
         .map(|nth| (nth as u64, 1 + 40 * nth))
@@ -123,70 +123,70 @@ fn all_contents_of_a_layer_are_packed_once() {
     seeds.extend([(1000, frame), (1001, frame + 1), (1002, 300_000)]);
     let mut items: Vec<_> = seeds
         .iter()
-        .map(|(seed, len)| bench.item(*seed, *len))
+        .map(|(seed, len)| fixture.item(*seed, *len))
         .collect();
     items.push(items[7]);
-    items.push(bench.item(0, 0));
-    let packed = bench.pack(&items);
-    assert_eq!(bench.contents(&packed), wanted(&bench.source, &seeds));
+    items.push(fixture.item(0, 0));
+    let packed = fixture.pack(&items);
+    assert_eq!(fixture.contents(&packed), wanted(&fixture.source, &seeds));
     assert_eq!(packed.reused, 0);
     assert!(packed.packed < packed.raw / 2);
     // A second call for the same layer packs no content again.
-    let again = bench.pack(&items);
+    let again = fixture.pack(&items);
     assert_eq!((again.raw, again.packed, again.reused), (0, 0, 303));
-    assert_eq!(bench.contents(&again), wanted(&bench.source, &seeds));
+    assert_eq!(fixture.contents(&again), wanted(&fixture.source, &seeds));
 }
 
 #[test]
 fn a_frame_of_another_layer_is_reused_only_if_all_members_are_requested() {
-    let mut bench = Bench::new();
-    let [a, b, c, d] = [1, 2, 3, 4].map(|seed| bench.item(seed, 1000));
-    let large = bench.item(5, 1 << 20);
-    bench.pack(&[a, b, c, large]);
-    let other = bench.pack(&[b, c, d, large]);
+    let mut fixture = Fixture::new();
+    let [a, b, c, d] = [1, 2, 3, 4].map(|seed| fixture.item(seed, 1000));
+    let large = fixture.item(5, 1 << 20);
+    fixture.pack(&[a, b, c, large]);
+    let other = fixture.pack(&[b, c, d, large]);
     let seeds = [(2, 1000), (3, 1000), (4, 1000), (5, 1 << 20)];
-    assert_eq!(bench.contents(&other), wanted(&bench.source, &seeds));
+    assert_eq!(fixture.contents(&other), wanted(&fixture.source, &seeds));
     assert_eq!((other.reused, other.raw), (1, 3000));
-    let both = bench.pack(&[a, b, c, d, large]);
+    let both = fixture.pack(&[a, b, c, d, large]);
     let all = [seeds[0], seeds[1], seeds[2], seeds[3], (1, 1000)];
-    assert_eq!(bench.contents(&both), wanted(&bench.source, &all));
+    assert_eq!(fixture.contents(&both), wanted(&fixture.source, &all));
     assert_eq!((both.reused, both.raw), (4, 1000));
 }
 
 #[test]
 fn an_item_made_by_apart_shares_no_frame() {
-    let mut bench = Bench::new();
-    let file = bench.item(1, 1000);
-    let content = bench.source.add(text(2, 1000));
-    let packed = bench.pack(&[file, PackItem::apart(content, 1000)]);
+    let mut fixture = Fixture::new();
+    let file = fixture.item(1, 1000);
+    let content = fixture.source.add(text(2, 1000));
+    let packed = fixture.pack(&[file, PackItem::in_own_frame(content, 1000)]);
     assert_eq!(packed.frames.len(), 2);
-    assert_eq!(bench.known.get(&content).unwrap(), &packed.frames[..1]);
+    assert_eq!(fixture.known.get(&content).unwrap(), &packed.frames[..1]);
 }
 
 #[test]
 fn incompressible_contents_are_stored() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let mut bytes = vec![0; 400_000];
     fastrand::Rng::with_seed(1).fill(&mut bytes);
-    let content = bench.source.add(bytes);
-    let packed = bench.pack(&[PackItem::file(content, 400_000, b"a")]);
+    let content = fixture.source.add(bytes);
+    let packed = fixture.pack(&[PackItem::file(content, 400_000, b"a")]);
     assert_eq!(
-        bench.packs.frame(&packed.frames[0]).unwrap().coding,
+        fixture.packs.frame(&packed.frames[0]).unwrap().coding,
         Coding::Stored
     );
-    assert_eq!(bench.contents(&packed).len(), 1);
+    assert_eq!(fixture.contents(&packed).len(), 1);
 }
 
 #[test]
 fn stopped_packing_continues_at_the_next_call() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let seeds: Vec<_> = (0..12).map(|seed| (seed, 300_000)).collect();
     let items: Vec<_> = seeds
         .iter()
-        .map(|(seed, len)| bench.item(*seed, *len))
+        .map(|(seed, len)| fixture.item(*seed, *len))
         .collect();
     let mut so_far = 0;
-    let stopped = bench.try_pack(&items, &mut |bytes| {
+    let stopped = fixture.try_pack(&items, &mut |bytes| {
         so_far += bytes;
         if so_far > 4_000_000 {
             Err(Error::Stopped)
@@ -195,9 +195,9 @@ fn stopped_packing_continues_at_the_next_call() {
         }
     });
     assert!(matches!(stopped, Err(Error::Stopped)));
-    let packed = bench.pack(&items);
+    let packed = fixture.pack(&items);
     assert!(packed.reused >= 5 && packed.raw > 300_000, "{packed:?}");
-    assert_eq!(bench.contents(&packed), wanted(&bench.source, &seeds));
+    assert_eq!(fixture.contents(&packed), wanted(&fixture.source, &seeds));
 }
 
 /// A faulty source that returns zeros for every content.
@@ -216,8 +216,8 @@ impl Source for Liar {
 
 #[test]
 fn contents_with_a_wrong_digest_are_not_recorded() {
-    let mut bench = Bench::new();
-    for item in [bench.item(1, 1000), bench.item(2, 1 << 20)] {
+    let mut fixture = Fixture::new();
+    for item in [fixture.item(1, 1000), fixture.item(2, 1 << 20)] {
         let settings = PackSettings {
             level: 1,
             small: 256 << 10,
@@ -226,15 +226,15 @@ fn contents_with_a_wrong_digest_are_not_recorded() {
         let result = pack(
             &[item],
             &Liar,
-            &bench.packs,
-            &bench.known,
+            &fixture.packs,
+            &fixture.known,
             &settings,
             &mut |_| Ok(()),
         );
         assert!(matches!(result, Err(Error::Digest { .. })), "{result:?}");
     }
     for content in [text(1, 1000), text(2, 1 << 20)] {
-        assert_eq!(bench.known.get(&FileDigest::of(&content)).unwrap(), []);
+        assert_eq!(fixture.known.get(&FileDigest::of(&content)).unwrap(), []);
     }
 }
 
@@ -273,9 +273,9 @@ fn a_malformed_frame_is_refused() {
 
 #[test]
 fn stopped_optimization_continues_at_the_next_call() {
-    let mut bench = Bench::new();
-    let mut items: Vec<_> = (0..20).map(|seed| bench.item(seed, 20_000)).collect();
-    let large = bench.item(99, 9 << 20);
+    let mut fixture = Fixture::new();
+    let mut items: Vec<_> = (0..20).map(|seed| fixture.item(seed, 20_000)).collect();
+    let large = fixture.item(99, 9 << 20);
     items.push(large);
     let settings = PackSettings {
         level: 1,
@@ -283,14 +283,19 @@ fn stopped_optimization_continues_at_the_next_call() {
         fast: true,
         ..PackSettings::default()
     };
-    let Bench { source, known, .. } = &bench;
-    let fast = pack(&items, source, &bench.packs, known, &settings, &mut |_| {
-        Ok(())
-    });
+    let Fixture { source, known, .. } = &fixture;
+    let fast = pack(
+        &items,
+        source,
+        &fixture.packs,
+        known,
+        &settings,
+        &mut |_| Ok(()),
+    );
     let fast = fast.unwrap();
     assert!(fast.frames.len() > 3 && fast.frames.iter().all(|it| is_fast(it.pack)));
-    let whole = bench.contents(&fast);
-    let before = bench.packs.stat().appended;
+    let whole = fixture.contents(&fast);
+    let before = fixture.packs.stat().appended;
     let (mut stops, frames) = (0, &fast.frames);
     let made = loop {
         // This function `pause` stops the work after each frame.
@@ -298,7 +303,7 @@ fn stopped_optimization_continues_at_the_next_call() {
             0 => Ok(()),
             _ => Err(Error::Stopped),
         };
-        match optimize(frames, &bench.packs, known, 6, &mut pause, &mut || Ok(())) {
+        match optimize(frames, &fixture.packs, known, 6, &mut pause, &mut || Ok(())) {
             Ok(made) => break made,
             Err(Error::Stopped) if stops < frames.len() => stops += 1,
             Err(error) => panic!("{error}, after {stops}"),
@@ -306,16 +311,16 @@ fn stopped_optimization_continues_at_the_next_call() {
     };
     assert_eq!(stops, frames.len());
     assert_eq!(made.len(), fast.frames.len());
-    assert_eq!(bench.packs.stat().appended, before + made.len() as u64);
+    assert_eq!(fixture.packs.stat().appended, before + made.len() as u64);
     let better = PackResult {
         frames: fast.frames.iter().map(|location| made[location]).collect(),
         ..PackResult::default()
     };
     assert!(better.frames.iter().all(|it| !is_fast(it.pack)));
-    assert_eq!(bench.contents(&better), whole);
+    assert_eq!(fixture.contents(&better), whole);
     // After the deletion of the fast packs, all contents are still found, and nothing is packed
     // again.
-    bench.packs.drop_fast(&|_| false).unwrap();
-    let again = bench.pack(&items);
+    fixture.packs.drop_fast(&|_| false).unwrap();
+    let again = fixture.pack(&items);
     assert_eq!((again.raw, again.frames.len()), (0, made.len()));
 }

@@ -30,7 +30,7 @@ fn config(folder: &Path) -> PackConfig {
     }
 }
 
-const FAST: PackSettings = PackSettings {
+const TEST_SETTINGS: PackSettings = PackSettings {
     level: 1,
     small: 256 << 10,
     group: 4 << 20,
@@ -307,9 +307,14 @@ fn packed_contents_are_a_source() {
         let packs = Arc::new(Packs::open(large).unwrap());
         let known = Arc::new(MemoryFrameIndex::default());
         let all: MemorySource = contents.iter().cloned().collect();
-        let done = pack(&items(contents), &all, &packs, &*known, &FAST, &mut |_| {
-            Ok(())
-        })
+        let done = pack(
+            &items(contents),
+            &all,
+            &packs,
+            &*known,
+            &TEST_SETTINGS,
+            &mut |_| Ok(()),
+        )
         .unwrap();
         assert_eq!(done.reused, 0);
         // The empty content is in no frame, so the second source must have this content.
@@ -334,7 +339,7 @@ fn contents_of_evicted_packs_come_from_the_layers() {
         &*all,
         &packs,
         &*known,
-        &FAST,
+        &TEST_SETTINGS,
         &mut |_| Ok(()),
     )
     .unwrap();

@@ -174,7 +174,7 @@ fn decode_bundle_with_contents(
         panic!("no header");
     };
     let base = header.toc.base.map(|at| &base_tocs[usize::from(at)]);
-    let toc = image_toc::decode(&header.toc.coded, base).unwrap();
+    let toc = image_toc::decompress(&header.toc.coded, base).unwrap();
     let sizes = TocSizes(&toc, base_tocs);
     let frames: Vec<_> = header
         .frames
@@ -1949,9 +1949,9 @@ fn plans(folder: &Path) -> (u64, usize) {
 
 #[test]
 fn plans_stay_within_their_budget() {
-    const MOST: u64 = 200_000;
+    const PLAN_BUDGET: u64 = 200_000;
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let mut config = Config::new(folder.path(), 256 << 20, MOST);
+    let mut config = Config::new(folder.path(), 256 << 20, PLAN_BUDGET);
     (config.cpu_percent, config.optimized_level, config.max_pairs) = (100, 3, 0);
     let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     let (old, new) = (tree(1), tree(2));
@@ -1987,9 +1987,9 @@ fn plans_stay_within_their_budget() {
         }
         // Meanwhile, a background thread prepares the patches of a pair of images. The plan of this
         // pair may exceed the budget for a moment.
-        until("few plans", || plans(folder.path()).0 <= MOST);
+        until("few plans", || plans(folder.path()).0 <= PLAN_BUDGET);
     }
-    assert!(sum > 2 * MOST, "{sum} is no test of it");
+    assert!(sum > 2 * PLAN_BUDGET, "{sum} is no test of it");
     bundle_server.close();
 }
 

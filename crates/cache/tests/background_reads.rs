@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{ROOMY, blob, open_with, store};
+use common::{AMPLE_CAPACITY, blob, open_with, store};
 use pierhead_cache::tier::Options;
 use pierhead_cache::{Cache, Config, FastTier, Placement};
 use pierhead_oci::Digest;
@@ -23,7 +23,7 @@ const LEN: usize = 100_000;
 
 /// The way in which a test reads a blob.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Read {
+enum ReadKind {
     /// A read that verifies a blob, for `pierhead cache verify` or the scrub (the periodic
     /// verification).
     Verify,
@@ -35,18 +35,18 @@ enum Read {
     Request,
 }
 
-async fn read(cache: &Cache, digest: &Digest, read: Read) {
+async fn read(cache: &Cache, digest: &Digest, read: ReadKind) {
     match read {
-        Read::Verify => assert!(cache.verify(digest).await.unwrap()),
-        Read::Background => {
+        ReadKind::Verify => assert!(cache.verify(digest).await.unwrap()),
+        ReadKind::Background => {
             let reader = cache.open_for_background(digest).unwrap().unwrap();
             reader.read_at(0, &mut vec![0; LEN]).unwrap();
         }
-        Read::Peek => {
+        ReadKind::Peek => {
             let blob = cache.peek(digest).await.unwrap().unwrap();
             blob.read_all(LEN).await.unwrap();
         }
-        Read::Request => {
+        ReadKind::Request => {
             let blob = cache.get(digest).await.unwrap().unwrap();
             blob.read_all(LEN).await.unwrap();
         }
@@ -55,10 +55,15 @@ async fn read(cache: &Cache, digest: &Digest, read: Read) {
 
 #[tokio::test]
 async fn background_reads_count_as_no_access_and_change_no_eviction_order() {
-    for how in [Read::Verify, Read::Background, Read::Peek, Read::Request] {
+    for how in [
+        ReadKind::Verify,
+        ReadKind::Background,
+        ReadKind::Peek,
+        ReadKind::Request,
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let recorded = Arc::new(AtomicU64::new(0));
-        let mut config = Config::new(folder.path(), ROOMY);
+        let mut config = Config::new(folder.path(), AMPLE_CAPACITY);
         let counter = recorded.clone();
         config.recorder = Some(Arc::new(move |_, _| {
             counter.fetch_add(1, Ordering::Relaxed);
@@ -77,7 +82,7 @@ async fn background_reads_count_as_no_access_and_change_no_eviction_order() {
         // Access times have a resolution of one second.
         tokio::time::sleep(Duration::from_millis(1100)).await;
         read(&cache, &older.0, how).await;
-        let is_request = how == Read::Request;
+        let is_request = how == ReadKind::Request;
         assert_eq!(counts() != before, is_request, "{how:?}: {before:?}");
         // One of the two blobs has to be evicted: the older blob, if the read did not count as an
         // access.
@@ -91,7 +96,7 @@ async fn background_reads_count_as_no_access_and_change_no_eviction_order() {
 #[tokio::test]
 async fn background_reads_promote_no_blob_to_the_fast_tier() {
     let folder = tempfile::tempdir().unwrap();
-    let mut config = Config::new(folder.path(), ROOMY);
+    let mut config = Config::new(folder.path(), AMPLE_CAPACITY);
     let capacity = 8 << 20;
     config.fast = Some(FastTier {
         tier: Arc::new(MemoryTier::default()),
@@ -105,10 +110,10 @@ async fn background_reads_promote_no_blob_to_the_fast_tier() {
     for (digest, content) in [&scrubbed, &requested] {
         store(&cache, digest, content).await;
     }
-    for how in [Read::Verify, Read::Background, Read::Peek] {
+    for how in [ReadKind::Verify, ReadKind::Background, ReadKind::Peek] {
         read(&cache, &scrubbed.0, how).await;
     }
-    read(&cache, &requested.0, Read::Request).await;
+    read(&cache, &requested.0, ReadKind::Request).await;
     let promoted = || cache.tier().unwrap().fast.promoted;
     // Promotions (copies to the fast tier) run in order, so a promotion of the verified blob would
     // have come before this promotion.

@@ -158,7 +158,7 @@ async fn a_file_that_vanished_is_a_miss() {
 async fn damage_under_an_open_handle_fails_its_readers() {
     let folder = tempfile::tempdir().unwrap();
     let faults = Faulty::new(Arc::new(MemoryTier::default()));
-    let config = Config::new(folder.path(), common::ROOMY);
+    let config = Config::new(folder.path(), common::AMPLE_CAPACITY);
     let tier = faults.clone();
     let cache = common::open_on(config, tier);
     let (digest, content) = blob(7, 500_000);

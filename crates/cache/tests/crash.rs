@@ -38,7 +38,7 @@ struct Disk {
     /// Renames whose folder is not synced.
     unnamed: Vec<(PathBuf, PathBuf)>,
     /// The previous step, which has been executed.
-    last: Option<Made>,
+    last: Option<LastStep>,
     /// Blobs that the cache reported as stored.
     promised: BTreeSet<Digest>,
     /// The disk images so far, each with the blobs that the cache had reported as stored before
@@ -46,7 +46,7 @@ struct Disk {
     taken: Vec<(PathBuf, BTreeSet<Digest>)>,
 }
 
-enum Made {
+enum LastStep {
     Write(PathBuf),
     Sync(PathBuf),
     Rename(PathBuf, PathBuf),
@@ -58,18 +58,18 @@ impl Disk {
     /// Must be called before each step. Saves the disk images that a crash at this point can leave.
     fn before(&mut self, step: Step<'_>) {
         match self.last.take() {
-            Some(Made::Write(path)) => drop(self.unsynced.insert(path)),
-            Some(Made::Sync(path)) => drop(self.unsynced.remove(&path)),
-            Some(Made::Rename(from, to)) => {
+            Some(LastStep::Write(path)) => drop(self.unsynced.insert(path)),
+            Some(LastStep::Sync(path)) => drop(self.unsynced.remove(&path)),
+            Some(LastStep::Rename(from, to)) => {
                 if self.unsynced.remove(&from) {
                     self.unsynced.insert(to.clone());
                 }
                 self.unnamed.push((from, to));
             }
-            Some(Made::SyncFolder(folder)) => {
+            Some(LastStep::SyncFolder(folder)) => {
                 self.unnamed.retain(|(_, to)| to.parent() != Some(&folder))
             }
-            Some(Made::Other) | None => {}
+            Some(LastStep::Other) | None => {}
         }
         self.image(|_, _| ());
         if !self.unsynced.is_empty() {
@@ -84,11 +84,11 @@ impl Disk {
             });
         }
         self.last = Some(match step {
-            Step::Write(path) => Made::Write(path.to_owned()),
-            Step::Sync(path) => Made::Sync(path.to_owned()),
-            Step::Rename(from, to) => Made::Rename(from.to_owned(), to.to_owned()),
-            Step::SyncFolder(path) => Made::SyncFolder(path.to_owned()),
-            _ => Made::Other,
+            Step::Write(path) => LastStep::Write(path.to_owned()),
+            Step::Sync(path) => LastStep::Sync(path.to_owned()),
+            Step::Rename(from, to) => LastStep::Rename(from.to_owned(), to.to_owned()),
+            Step::SyncFolder(path) => LastStep::SyncFolder(path.to_owned()),
+            _ => LastStep::Other,
         });
     }
 

@@ -39,7 +39,7 @@ async fn a_start_without_free_file_descriptors_deletes_no_record() {
     let mut refused_pins = 0;
     for free in 0..LIMIT {
         let occupied = OccupiedDescriptors::all_but(free);
-        let config = Config::new(folder.path(), common::ROOMY);
+        let config = Config::new(folder.path(), common::AMPLE_CAPACITY);
         let opened = Cache::open(config, Box::new(Lru::default()));
         drop(occupied);
         assert_eq!(records(), all, "with {free} free descriptors");

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{ROOMY, blob, lead, open_with, read_all};
+use common::{AMPLE_CAPACITY, blob, lead, open_with, read_all};
 use pierhead_cache::Placement;
 use pierhead_cache::tier::placement::Destination;
 use pierhead_cache::tier::{
@@ -299,7 +299,7 @@ fn hot_copies_are_evicted_by_priority() {
 }
 
 fn cache(folder: &Path, fast: Arc<dyn FastMedium>) -> Cache {
-    let mut config = Config::new(folder, ROOMY);
+    let mut config = Config::new(folder, AMPLE_CAPACITY);
     config.fast = Some(FastTier {
         tier: fast,
         options: options(Destination::Disk),

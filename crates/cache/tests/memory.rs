@@ -12,7 +12,7 @@ use pierhead_oci::MediaType;
 use pierhead_testkit::tier::{Faulty, MemoryTier};
 use prometheus_client::registry::Registry;
 
-const SMALL: usize = 64 * 1024;
+const SMALL_BLOB: usize = 64 * 1024;
 
 fn open_on(folder: &tempfile::TempDir, memory: u64) -> (Cache, Faulty) {
     let tier = Faulty::new(Arc::new(MemoryTier::default()));
@@ -37,7 +37,7 @@ fn metrics(cache: &Cache) -> String {
 async fn a_small_blob_is_served_without_the_disk() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, tier) = open_on(&folder, 1 << 20);
-    for len in [0, 1, 3000, SMALL] {
+    for len in [0, 1, 3000, SMALL_BLOB] {
         let (digest, content) = blob(len as u64, len);
         assert!(cache.get_now(&digest).is_none());
         store(&cache, &digest, &content).await;
@@ -45,14 +45,14 @@ async fn a_small_blob_is_served_without_the_disk() {
         let object = cache.get(&digest).await.unwrap().unwrap();
         assert_eq!(object.bytes(), Some(&content));
         assert_eq!((object.digest(), object.size()), (digest, len as u64));
-        assert_eq!(object.read_all(SMALL).await.unwrap(), content);
+        assert_eq!(object.read_all(SMALL_BLOB).await.unwrap(), content);
         let part = object.read_at(1, 100).await.unwrap();
         assert_eq!(part, content.get(1..len.min(101)).unwrap_or_default());
         assert!(object.read_at(len as u64, 1).await.unwrap().is_empty());
         assert_eq!(cache.get_now(&digest).unwrap().bytes(), Some(&content));
         assert_eq!(tier.calls(), before, "nothing asks the tier");
     }
-    let (digest, content) = blob(9, SMALL + 1);
+    let (digest, content) = blob(9, SMALL_BLOB + 1);
     store(&cache, &digest, &content).await;
     assert!(
         cache.get_now(&digest).is_none(),

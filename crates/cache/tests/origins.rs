@@ -279,7 +279,7 @@ async fn a_file_with_an_origin_is_opened_if_its_catalog_entry_has_none() {
 async fn with_a_fast_tier_no_fill_resumes_bytes_from_before_the_last_boot() {
     let (folder, fast) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let open = || {
-        let mut config = Config::new(folder.path(), common::ROOMY);
+        let mut config = Config::new(folder.path(), common::AMPLE_CAPACITY);
         config.fast = Some(FastTier {
             tier: Arc::new(DiskTier::new(fast.path()).unwrap()),
             options: Options::new(16 << 20),

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::{ROOMY, blob, lead, open_with, read_all, store};
+use common::{AMPLE_CAPACITY, blob, lead, open_with, read_all, store};
 use pierhead_cache::Placement;
 use pierhead_cache::tier::{DiskTier, Options, Tier};
 use pierhead_cache::{BlobReader, Cache, Config, FastTier};
@@ -22,7 +22,7 @@ use prometheus_client::registry::Registry;
 const IMAGE: &str = "application/vnd.oci.image.manifest.v1+json";
 
 fn open(folder: &Path, fast: &MemoryTier, placement: Placement) -> Cache {
-    let mut config = Config::new(folder, ROOMY);
+    let mut config = Config::new(folder, AMPLE_CAPACITY);
     config.fast = Some(FastTier {
         tier: Arc::new(fast.clone()),
         options: Options::new(8 << 20),

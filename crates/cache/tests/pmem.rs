@@ -253,7 +253,7 @@ async fn a_cache_sends_verified_bytes_from_the_region() {
     let folder = tempfile::tempdir().unwrap();
     let (medium, file) = OnFile::new(REGION as u64);
     let fast = Arc::new(tier_on(medium, Some(file)));
-    let config = Config::new(folder.path(), common::ROOMY);
+    let config = Config::new(folder.path(), common::AMPLE_CAPACITY);
     let slow = Arc::new(DiskTier::new(folder.path()).unwrap());
     let tier: Arc<dyn Tier> = Arc::new(behind(fast, slow));
     let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap();

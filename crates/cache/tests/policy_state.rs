@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use common::{ROOMY, blob, store};
+use common::{AMPLE_CAPACITY, blob, store};
 use pierhead_cache::{Cache, Config, Error, Eviction, Outcome};
 use pierhead_eviction::{
     Access, Adaptation, Contents, Diagnostics, Gdsf, Lru, PersistentState, Policy, PolicyName,
@@ -26,7 +26,7 @@ use pierhead_testkit::wait;
 
 const LEN: usize = 100_000;
 /// Bytes on disk of one blob of [`LEN`] with its trailer, in whole blocks.
-const ONE: u64 = 102_400;
+const BLOB_ON_DISK: u64 = 102_400;
 
 /// A policy that the test inspects while the cache uses it. When the policy has evicted a blob
 /// itself, it must not get a `remove` call for the blob; this wrapper checks that.
@@ -41,7 +41,7 @@ struct Watched(
 
 impl Watched {
     fn new(named: PolicyName) -> Self {
-        let policy = Arc::new(Mutex::new(named.build(ROOMY, 0)));
+        let policy = Arc::new(Mutex::new(named.build(AMPLE_CAPACITY, 0)));
         Self(policy, Arc::default(), Arc::default(), Arc::default())
     }
 
@@ -145,7 +145,11 @@ impl Diagnostics for Watched {
 
 fn open_as(folder: &Path, named: PolicyName) -> (Cache, Watched) {
     let policy = Watched::new(named);
-    let cache = Cache::open(Config::new(folder, ROOMY), Box::new(policy.clone())).unwrap();
+    let cache = Cache::open(
+        Config::new(folder, AMPLE_CAPACITY),
+        Box::new(policy.clone()),
+    )
+    .unwrap();
     (cache, policy)
 }
 
@@ -180,7 +184,7 @@ async fn a_policy_is_not_trained_while_background_work_is_paused() {
     let folder = tempfile::tempdir().unwrap();
     let (policy, rest) = (Watched::new(PolicyName::Lru), BackgroundWork::default());
     rest.set_paused(true);
-    let mut config = Config::new(folder.path(), ROOMY);
+    let mut config = Config::new(folder.path(), AMPLE_CAPACITY);
     (config.background, config.flush_interval) = (rest.clone(), Duration::from_millis(1));
     let cache = Cache::open(config, Box::new(policy.clone())).unwrap();
     wait::until_async("three looks", || rest.pauses() >= 3).await;
@@ -196,7 +200,7 @@ async fn a_restart_keeps_the_policy_state() {
     populate(folder.path(), PolicyName::Gdsf).await;
     let (cache, policy) = open_as(folder.path(), PolicyName::Gdsf);
     agrees(&cache, &policy, "restored").await;
-    cache.prune(ONE).await.unwrap();
+    cache.prune(BLOB_ON_DISK).await.unwrap();
     assert!(cache.contains(&blob(0, LEN).0), "asked for the most");
     cache.close().await;
     drop(cache);
@@ -205,7 +209,7 @@ async fn a_restart_keeps_the_policy_state() {
     populate(folder.path(), PolicyName::Gdsf).await;
     fs::remove_file(folder.path().join("ranks")).unwrap();
     let (cache, _) = open_as(folder.path(), PolicyName::Gdsf);
-    cache.prune(ONE).await.unwrap();
+    cache.prune(BLOB_ON_DISK).await.unwrap();
     assert!(!cache.contains(&blob(0, LEN).0), "nobody remembers");
 }
 
@@ -221,7 +225,7 @@ async fn accesses_after_the_last_save_are_repeated_to_the_policy() {
     drop(cache);
     fs::write(folder.path().join("ranks"), old).unwrap();
     let (cache, _) = open_as(folder.path(), PolicyName::Lru);
-    cache.prune(ONE).await.unwrap();
+    cache.prune(BLOB_ON_DISK).await.unwrap();
     assert!(cache.contains(&blob(0, LEN).0));
 }
 
@@ -231,7 +235,7 @@ async fn an_old_policy_state_is_reconciled_with_the_index() {
     populate(folder.path(), PolicyName::Gdsf).await;
     let old = fs::read(folder.path().join("ranks")).unwrap();
     let (cache, _) = open_as(folder.path(), PolicyName::Gdsf);
-    cache.prune(2 * ONE).await.unwrap();
+    cache.prune(2 * BLOB_ON_DISK).await.unwrap();
     let (digest, content) = blob(9, LEN);
     store(&cache, &digest, &content).await;
     // If the same content is stored as a document, its trailer is longer, so it takes one more
@@ -337,7 +341,7 @@ async fn a_new_policy_receives_all_blobs_in_access_order() {
     let same = Watched::new(PolicyName::Gdsf);
     cache.set_eviction(change(&same)).await;
     assert_eq!((policy.held().len(), same.held().len()), (4, 0));
-    cache.prune(3 * ONE).await.unwrap();
+    cache.prune(3 * BLOB_ON_DISK).await.unwrap();
     let gone = blob(1, LEN).0;
     assert!(!cache.contains(&gone), "the least recently used");
     agrees(&cache, &policy, "in use").await;
@@ -349,7 +353,7 @@ async fn a_policy_change_under_load_keeps_exactly_the_stored_blobs() {
     let folder = tempfile::tempdir().unwrap();
     let policies: Vec<_> = (0..6).map(|_| Watched::new(PolicyName::Lru)).collect();
     let cache = Cache::open(
-        Config::new(folder.path(), 40 * ONE),
+        Config::new(folder.path(), 40 * BLOB_ON_DISK),
         Box::new(Lru::default()),
     )
     .unwrap();
@@ -396,7 +400,7 @@ async fn a_victim_is_not_removed_from_its_policy_again() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path(), PolicyName::Lru).await;
     let (cache, policy) = open_as(folder.path(), PolicyName::Lru);
-    cache.prune(2 * ONE).await.unwrap();
+    cache.prune(2 * BLOB_ON_DISK).await.unwrap();
     assert_eq!(policy.2.lock().len(), 2);
     agrees(&cache, &policy, "two have left").await;
     // Other removals are reported to the policy.
@@ -411,7 +415,7 @@ async fn a_victim_is_not_removed_from_its_policy_again() {
 async fn readers_that_joined_a_fill_count_as_hits() {
     let folder = tempfile::tempdir().unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let mut config = Config::new(folder.path(), ROOMY);
+    let mut config = Config::new(folder.path(), AMPLE_CAPACITY);
     let recorded = seen.clone();
     config.recorder = Some(Arc::new(move |access, outcome| {
         recorded.lock().push((*access, outcome));
@@ -430,7 +434,10 @@ async fn readers_that_joined_a_fill_count_as_hits() {
     let outcomes: Vec<_> = seen.iter().map(|(_, outcome)| *outcome).collect();
     assert_eq!(outcomes, [Outcome::Miss, Outcome::Hit, Outcome::Hit]);
     for (access, _) in seen {
-        assert_eq!((access.key, access.size, access.cost), (digest, ONE, 2.5));
+        assert_eq!(
+            (access.key, access.size, access.cost),
+            (digest, BLOB_ON_DISK, 2.5)
+        );
     }
 }
 
@@ -439,7 +446,7 @@ async fn the_number_of_images_of_a_blob_survives_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let seen = Arc::new(Mutex::new(0));
     let open = || {
-        let mut config = Config::new(folder.path(), ROOMY);
+        let mut config = Config::new(folder.path(), AMPLE_CAPACITY);
         let recorded = seen.clone();
         config.recorder = Some(Arc::new(move |access, _| *recorded.lock() = access.shared));
         Cache::open(config, Box::new(Lru::default())).unwrap()
@@ -479,7 +486,7 @@ fn open_with_write_budget(folder: &Path, daily_write_budget: u64) -> Cache {
         daily_write_budget,
         ..Eviction::from(Box::new(Lru::default()))
     };
-    Cache::open(Config::new(folder, ROOMY), eviction).unwrap()
+    Cache::open(Config::new(folder, AMPLE_CAPACITY), eviction).unwrap()
 }
 
 /// Whether the cache refuses to store the blob of a fill.

@@ -11,7 +11,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{ROOMY, blob, read_all, store};
+use common::{AMPLE_CAPACITY, blob, read_all, store};
 use pierhead_cache::tier::placement::Destination;
 use pierhead_cache::tier::{Blob, DiskTier, Options, PmemTier, Tier, Trailer, WriteBack};
 use pierhead_cache::{BlobReader, Cache, Config};
@@ -161,7 +161,7 @@ async fn a_restart_continues_the_write_back() {
             ..staged()
         };
         let tier = Arc::new(WriteBack::open(Arc::new(fast), slow.clone(), options).unwrap());
-        let config = Config::new(data.path(), ROOMY);
+        let config = Config::new(data.path(), AMPLE_CAPACITY);
         let both: Arc<dyn Tier> = tier.clone();
         let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(both)).unwrap();
         for (digest, content) in &blobs {

@@ -413,7 +413,7 @@ async fn tags_count_and_stay_within_their_share_of_the_capacity() {
 #[tokio::test]
 async fn tags_are_durable_and_bounded_and_a_validation_writes_no_file() {
     let folder = tempfile::tempdir().unwrap();
-    let mut config = Config::new(folder.path(), common::ROOMY);
+    let mut config = Config::new(folder.path(), common::AMPLE_CAPACITY);
     config.max_tags = 50;
     let cache = open_with(config.clone());
     let repository = |name: &str| name.parse().unwrap();
@@ -475,7 +475,7 @@ async fn put_tag(cache: &Cache, tag: &TagKey, validated: u64) {
 #[tokio::test]
 async fn a_registry_with_many_tags_loses_its_own_tags_first() {
     let folder = tempfile::tempdir().unwrap();
-    let mut config = Config::new(folder.path(), common::ROOMY);
+    let mut config = Config::new(folder.path(), common::AMPLE_CAPACITY);
     config.max_tags = 50;
     let of = |registry: &str, number: u64| {
         TagKey::Manifest(format!("{registry}/image:v{number}").parse().unwrap())
@@ -515,7 +515,7 @@ async fn a_registry_with_many_tags_loses_its_own_tags_first() {
 #[tokio::test]
 async fn unconfigured_registries_have_one_share_of_the_tags_together() {
     let folder = tempfile::tempdir().unwrap();
-    let mut config = Config::new(folder.path(), common::ROOMY);
+    let mut config = Config::new(folder.path(), common::AMPLE_CAPACITY);
     config.max_tags = 50;
     let cache = open_with(config);
     let configured = ["good.example".parse().unwrap()];

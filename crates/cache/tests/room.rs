@@ -17,7 +17,7 @@ use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 
 const MIB: u64 = 1 << 20;
 /// Bytes on disk of one blob of 1 MB with its trailer, in whole blocks.
-const ONE: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
+const BLOB_ON_DISK: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
 
 fn on(tier: impl Tier + 'static, folder: &tempfile::TempDir, capacity: u64) -> Cache {
     let config = Config::new(folder.path(), capacity);
@@ -28,7 +28,11 @@ fn on(tier: impl Tier + 'static, folder: &tempfile::TempDir, capacity: u64) -> C
 async fn the_oldest_blobs_are_evicted_and_pinned_ones_stay() {
     let folder = tempfile::tempdir().unwrap();
     // The capacity is slightly larger than four blobs, because an eviction frees more than needed.
-    let cache = on(MemoryTier::default(), &folder, 4 * ONE + ONE / 8);
+    let cache = on(
+        MemoryTier::default(),
+        &folder,
+        4 * BLOB_ON_DISK + BLOB_ON_DISK / 8,
+    );
     let blobs: Vec<_> = (0..6).map(|seed| blob(seed, 1_000_000)).collect();
     let names: Vec<_> = blobs.iter().map(|(digest, _)| *digest).collect();
     cache.pin("zero", vec![names[0], names[5]]).await.unwrap();
@@ -39,7 +43,7 @@ async fn the_oldest_blobs_are_evicted_and_pinned_ones_stay() {
     store(&cache, &names[4], &blobs[4].1).await;
     let there: Vec<_> = names.iter().map(|digest| cache.contains(digest)).collect();
     assert_eq!(there, [true, true, false, true, true, false]);
-    assert_eq!(cache.stat().pinned, ONE);
+    assert_eq!(cache.stat().pinned, BLOB_ON_DISK);
 
     // This blob was pinned before it was stored. The pin protects it, too.
     store(&cache, &names[5], &blobs[5].1).await;
@@ -53,7 +57,7 @@ async fn the_oldest_blobs_are_evicted_and_pinned_ones_stay() {
 #[tokio::test]
 async fn a_blob_that_can_never_fit_is_refused_at_once_and_evicts_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = on(MemoryTier::default(), &folder, 3 * ONE);
+    let cache = on(MemoryTier::default(), &folder, 3 * BLOB_ON_DISK);
     let (kept, kept_content) = blob(1, 1_000_000);
     let (pinned, pinned_content) = blob(2, 1_000_000);
     store(&cache, &kept, &kept_content).await;
@@ -84,7 +88,7 @@ async fn a_blob_that_can_never_fit_is_refused_at_once_and_evicts_nothing() {
 #[tokio::test]
 async fn fills_count_before_their_bytes_arrive() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = on(MemoryTier::default(), &folder, 2 * ONE);
+    let cache = on(MemoryTier::default(), &folder, 2 * BLOB_ON_DISK);
     let (first, first_content) = blob(1, 1_500_000);
     let (second, second_content) = blob(2, 1_000_000);
     let (mut fill, _) = lead(&cache, &first).await;
@@ -104,7 +108,7 @@ async fn fills_count_before_their_bytes_arrive() {
 #[tokio::test]
 async fn a_cancelled_leader_releases_its_reservation() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = on(MemoryTier::default(), &folder, 2 * ONE);
+    let cache = on(MemoryTier::default(), &folder, 2 * BLOB_ON_DISK);
     for seed in 0..50 {
         let (mut fill, tail) = lead(&cache, &blob(seed, 10).0).await;
         {
@@ -129,7 +133,7 @@ async fn a_cancelled_leader_releases_its_reservation() {
 async fn an_unknown_length_reserves_as_it_grows() {
     let folder = tempfile::tempdir().unwrap();
     let tier = MemoryTier::default();
-    let cache = on(tier.clone(), &folder, 2 * ONE);
+    let cache = on(tier.clone(), &folder, 2 * BLOB_ON_DISK);
     let (digest, content) = blob(1, 1_900_000);
     let (mut fill, _) = lead(&cache, &digest).await;
     fill.begin(None).await.unwrap();
@@ -162,14 +166,17 @@ async fn an_unknown_length_reserves_as_it_grows() {
 #[tokio::test]
 async fn a_deleted_blob_counts_until_its_last_reader_is_dropped() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = on(MemoryTier::default(), &folder, 2 * ONE);
+    let cache = on(MemoryTier::default(), &folder, 2 * BLOB_ON_DISK);
     let (digest, content) = blob(1, 1_000_000);
     store(&cache, &digest, &content).await;
     let object = cache.get(&digest).await.unwrap().unwrap();
     let other = object.clone();
-    assert_eq!(cache.prune(0).await.unwrap(), ONE);
+    assert_eq!(cache.prune(0).await.unwrap(), BLOB_ON_DISK);
     assert!(cache.get(&digest).await.unwrap().is_none());
-    assert_eq!((cache.stat().used, cache.stat().reserved), (0, ONE));
+    assert_eq!(
+        (cache.stat().used, cache.stat().reserved),
+        (0, BLOB_ON_DISK)
+    );
     assert_eq!(object.read_all(2_000_000).await.unwrap(), content);
     drop(object);
     let (big, big_content) = blob(2, 1_200_000);
@@ -180,15 +187,25 @@ async fn a_deleted_blob_counts_until_its_last_reader_is_dropped() {
 
     // A new blob of the same digest has another file.
     store(&cache, &digest, &content).await;
-    assert_eq!((cache.stat().used, cache.stat().reserved), (ONE, ONE));
+    assert_eq!(
+        (cache.stat().used, cache.stat().reserved),
+        (BLOB_ON_DISK, BLOB_ON_DISK)
+    );
     drop(other);
-    assert_eq!((cache.stat().used, cache.stat().reserved), (ONE, 0));
+    assert_eq!(
+        (cache.stat().used, cache.stat().reserved),
+        (BLOB_ON_DISK, 0)
+    );
 }
 
 #[tokio::test]
 async fn open_blobs_are_not_evicted() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = on(MemoryTier::default(), &folder, 3 * ONE + ONE / 8);
+    let cache = on(
+        MemoryTier::default(),
+        &folder,
+        3 * BLOB_ON_DISK + BLOB_ON_DISK / 8,
+    );
     let blobs: Vec<_> = (0..4).map(|seed| blob(seed, 1_000_000)).collect();
     for (digest, content) in &blobs[..3] {
         store(&cache, digest, content).await;
@@ -205,7 +222,7 @@ async fn open_blobs_are_not_evicted() {
 async fn partial_fills_are_evicted_first() {
     let folder = tempfile::tempdir().unwrap();
     let tier = MemoryTier::default();
-    let cache = on(tier.clone(), &folder, 3 * ONE);
+    let cache = on(tier.clone(), &folder, 3 * BLOB_ON_DISK);
     let (kept, kept_content) = blob(1, 1_000_000);
     store(&cache, &kept, &kept_content).await;
     let (cut, cut_content) = blob(2, 1_000_000);
@@ -263,15 +280,15 @@ async fn old_partial_fills_are_deleted() {
 #[tokio::test]
 async fn a_reduced_capacity_evicts_at_once() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = on(MemoryTier::default(), &folder, 10 * ONE);
+    let cache = on(MemoryTier::default(), &folder, 10 * BLOB_ON_DISK);
     for seed in 0..8 {
         let (digest, content) = blob(seed, 1_000_000);
         store(&cache, &digest, &content).await;
     }
-    cache.set_capacity(3 * ONE).await;
+    cache.set_capacity(3 * BLOB_ON_DISK).await;
     assert_eq!(
         (cache.stat().used, cache.stat().capacity),
-        (3 * ONE, 3 * ONE)
+        (3 * BLOB_ON_DISK, 3 * BLOB_ON_DISK)
     );
     assert!(cache.contains(&blob(7, 1_000_000).0));
 }
@@ -386,8 +403,8 @@ async fn a_full_disk_during_a_fill_loses_no_other_blob() {
 
 /// Creates a full cache with ten blobs of 1 MB and one blob of 6 MB.
 async fn full(folder: &Path) -> (Cache, Digest) {
-    const ONE: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
-    let mut config = Config::new(folder, 16 * ONE + 50_000);
+    const BLOB_ON_DISK: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
+    let mut config = Config::new(folder, 16 * BLOB_ON_DISK + 50_000);
     config.step = 200_000;
     let cache = common::open_with(config);
     for seed in 0..10 {

@@ -12,11 +12,11 @@ use pierhead_testkit::tier::MemoryTier;
 use pierhead_testkit::wait;
 
 /// Bytes on disk of one blob of 1 MB with its trailer, in whole blocks.
-const ONE: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
+const BLOB_ON_DISK: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
 const STEP: u64 = 200_000;
 
 fn open(folder: &tempfile::TempDir, tier: &MemoryTier, max_blob: u64) -> Cache {
-    let mut config = Config::new(folder.path(), 10 * ONE);
+    let mut config = Config::new(folder.path(), 10 * BLOB_ON_DISK);
     (config.step, config.max_blob) = (STEP, max_blob);
     common::open_on(config, tier.clone())
 }

@@ -79,7 +79,7 @@ async fn an_unreadable_pin_prevents_the_start_and_is_kept() {
         drop(cache);
         let pins = files(&data, "pins");
         break_files(&pins, how);
-        let config = Config::new(&data, common::ROOMY);
+        let config = Config::new(&data, common::AMPLE_CAPACITY);
         // The start fails, because without the pin the images of the pin would be evicted.
         let error = common::refused(config);
         let text = error.to_string();
@@ -105,7 +105,7 @@ async fn unreadable_tags_are_kept_and_become_readable_again() {
         drop(cache);
         let names = files(&data, "names");
         break_files(&names, how);
-        let mut config = Config::new(&data, common::ROOMY);
+        let mut config = Config::new(&data, common::AMPLE_CAPACITY);
         config.flush_interval = Duration::from_millis(20);
         let cache = open_with(config);
         assert_eq!(cache.tags().len(), 0);
@@ -152,7 +152,7 @@ fn records_without_read_permission_are_kept() {
         let names = files(&data, "names");
         set_modes(&names, 0o000);
         runtime.block_on(async {
-            let mut config = Config::new(&data, common::ROOMY);
+            let mut config = Config::new(&data, common::AMPLE_CAPACITY);
             config.flush_interval = Duration::from_millis(20);
             let cache = open_with(config);
             assert_eq!(cache.tags().len(), 0);
@@ -163,7 +163,7 @@ fn records_without_read_permission_are_kept() {
         });
         let pins = files(&data, "pins");
         set_modes(&pins, 0o000);
-        let error = common::refused(Config::new(&data, common::ROOMY));
+        let error = common::refused(Config::new(&data, common::AMPLE_CAPACITY));
         let Error::UnreadablePin { path, source } = &error else {
             panic!("{error}");
         };
@@ -226,7 +226,7 @@ async fn an_unreadable_blob_does_not_prevent_the_start_and_becomes_readable_agai
         let blobs = three(&data).await;
         let faults = Faulty::new(Arc::new(DiskTier::new(&data).unwrap()));
         faults.fail(Op::Open, 0, u64::MAX, errno);
-        let mut config = Config::new(&data, common::ROOMY);
+        let mut config = Config::new(&data, common::AMPLE_CAPACITY);
         config.flush_interval = Duration::from_millis(20);
         let tier = Arc::new(faults.clone());
         let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap();
@@ -252,7 +252,7 @@ async fn an_unreadable_blob_does_not_prevent_the_start_and_becomes_readable_agai
 async fn an_error_names_the_file_on_which_it_happened() {
     let (_folder, data) = data();
     let faults = Faulty::new(Arc::new(DiskTier::new(&data).unwrap()));
-    let cache = common::open_on(Config::new(&data, common::ROOMY), faults.clone());
+    let cache = common::open_on(Config::new(&data, common::AMPLE_CAPACITY), faults.clone());
     let (digest, content) = blob(1, 100_000);
     let hex = digest.hex();
     let staged = data.join("staging").join(format!("sha256-{hex}"));
@@ -316,7 +316,7 @@ async fn the_blobs_of_an_unreadable_folder_stay_counted_and_become_readable_agai
     let aside = data.with_file_name("aside");
     fs::rename(&shard, &aside).unwrap();
     symlink(&shard, &shard).unwrap();
-    let mut config = Config::new(&data, common::ROOMY);
+    let mut config = Config::new(&data, common::AMPLE_CAPACITY);
     config.flush_interval = Duration::from_millis(20);
     let cache = open_with(config);
     let stat = cache.stat();
@@ -337,7 +337,7 @@ async fn a_panic_of_the_maintenance_thread_is_counted_and_the_thread_restarts() 
     let faults = Faulty::new(Arc::new(DiskTier::new(&data).unwrap()));
     faults.fail(Op::Open, 0, 3, 13);
     faults.panic(Op::Open, 0);
-    let mut config = Config::new(&data, common::ROOMY);
+    let mut config = Config::new(&data, common::AMPLE_CAPACITY);
     config.flush_interval = Duration::from_millis(20);
     let tier = Arc::new(faults);
     let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap();
@@ -385,7 +385,7 @@ fn data_of_user() -> (tempfile::TempDir, PathBuf) {
 fn a_folder_without_permissions_prevents_the_start_and_is_named() {
     let (_folder, data) = data_of_user();
     let opened = || {
-        let config = Config::new(&data, common::ROOMY);
+        let config = Config::new(&data, common::AMPLE_CAPACITY);
         Cache::open(config, Box::new(Lru::default())).map(drop)
     };
     as_user(opened).unwrap();

@@ -8,6 +8,11 @@
 //! 3. [`Undo`] restores each file from the record, and keeps the later changes of other programs
 //!    and users.
 //!
+//! Two types prevent conflicts between processes. [`SetupLock`] allows one plan-and-apply or undo
+//! at a time. [`HoldMark`] shows that a `pierhead setup --hold` process is running: such a process
+//! sets up a client, waits for a signal, and undoes the setup. Container probes see the mark with
+//! [`is_held`].
+//!
 //! A plan starts from the original files, without the changes of pierhead. Therefore a second run
 //! changes nothing, and an undo restores every byte.
 //!
@@ -24,7 +29,7 @@ mod config_root;
 mod daemon;
 mod error;
 mod format;
-mod hold;
+mod hold_mark;
 mod mirrors;
 mod original_files;
 mod plan;
@@ -40,11 +45,11 @@ pub use ca::read_ca;
 pub use client::Client;
 pub use config_root::ConfigRoot;
 pub use error::{Error, Fault, Outcome, TextProblem};
-pub use hold::{Hold, is_held};
+pub use hold_mark::{HoldMark, is_held};
 pub use mirrors::ConfiguredMirrors;
 pub use plan::Options;
 pub use probe::{Unreachable, probe};
-pub use record::Lock;
+pub use record::SetupLock;
 pub use reload::Reload;
 pub use setup::Setup;
 pub use undo::Undo;

@@ -33,11 +33,12 @@ pub(crate) struct Record {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileRecord {
     /// The text of the file before the first run of setup.
-    pub(crate) before: Option<String>,
+    pub(crate) original: Option<String>,
     /// The text that the last run of setup wrote.
     pub(crate) after: Option<String>,
-    /// The text that the last run of setup found, if it is neither `before` nor `after`. An earlier
-    /// run wrote this text, and the last run may have been killed before it replaced the text.
+    /// The text that the last run of setup found, if it is neither `original` nor `after`. An
+    /// earlier run wrote this text, and the last run may have been killed before it replaced the
+    /// text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) found: Option<String>,
 }
@@ -52,26 +53,29 @@ impl FileRecord {
     ///
     /// # Errors
     /// [`EditConflict`] if a user has edited the lines of pierhead.
-    pub(crate) fn original(&self, now: Option<&str>) -> Result<Option<String>, EditConflict> {
-        if now == self.after.as_deref() || now == self.before.as_deref() {
-            return Ok(self.before.clone());
+    pub(crate) fn without_pierhead(
+        &self,
+        now: Option<&str>,
+    ) -> Result<Option<String>, EditConflict> {
+        if now == self.after.as_deref() || now == self.original.as_deref() {
+            return Ok(self.original.clone());
         }
         if now.is_some() && now == self.found.as_deref() {
-            return Ok(self.before.clone());
+            return Ok(self.original.clone());
         }
-        match (&self.after, now, &self.before) {
+        match (&self.after, now, &self.original) {
             // Another program or a user has removed a file that pierhead created, so there is
             // nothing to undo.
             (_, None, None) => Ok(None),
-            (Some(after), Some(now), before) => {
-                let before = before.as_deref();
-                match diffy::merge(after, now, before.unwrap_or("")) {
+            (Some(after), Some(now), original) => {
+                let original = original.as_deref();
+                match diffy::merge(after, now, original.unwrap_or("")) {
                     Ok(merged) => {
-                        Ok(Some(merged).filter(|it| before.is_some() || !it.trim().is_empty()))
+                        Ok(Some(merged).filter(|it| original.is_some() || !it.trim().is_empty()))
                     }
                     // Another program or a user has rewritten the file without the values of
                     // pierhead, so the file needs no undo.
-                    Err(_) if has_no_value_of_pierhead(after, now, before) => {
+                    Err(_) if has_no_value_of_pierhead(after, now, original) => {
                         Ok(Some(now.to_owned()))
                     }
                     Err(_) => Err(EditConflict),
@@ -84,8 +88,8 @@ impl FileRecord {
 
 /// Whether the present text has none of the values (such as addresses and folders) that pierhead
 /// wrote.
-fn has_no_value_of_pierhead(after: &str, now: &str, before: Option<&str>) -> bool {
-    let old = quoted(before.unwrap_or(""));
+fn has_no_value_of_pierhead(after: &str, now: &str, original: Option<&str>) -> bool {
+    let old = quoted(original.unwrap_or(""));
     let new = quoted(after).into_iter().filter(|it| !old.contains(it));
     // Only values count, because a key such as `registry-mirrors` is not specific to pierhead.
     let mut values = new.filter(|it| it.contains(['/', ':'])).peekable();
@@ -161,13 +165,13 @@ impl Record {
 /// until the plan is applied. Dropping the lock removes those folders that were created for the
 /// lock and are empty.
 #[derive(Debug)]
-pub struct Lock<'a> {
+pub struct SetupLock<'a> {
     root: &'a ConfigRoot,
     created: Vec<PathBuf>,
     _folder: File,
 }
 
-impl<'a> Lock<'a> {
+impl<'a> SetupLock<'a> {
     /// Takes the lock. The call blocks while another process holds the lock.
     ///
     /// # Errors
@@ -195,7 +199,7 @@ impl<'a> Lock<'a> {
     }
 }
 
-impl Drop for Lock<'_> {
+impl Drop for SetupLock<'_> {
     fn drop(&mut self) {
         apply::remove_empty(self.root, &self.created);
     }
@@ -209,9 +213,9 @@ mod tests {
 
     use super::*;
 
-    fn file(before: Option<&str>, after: Option<&str>) -> FileRecord {
+    fn file(original: Option<&str>, after: Option<&str>) -> FileRecord {
         FileRecord {
-            before: before.map(str::to_owned),
+            original: original.map(str::to_owned),
             after: after.map(str::to_owned),
             found: None,
         }
@@ -222,27 +226,27 @@ mod tests {
         /// the file.
         #[test]
         fn an_undo_restores_the_exact_text_from_before(
-            before in proptest::option::of("\\PC{0,40}"),
+            original in proptest::option::of("\\PC{0,40}"),
             after in "\\PC{0,40}",
         ) {
-            let record = file(before.as_deref(), Some(&after));
-            prop_assert_eq!(record.original(Some(&after)), Ok(before.clone()));
-            prop_assert_eq!(record.original(before.as_deref()), Ok(before));
+            let record = file(original.as_deref(), Some(&after));
+            prop_assert_eq!(record.without_pierhead(Some(&after)), Ok(original.clone()));
+            prop_assert_eq!(record.without_pierhead(original.as_deref()), Ok(original));
         }
     }
 
     #[test]
     fn an_undo_keeps_changes_by_others_and_reports_edits_of_pierheads_lines() {
-        let before = "a = 1\nb = 2\nc = 3\n";
-        let record = file(Some(before), Some("a = 1\nb = 2\nc = 3\nours = 1\n"));
+        let original = "a = 1\nb = 2\nc = 3\n";
+        let record = file(Some(original), Some("a = 1\nb = 2\nc = 3\nours = 1\n"));
         assert_eq!(
-            record.original(Some("a = 9\nb = 2\nc = 3\nours = 1\n")),
+            record.without_pierhead(Some("a = 9\nb = 2\nc = 3\nours = 1\n")),
             Ok(Some("a = 9\nb = 2\nc = 3\n".to_owned()))
         );
-        let edited = record.original(Some("a = 1\nb = 2\nc = 3\nours = 2\n"));
+        let edited = record.without_pierhead(Some("a = 1\nb = 2\nc = 3\nours = 2\n"));
         assert_eq!(edited, Err(EditConflict));
-        assert_eq!(record.original(None), Err(EditConflict));
-        assert_eq!(file(None, Some("ours\n")).original(None), Ok(None));
+        assert_eq!(record.without_pierhead(None), Err(EditConflict));
+        assert_eq!(file(None, Some("ours\n")).without_pierhead(None), Ok(None));
     }
 
     #[test]
@@ -250,18 +254,18 @@ mod tests {
         let record = file(Some("old"), Some("mirror = \"http://a:5000\"\n"));
         let rewritten = "mirror = \"http://b\"\n";
         assert_eq!(
-            record.original(Some(rewritten)),
+            record.without_pierhead(Some(rewritten)),
             Ok(Some(rewritten.to_owned()))
         );
         let named = "other = 1\nmirror = [\"http://a:5000\"]\n";
-        assert_eq!(record.original(Some(named)), Err(EditConflict));
+        assert_eq!(record.without_pierhead(Some(named)), Err(EditConflict));
     }
 
     #[test]
     fn the_text_that_a_killed_run_found_is_no_edit() {
         let mut record = file(Some("1"), Some("3"));
         record.found = Some("2".to_owned());
-        assert_eq!(record.original(Some("2")), Ok(Some("1".to_owned())));
+        assert_eq!(record.without_pierhead(Some("2")), Ok(Some("1".to_owned())));
     }
 
     #[test]
@@ -309,11 +313,11 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let root = ConfigRoot::system(folder.path());
         let state = root.real(root.state());
-        let lock = Lock::take(&root).expect("a lock");
+        let lock = SetupLock::take(&root).expect("a lock");
         assert!(File::open(&state).expect("a folder").try_lock().is_err());
         drop(lock);
         assert!(!folder.path().join("var").exists());
-        let lock = Lock::take(&root).expect("a lock");
+        let lock = SetupLock::take(&root).expect("a lock");
         fs::write(state.join("used"), "").expect("written");
         drop(lock);
         assert!(state.join("used").exists());

@@ -58,7 +58,7 @@ impl Reload {
     }
 
     /// Returns the command as text, for the user.
-    pub fn shown(&self) -> String {
+    pub fn command_text(&self) -> String {
         self.command.join(" ")
     }
 
@@ -77,7 +77,7 @@ impl Reload {
         if !Path::new("/run/systemd/system").exists() {
             return self.signal_dockerd();
         }
-        let shown = self.shown();
+        let shown = self.command_text();
         let (program, words) = self.command.split_first().unwrap_or((&shown, &[]));
         let status = Command::new(program).args(words).status();
         let status = status.map_err(|source| Error::NotReloaded {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     fn shown(client: Client, root: &ConfigRoot, changes: &[Change]) -> Option<String> {
-        Reload::after(client, root, changes).map(|reload| reload.shown())
+        Reload::after(client, root, changes).map(|reload| reload.command_text())
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::config_root::ConfigRoot;
 use crate::error::{Error, Outcome};
 use crate::original_files::OriginalFiles;
 use crate::plan::{self, Options, Plan};
-use crate::record::{FileRecord, Lock, Record};
+use crate::record::{FileRecord, Record, SetupLock};
 use crate::undo;
 
 /// A planned setup: the changes to make to the present files.
@@ -29,7 +29,7 @@ pub struct Setup<'a> {
 
 impl<'a> Setup<'a> {
     /// Computes the new files, and writes nothing. A caller that will apply the plan must take the
-    /// [`Lock`] before this call. The call blocks.
+    /// [`SetupLock`] before this call. The call blocks.
     ///
     /// # Errors
     /// The error names a file that cannot be read or changed safely, or an option that the client
@@ -53,16 +53,16 @@ impl<'a> Setup<'a> {
         let mut files = BTreeMap::new();
         for (path, after) in &wanted {
             let found = root.read(path)?;
-            let before = match originals.restored.get(path) {
+            let original = match originals.restored.get(path) {
                 Some(text) => text.clone(),
                 None => found.clone(),
             };
-            if before == *after && found == before {
+            if original == *after && found == original {
                 continue;
             }
             let file = FileRecord {
-                found: found.filter(|text| before.as_ref() != Some(text)),
-                before,
+                found: found.filter(|text| original.as_ref() != Some(text)),
+                original,
                 after: after.clone(),
             };
             files.insert(path.clone(), file);
@@ -92,7 +92,7 @@ impl<'a> Setup<'a> {
     ///
     /// # Errors
     /// [`Error::NotApplied`], [`Error::NotRestored`], or an error while the record is written.
-    pub fn apply(&self, lock: &Lock<'_>) -> Result<(), Error> {
+    pub fn apply(&self, lock: &SetupLock<'_>) -> Result<(), Error> {
         let (root, client) = (self.root, self.client);
         let record = Record::new(self.files.clone(), self.created_folders(lock));
         record.save(root, client)?;
@@ -111,7 +111,7 @@ impl<'a> Setup<'a> {
 
     /// Returns the folders that pierhead creates in this run or created in an earlier run, where a
     /// folder comes before the folders that contain it.
-    fn created_folders(&self, lock: &Lock<'_>) -> Vec<PathBuf> {
+    fn created_folders(&self, lock: &SetupLock<'_>) -> Vec<PathBuf> {
         let previous = self.previous.as_ref();
         let mut folders = previous.map_or_else(Vec::new, |record| record.folders.clone());
         let missing = self.files.keys();

@@ -8,7 +8,7 @@ use crate::apply::{self, Change, diff};
 use crate::client::Client;
 use crate::config_root::ConfigRoot;
 use crate::error::{Error, Outcome};
-use crate::record::{EditConflict, Lock, Record};
+use crate::record::{EditConflict, Record, SetupLock};
 
 /// A planned undo of a setup.
 #[derive(Debug)]
@@ -24,8 +24,8 @@ pub struct Undo<'a> {
 
 impl<'a> Undo<'a> {
     /// Computes the original files, and writes nothing. Returns `None` if pierhead has changed no
-    /// file. A caller that will apply the plan must take the [`Lock`] before this call. The call
-    /// blocks.
+    /// file. A caller that will apply the plan must take the [`SetupLock`] before this call. The
+    /// call blocks.
     ///
     /// # Errors
     /// The error names the record or a file that cannot be read.
@@ -60,7 +60,7 @@ impl<'a> Undo<'a> {
     ///
     /// # Errors
     /// [`Error::NotApplied`], [`Error::NotRestored`], or an error while the record is written.
-    pub fn apply(&self, _lock: &Lock<'_>) -> Result<(), Error> {
+    pub fn apply(&self, _lock: &SetupLock<'_>) -> Result<(), Error> {
         let (root, client) = (self.root, self.client);
         apply::apply_all(root, &self.changes)?;
         let folders = &self.record.folders;
@@ -140,7 +140,7 @@ pub(crate) fn original_texts(
     let (mut originals, mut edited) = (BTreeMap::new(), EditedFiles::default());
     for (path, file) in &record.files {
         let now = root.read(path)?;
-        match file.original(now.as_deref()) {
+        match file.without_pierhead(now.as_deref()) {
             Ok(text) => {
                 originals.insert(path.clone(), text);
             }

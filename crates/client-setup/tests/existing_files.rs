@@ -5,14 +5,14 @@ mod machine;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
-use machine::{FAR, Machine, NEAR};
+use machine::{LOOPBACK_ADDRESS, Machine, REMOTE_ADDRESS};
 use pierhead_client_setup::{Client, ConfiguredMirrors, Error, Options, Setup};
 
-const PLAIN: &str = "http://10.0.0.1:5000";
+const PLAIN_HTTP_ADDRESS: &str = "http://10.0.0.1:5000";
 
 /// Returns the notes of a setup that is only planned, and not applied.
 fn notes(machine: &Machine, client: Client, registries: &[&str]) -> Vec<String> {
-    let address = NEAR.parse().expect("an address");
+    let address = LOOPBACK_ADDRESS.parse().expect("an address");
     let registries: Vec<_> = registries.iter().map(|name| (*name).to_owned()).collect();
     let options = Options {
         client,
@@ -32,7 +32,7 @@ fn a_flag_of_dockerd_conflicts_only_with_the_key_that_setup_needs() {
         defaults,
         "DOCKER_OPTS=\"--registry-mirror https://m.lab\"\n",
     )]);
-    for address in [NEAR, PLAIN, FAR] {
+    for address in [LOOPBACK_ADDRESS, PLAIN_HTTP_ADDRESS, REMOTE_ADDRESS] {
         let error = mirror.set_up(Client::Docker, address).expect_err("refused");
         let Error::FlagConflict { flag, key, .. } = &error else {
             panic!("{error:?}");
@@ -41,10 +41,12 @@ fn a_flag_of_dockerd_conflicts_only_with_the_key_that_setup_needs() {
         assert!(error.to_string().contains("/etc/default/docker"), "{error}");
     }
     let insecure = Machine::new(&[(defaults, "DOCKER_OPTS='--insecure-registry=10.0.0.9'\n")]);
-    let error = insecure.set_up(Client::Docker, PLAIN).expect_err("refused");
+    let error = insecure
+        .set_up(Client::Docker, PLAIN_HTTP_ADDRESS)
+        .expect_err("refused");
     assert!(error.to_string().contains("--insecure-registry"), "{error}");
     // A loopback address, or an address with TLS, needs no entry in `insecure-registries`.
-    for address in [NEAR, FAR] {
+    for address in [LOOPBACK_ADDRESS, REMOTE_ADDRESS] {
         insecure.set_up(Client::Docker, address).expect("set up");
     }
     insecure.undo(Client::Docker).expect("undone");
@@ -57,11 +59,13 @@ fn the_file_in_the_flags_of_dockerd_is_changed() {
         ("usr/lib/systemd/system/docker.service", unit),
         ("srv/docker.json", "{}\n"),
     ]);
-    machine.set_up(Client::Docker, NEAR).expect("set up");
+    machine
+        .set_up(Client::Docker, LOOPBACK_ADDRESS)
+        .expect("set up");
     let text = machine.read("srv/docker.json").expect("a file");
-    assert!(text.contains(NEAR), "{text}");
+    assert!(text.contains(LOOPBACK_ADDRESS), "{text}");
     assert_eq!(machine.read("etc/docker/daemon.json"), None);
-    assert_eq!(machine.mirrors(Client::Docker), [NEAR]);
+    assert_eq!(machine.mirrors(Client::Docker), [LOOPBACK_ADDRESS]);
     machine.undo(Client::Docker).expect("undone");
     assert_eq!(machine.read("srv/docker.json").as_deref(), Some("{}\n"));
 }
@@ -76,13 +80,15 @@ fn a_link_and_a_mode_survive_setup_and_undo() {
     fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("set");
     fs::create_dir_all(machine.path("etc/docker")).expect("created");
     symlink("../../srv/daemon.json", &link).expect("a link");
-    machine.set_up(Client::Docker, NEAR).expect("set up");
+    machine
+        .set_up(Client::Docker, LOOPBACK_ADDRESS)
+        .expect("set up");
     let check = |has_mirror: bool| {
         assert!(link.is_symlink());
         let mode = file.metadata().expect("a file").permissions().mode();
         assert_eq!(mode & 0o777, 0o640);
         let text = fs::read_to_string(&file).expect("a text");
-        assert_eq!(text.contains(NEAR), has_mirror, "{text}");
+        assert_eq!(text.contains(LOOPBACK_ADDRESS), has_mirror, "{text}");
     };
     check(true);
     machine.undo(Client::Docker).expect("undone");
@@ -103,7 +109,9 @@ fn the_last_import_of_containerd_with_a_folder_wins() {
         ("etc/containerd/conf.d/x-2.toml", &second),
         ("etc/containerd/conf.d/y-3.toml", &with("/srv/other")),
     ]);
-    machine.set_up(Client::Containerd, NEAR).expect("set up");
+    machine
+        .set_up(Client::Containerd, LOOPBACK_ADDRESS)
+        .expect("set up");
     assert!(machine.read("srv/second/_default/hosts.toml").is_some());
     for unused in ["srv/first", "srv/other", "etc/containerd/certs.d"] {
         assert!(!machine.path(unused).exists(), "{unused}");
@@ -157,7 +165,7 @@ fn the_mirrors_of_other_files_follow_pierhead() {
     assert_eq!(read().mirrors, ["m.lab/q"]);
     assert_eq!(read().scope, "quay.io");
     machine
-        .set_up_for(Client::Crio, NEAR, &["quay.io", "ghcr.io"])
+        .set_up_for(Client::Crio, LOOPBACK_ADDRESS, &["quay.io", "ghcr.io"])
         .expect("set up");
     let found = read();
     let expected = [

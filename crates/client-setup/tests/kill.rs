@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use machine::{FAR, Machine, NEAR};
-use pierhead_client_setup::{Client, Lock};
+use machine::{LOOPBACK_ADDRESS, Machine, REMOTE_ADDRESS};
+use pierhead_client_setup::{Client, SetupLock};
 
 /// Files of a machine on which the clients are already configured.
 const FILES: [(&str, &str); 4] = [
@@ -90,7 +90,7 @@ fn cases() -> impl Iterator<
         &'static [(&'static str, &'static str)],
     ),
 > {
-    let addresses = [NEAR, FAR];
+    let addresses = [LOOPBACK_ADDRESS, REMOTE_ADDRESS];
     Client::ALL.into_iter().flat_map(move |client| {
         addresses
             .into_iter()
@@ -147,14 +147,16 @@ fn a_second_setup_that_was_killed_after_any_write_still_knows_the_originals() {
                 let machine = Machine::new(files);
                 machine.write("etc/hostname", "a\n");
                 let original = texts(&machine);
-                machine.set_up(client, NEAR).expect("set up");
+                machine.set_up(client, LOOPBACK_ADDRESS).expect("set up");
                 let first = texts(&machine);
-                machine.set_up(client, FAR).expect("set up again");
+                machine
+                    .set_up(client, REMOTE_ADDRESS)
+                    .expect("set up again");
                 let second = texts(&machine);
                 // The second run writes its record before its files.
                 write_some(&machine, &first, &second, killed_after);
                 if is_completed {
-                    machine.set_up(client, FAR).expect("completed");
+                    machine.set_up(client, REMOTE_ADDRESS).expect("completed");
                     assert_eq!(texts(&machine), second, "{client} {killed_after}");
                 }
                 machine.undo(client).expect("undone");
@@ -195,12 +197,14 @@ fn an_undo_that_was_killed_after_any_write_is_completed_by_the_next_one() {
 #[test]
 fn a_second_process_waits_until_the_first_has_finished() {
     let machine = Machine::new(&FILES);
-    let lock = Lock::take(&machine.root).expect("a lock");
+    let lock = SetupLock::take(&machine.root).expect("a lock");
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let machine = &machine;
         scope.spawn(move || {
-            let changes = machine.set_up(Client::Docker, NEAR).expect("set up");
+            let changes = machine
+                .set_up(Client::Docker, LOOPBACK_ADDRESS)
+                .expect("set up");
             sender.send(changes).expect("sent");
         });
         let early = receiver.recv_timeout(std::time::Duration::from_millis(200));

@@ -4,15 +4,15 @@ mod machine;
 
 use std::path::Path;
 
-use machine::{FAR, Machine, NEAR};
+use machine::{LOOPBACK_ADDRESS, Machine, REMOTE_ADDRESS};
 use pierhead_client_setup::{
-    Client, ConfigRoot, ConfiguredMirrors, Error, Fault, Lock, Options, Setup, Undo,
+    Client, ConfigRoot, ConfiguredMirrors, Error, Fault, Options, Setup, SetupLock, Undo,
 };
 
 #[test]
 fn an_undo_on_a_machine_without_files_leaves_nothing() {
     for client in Client::ALL {
-        for address in [NEAR, FAR] {
+        for address in [LOOPBACK_ADDRESS, REMOTE_ADDRESS] {
             let machine = Machine::new(&[("etc/hostname", "a\n")]);
             let before = machine.everything();
             assert!(machine.set_up(client, address).expect("set up") > 0);
@@ -47,7 +47,7 @@ fn an_undo_restores_existing_files_byte_for_byte() {
     let machine = Machine::new(&files.map(|(_, path, text)| (path, text)));
     let before = machine.everything();
     for client in [Client::Docker, Client::Containerd, Client::Podman] {
-        machine.set_up(client, NEAR).expect("set up");
+        machine.set_up(client, LOOPBACK_ADDRESS).expect("set up");
         // The address of the second run replaces the address of the first run.
         machine
             .set_up(client, "http://10.0.0.1:5000")
@@ -72,14 +72,21 @@ fn configured_mirrors_are_read_in_their_order() {
         "{\"registry-mirrors\": [\"https://m.lab\"]}",
     )]);
     assert_eq!(machine.mirrors(Client::Docker), ["https://m.lab"]);
-    machine.set_up(Client::Docker, NEAR).expect("set up");
-    assert_eq!(machine.mirrors(Client::Docker), [NEAR, "https://m.lab"]);
+    machine
+        .set_up(Client::Docker, LOOPBACK_ADDRESS)
+        .expect("set up");
+    assert_eq!(
+        machine.mirrors(Client::Docker),
+        [LOOPBACK_ADDRESS, "https://m.lab"]
+    );
 
     let machine = Machine::new(&[]);
     let found = ConfiguredMirrors::read(&machine.root, Client::Containerd, None);
     let found = found.expect("it is read");
     assert!(found.problem.is_some_and(|it| it.contains("config_path")));
-    machine.set_up(Client::Containerd, NEAR).expect("set up");
+    machine
+        .set_up(Client::Containerd, LOOPBACK_ADDRESS)
+        .expect("set up");
     let found = ConfiguredMirrors::read(&machine.root, Client::Containerd, None);
     let found = found.expect("it is read");
     assert_eq!(
@@ -90,7 +97,7 @@ fn configured_mirrors_are_read_in_their_order() {
     let machine = Machine::new(&[]);
     let registries = ["quay.io", "ghcr.io"];
     machine
-        .set_up_for(Client::Crio, FAR, &registries)
+        .set_up_for(Client::Crio, REMOTE_ADDRESS, &registries)
         .expect("set up");
     let mirrors = machine.mirrors(Client::Podman);
     assert_eq!(
@@ -113,7 +120,7 @@ fn the_ca_certificate_is_written_to_the_path_of_each_client() {
         ),
     ] {
         let machine = Machine::new(&[]);
-        machine.set_up(client, FAR).expect("set up");
+        machine.set_up(client, REMOTE_ADDRESS).expect("set up");
         assert_eq!(machine.read(path).as_deref(), Some("PEM\n"), "{client}");
     }
 }
@@ -122,7 +129,9 @@ fn the_ca_certificate_is_written_to_the_path_of_each_client() {
 fn an_undo_keeps_later_changes_by_others() {
     let file = "etc/docker/daemon.json";
     let machine = Machine::new(&[(file, "{\n  \"a\": 1,\n  \"b\": 2,\n  \"c\": 3\n}\n")]);
-    machine.set_up(Client::Docker, NEAR).expect("set up");
+    machine
+        .set_up(Client::Docker, LOOPBACK_ADDRESS)
+        .expect("set up");
     let changed = machine
         .read(file)
         .expect("a file")
@@ -137,15 +146,19 @@ fn an_undo_keeps_later_changes_by_others() {
 fn an_edited_line_of_pierhead_is_reported_and_unchanged() {
     let file = "etc/docker/daemon.json";
     let machine = Machine::new(&[(file, "{\n  \"a\": 1\n}\n")]);
-    machine.set_up(Client::Docker, NEAR).expect("set up");
+    machine
+        .set_up(Client::Docker, LOOPBACK_ADDRESS)
+        .expect("set up");
     let edited = machine
         .read(file)
         .expect("a file")
-        .replace(NEAR, "http://127.0.0.1:5000/x");
+        .replace(LOOPBACK_ADDRESS, "http://127.0.0.1:5000/x");
     machine.write(file, &edited);
     for error in [
         machine.undo(Client::Docker).expect_err("edited"),
-        machine.set_up(Client::Docker, FAR).expect_err("edited"),
+        machine
+            .set_up(Client::Docker, REMOTE_ADDRESS)
+            .expect_err("edited"),
     ] {
         assert_eq!(error.fault(), Fault::ClientFiles);
         let Error::Edited { files, record, .. } = &error else {
@@ -166,7 +179,7 @@ fn an_edited_line_of_pierhead_is_reported_and_unchanged() {
 fn a_plan_writes_nothing() {
     let machine = Machine::new(&[("etc/docker/daemon.json", "{}\n")]);
     let before = machine.everything();
-    let address = NEAR.parse().expect("an address");
+    let address = LOOPBACK_ADDRESS.parse().expect("an address");
     let options = Options {
         client: Client::Docker,
         address: &address,
@@ -240,7 +253,7 @@ fn unsupported_options_and_files_are_refused_without_a_change() {
         let machine = Machine::new(&files);
         let before = machine.everything();
         let error = machine
-            .set_up_for(client, NEAR, &registries)
+            .set_up_for(client, LOOPBACK_ADDRESS, &registries)
             .expect_err("refused");
         assert_eq!(error.fault(), fault, "{error}");
         assert_eq!(machine.everything(), before, "a refusal changes nothing");
@@ -255,7 +268,9 @@ fn the_folder_in_the_last_file_of_containerd_is_used() {
         ("etc/containerd/config.toml", main),
         ("etc/containerd/conf.d/a.toml", drop_in),
     ]);
-    machine.set_up(Client::Containerd, NEAR).expect("set up");
+    machine
+        .set_up(Client::Containerd, LOOPBACK_ADDRESS)
+        .expect("set up");
     assert!(machine.read("srv/certs/_default/hosts.toml").is_some());
     assert_eq!(
         machine.read("etc/containerd/config.toml").as_deref(),
@@ -264,7 +279,9 @@ fn the_folder_in_the_last_file_of_containerd_is_used() {
     // If no file names a folder of `hosts.toml` files, the drop-in file of pierhead names such a
     // folder.
     let machine = Machine::new(&[("etc/containerd/config.toml", main)]);
-    machine.set_up(Client::Containerd, NEAR).expect("set up");
+    machine
+        .set_up(Client::Containerd, LOOPBACK_ADDRESS)
+        .expect("set up");
     let ours = machine.read("etc/containerd/conf.d/50-pierhead.toml");
     assert!(ours.is_some_and(|text| text.contains("config_path = \"/etc/containerd/certs.d\"")));
     machine.undo(Client::Containerd).expect("undone");
@@ -275,7 +292,7 @@ fn the_folder_in_the_last_file_of_containerd_is_used() {
 fn a_single_registry_of_containerd_is_set_up() {
     let machine = Machine::new(&[]);
     machine
-        .set_up_for(Client::Containerd, NEAR, &["docker.io"])
+        .set_up_for(Client::Containerd, LOOPBACK_ADDRESS, &["docker.io"])
         .expect("set up");
     let hosts = machine
         .read("etc/containerd/certs.d/docker.io/hosts.toml")
@@ -289,7 +306,9 @@ fn a_single_registry_of_containerd_is_set_up() {
         None
     );
     // A second run for all registries undoes the first run for one registry.
-    machine.set_up(Client::Containerd, NEAR).expect("set up");
+    machine
+        .set_up(Client::Containerd, LOOPBACK_ADDRESS)
+        .expect("set up");
     assert_eq!(
         machine.read("etc/containerd/certs.d/docker.io/hosts.toml"),
         None
@@ -303,7 +322,7 @@ fn a_user_setup_changes_files_of_the_user_only() {
     let folder = tempfile::tempdir().expect("a folder");
     let (config, state) = (folder.path().join("config"), folder.path().join("state"));
     let root = ConfigRoot::user(&config, &state);
-    let address = NEAR.parse().expect("an address");
+    let address = LOOPBACK_ADDRESS.parse().expect("an address");
     let options = Options {
         client: Client::Docker,
         address: &address,
@@ -311,7 +330,7 @@ fn a_user_setup_changes_files_of_the_user_only() {
         registries: &[],
         config: None,
     };
-    let lock = Lock::take(&root).expect("a lock");
+    let lock = SetupLock::take(&root).expect("a lock");
     let setup = Setup::plan(&root, &options).expect("a plan");
     setup.apply(&lock).expect("applied");
     assert!(config.join("docker/daemon.json").is_file());

@@ -25,8 +25,8 @@ const KEYS: u64 = 24;
 
 /// Maximum size of large and small values in bytes: a large value spans several segments, and small
 /// values share one segment.
-const LARGE: u64 = 4 * SEGMENT;
-const SMALL: u64 = 4 << 10;
+const MAX_LARGE_VALUE: u64 = 4 * SEGMENT;
+const MAX_SMALL_VALUE: u64 = 4 << 10;
 
 fn main() -> Outcome<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -80,10 +80,10 @@ impl Step {
         let change = match (dice >> 16) % 8 {
             0 => Change::Remove,
             1 => Change::Put {
-                len: (dice >> 24) % LARGE,
+                len: (dice >> 24) % MAX_LARGE_VALUE,
             },
             _ => Change::Put {
-                len: (dice >> 24) % SMALL,
+                len: (dice >> 24) % MAX_SMALL_VALUE,
             },
         };
         Self {
@@ -135,7 +135,7 @@ fn write(dir: &Path, seed: u64, steps: u64) -> Outcome<()> {
         let step = Step::of(seed, number);
         if step.abandons {
             let mut writer = log.begin(&step.key)?;
-            writer.write(&content(seed, number, SMALL)?)?;
+            writer.write(&content(seed, number, MAX_SMALL_VALUE)?)?;
         }
         match step.change {
             Change::Remove => {

@@ -13,7 +13,7 @@ use pierhead_pmem::{Config, Log, Medium, Options, Region};
 
 const PIECE: usize = 64 * 1024;
 const STRIDE: u64 = 256 * 1024;
-const SMALL: u32 = 100_000;
+const SMALL_VALUES: u32 = 100_000;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args_os().skip(1);
@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
 
     let started_at = Instant::now();
-    for number in 0..SMALL {
+    for number in 0..SMALL_VALUES {
         let mut writer = log.begin(&number.to_le_bytes())?;
         writer.write(&piece[..1024])?;
         writer.commit(b"meta")?;
@@ -70,7 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let seconds = started_at.elapsed().as_secs_f64();
     println!(
         "values of 1 KiB: {:.0} a second",
-        f64::from(SMALL) / seconds
+        f64::from(SMALL_VALUES) / seconds
     );
     drop(log);
 

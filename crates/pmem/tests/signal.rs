@@ -48,47 +48,47 @@ fn fault() {
     unsafe { page.read_volatile() };
 }
 
-extern "C" fn leaves(_: c_int) {
+extern "C" fn exit_with_42(_: c_int) {
     // SAFETY: _exit is allowed in a handler.
     unsafe { libc::_exit(42) };
 }
 
-fn handled_by(handler: usize) {
-    // SAFETY: `leaves` has the signature of a handler; SIG_DFL and SIG_IGN are valid values.
+fn set_sigbus_handler(handler: usize) {
+    // SAFETY: `exit_with_42` has the signature of a handler; SIG_DFL and SIG_IGN are valid values.
     unsafe { libc::signal(libc::SIGBUS, handler) };
 }
 
 #[test]
 fn a_sent_signal_ends_the_process() {
-    assert_eq!(child("child_is_sent_one").signal(), Some(libc::SIGBUS));
+    assert_eq!(child("child_receives_sigbus").signal(), Some(libc::SIGBUS));
     assert_eq!(
-        child("child_by_default_is_sent_one").signal(),
+        child("child_with_sig_dfl_receives_sigbus").signal(),
         Some(libc::SIGBUS)
     );
 }
 
 #[test]
 fn an_ignored_signal_stays_ignored() {
-    assert!(child("child_ignores_one").success());
+    assert!(child("child_ignores_sigbus").success());
 }
 
 #[test]
 fn a_fault_outside_of_regions_ends_the_process() {
     assert_eq!(child("child_faults").signal(), Some(libc::SIGBUS));
     assert_eq!(
-        child("child_by_default_faults").signal(),
+        child("child_with_sig_dfl_faults").signal(),
         Some(libc::SIGBUS)
     );
 }
 
 #[test]
 fn a_fault_outside_of_regions_reaches_the_previous_handler() {
-    assert_eq!(child("child_handles_its_own").code(), Some(42));
+    assert_eq!(child("child_with_own_handler_faults").code(), Some(42));
 }
 
 #[test]
 #[ignore = "a child of a test above"]
-fn child_is_sent_one() {
+fn child_receives_sigbus() {
     let _region = with_a_region();
     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::BUS)
         .expect("sent");
@@ -96,16 +96,16 @@ fn child_is_sent_one() {
 
 #[test]
 #[ignore = "a child of a test above"]
-fn child_by_default_is_sent_one() {
-    handled_by(libc::SIG_DFL);
-    child_is_sent_one();
+fn child_with_sig_dfl_receives_sigbus() {
+    set_sigbus_handler(libc::SIG_DFL);
+    child_receives_sigbus();
 }
 
 #[test]
 #[ignore = "a child of a test above"]
-fn child_ignores_one() {
-    handled_by(libc::SIG_IGN);
-    child_is_sent_one();
+fn child_ignores_sigbus() {
+    set_sigbus_handler(libc::SIG_IGN);
+    child_receives_sigbus();
 }
 
 #[test]
@@ -117,15 +117,15 @@ fn child_faults() {
 
 #[test]
 #[ignore = "a child of a test above"]
-fn child_by_default_faults() {
-    handled_by(libc::SIG_DFL);
+fn child_with_sig_dfl_faults() {
+    set_sigbus_handler(libc::SIG_DFL);
     child_faults();
 }
 
 #[test]
 #[ignore = "a child of a test above"]
-fn child_handles_its_own() {
-    let handler: extern "C" fn(c_int) = leaves;
-    handled_by(handler as usize);
+fn child_with_own_handler_faults() {
+    let handler: extern "C" fn(c_int) = exit_with_42;
+    set_sigbus_handler(handler as usize);
     child_faults();
 }

@@ -110,7 +110,7 @@ fn received(
     let Some(Event::Header { header, .. }) = decoder.feed(&mut rest).unwrap() else {
         panic!("no header");
     };
-    let toc = image_toc::decode(&header.toc.coded, header.toc.base.and(base)).unwrap();
+    let toc = image_toc::decompress(&header.toc.coded, header.toc.base.and(base)).unwrap();
     let sizes = Tocs(&toc, base);
     let frames: Vec<_> = header
         .frames

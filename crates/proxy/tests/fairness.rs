@@ -50,7 +50,7 @@ async fn hold(fixture: &Fixture, last: u8, how: Hold) -> TcpStream {
     stream
 }
 
-const ALL: usize = 24;
+const MAX_CONNECTIONS: usize = 24;
 
 #[tokio::test]
 async fn two_clients_that_hold_all_connections_lose_them_to_others() {
@@ -62,8 +62,8 @@ async fn two_clients_that_hold_all_connections_lose_them_to_others() {
     ] {
         let fixture = FixtureOptions::default()
             .config(|config| {
-                config.max_connections = ALL;
-                config.limits.connections_per_client = ALL / 2;
+                config.max_connections = MAX_CONNECTIONS;
+                config.limits.connections_per_client = MAX_CONNECTIONS / 2;
             })
             .start()
             .await;
@@ -71,10 +71,10 @@ async fn two_clients_that_hold_all_connections_lose_them_to_others() {
         fixture.get(&blob_path(&digest)).await;
         fixture.wait_until_stored(&digest).await;
         let mut held = Vec::new();
-        for nth in 0..ALL {
+        for nth in 0..MAX_CONNECTIONS {
             held.push(hold(&fixture, if nth % 2 == 0 { 2 } else { 3 }, how).await);
         }
-        eventually(async || has_metric(&fixture, &format!("connections {ALL}"))).await;
+        eventually(async || has_metric(&fixture, &format!("connections {MAX_CONNECTIONS}"))).await;
         // A client pulls forty cached blobs, over connections that stay open, in the same way as
         // containerd.
         let mut open = Vec::new();

@@ -21,7 +21,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 /// Bytes of a blob that is larger than the buffers of the kernel on both sides of a loopback
 /// connection.
-const LARGE: usize = 24 << 20;
+const LARGE_BLOB: usize = 24 << 20;
 
 async fn warm(fixture: &Fixture, seed: u64, size: usize) -> (Digest, Bytes) {
     let bytes = random_bytes(seed, size);
@@ -176,14 +176,14 @@ async fn rest(mut stream: TcpStream) -> Vec<u8> {
 #[tokio::test]
 async fn a_slow_reader_gets_every_byte() {
     let fixture = Fixture::start().await;
-    let (digest, bytes) = warm(&fixture, 6, LARGE).await;
+    let (digest, bytes) = warm(&fixture, 6, LARGE_BLOB).await;
     assert!(rest(request_slowly(&fixture, &blob_path(&digest)).await).await == bytes);
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_during_its_response_ends_its_connection() {
     let fixture = Fixture::start().await;
-    let (digest, bytes) = warm(&fixture, 7, LARGE).await;
+    let (digest, bytes) = warm(&fixture, 7, LARGE_BLOB).await;
     for _ in 0..5 {
         let mut stream = request_slowly(&fixture, &blob_path(&digest)).await;
         let mut some = [0; 5000];
@@ -227,7 +227,7 @@ async fn a_client_that_leaves_before_its_response_ends_its_connection() {
 #[tokio::test]
 async fn a_file_in_progress_is_sent_completely_during_the_shutdown() {
     let mut fixture = Fixture::start().await;
-    let (digest, bytes) = warm(&fixture, 9, LARGE).await;
+    let (digest, bytes) = warm(&fixture, 9, LARGE_BLOB).await;
     let mut connection = Connection::open(fixture.addr).await.unwrap();
     let request = Request::get(blob_path(&digest));
     let mut response = in_time(connection.start(&request)).await.unwrap();
@@ -254,7 +254,7 @@ async fn the_shutdown_aborts_a_file_after_the_grace_period() {
         .config(|config| config.shutdown_grace = Duration::from_millis(100))
         .start()
         .await;
-    let (digest, bytes) = warm(&fixture, 10, LARGE).await;
+    let (digest, bytes) = warm(&fixture, 10, LARGE_BLOB).await;
     let mut stream = request_slowly(&fixture, &blob_path(&digest)).await;
     let mut some = [0; 5000];
     in_time(stream.read_exact(&mut some)).await.unwrap();
@@ -267,7 +267,7 @@ async fn the_shutdown_aborts_a_file_after_the_grace_period() {
 #[tokio::test]
 async fn a_file_that_is_damaged_while_it_is_sent_never_ends_cleanly() {
     let fixture = Fixture::start().await;
-    let (digest, bytes) = warm(&fixture, 11, LARGE).await;
+    let (digest, bytes) = warm(&fixture, 11, LARGE_BLOB).await;
     let flip = |file: &File, at: u64| {
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();
@@ -289,10 +289,12 @@ async fn a_file_that_is_damaged_while_it_is_sent_never_ends_cleanly() {
     let damages: [fn(&File); 2] = [
         |file| {
             let mut byte = [0];
-            file.read_exact_at(&mut byte, LARGE as u64 - 9).unwrap();
-            file.write_all_at(&[byte[0] ^ 1], LARGE as u64 - 9).unwrap();
+            file.read_exact_at(&mut byte, LARGE_BLOB as u64 - 9)
+                .unwrap();
+            file.write_all_at(&[byte[0] ^ 1], LARGE_BLOB as u64 - 9)
+                .unwrap();
         },
-        |file| file.set_len(LARGE as u64 - 5000).unwrap(),
+        |file| file.set_len(LARGE_BLOB as u64 - 5000).unwrap(),
     ];
     for damage in damages {
         let stream = request_slowly(&fixture, &blob_path(&digest)).await;
@@ -314,7 +316,7 @@ async fn a_file_that_is_damaged_while_it_is_sent_never_ends_cleanly() {
 #[tokio::test]
 async fn a_deleted_file_is_sent_completely_to_its_reader() {
     let fixture = Fixture::start().await;
-    let (digest, bytes) = warm(&fixture, 12, LARGE).await;
+    let (digest, bytes) = warm(&fixture, 12, LARGE_BLOB).await;
     let stream = request_slowly(&fixture, &blob_path(&digest)).await;
     let mut some = [0; 10];
     in_time(stream.peek(&mut some)).await.unwrap();

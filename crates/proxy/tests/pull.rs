@@ -10,12 +10,12 @@ use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, random_bytes};
 use pierhead_testkit::registry::{Fault, Gate};
 
-const LARGE: usize = 3 << 20;
+const LARGE_BLOB: usize = 3 << 20;
 
 #[tokio::test]
 async fn the_second_pull_needs_no_upstream() {
     let fixture = Fixture::start().await;
-    let image = fixture.push(1, &[LARGE, 100]);
+    let image = fixture.push(1, &[LARGE_BLOB, 100]);
     fixture.pull(&image).await;
     for blob in &image.blobs {
         fixture.wait_until_stored(&blob.digest).await;
@@ -143,7 +143,7 @@ async fn a_stale_tag_is_revalidated() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn twenty_concurrent_pulls_download_each_blob_once() {
     let fixture = std::sync::Arc::new(Fixture::start().await);
-    let image = fixture.push(8, &[LARGE, LARGE / 2]);
+    let image = fixture.push(8, &[LARGE_BLOB, LARGE_BLOB / 2]);
     let gate = Gate::new();
     fixture
         .upstream
@@ -195,12 +195,12 @@ async fn a_hundred_concurrent_requests_share_one_revalidation() {
 #[tokio::test]
 async fn followers_get_bytes_while_the_blob_arrives() {
     let fixture = Fixture::start().await;
-    let bytes = random_bytes(10, LARGE);
+    let bytes = random_bytes(10, LARGE_BLOB);
     let digest = fixture.upstream.put_blob("app", bytes.clone());
     let gate = Gate::new();
     fixture
         .upstream
-        .inject(Fault::GateBody(LARGE as u64 / 2, gate.clone()).on_blob(&digest));
+        .inject(Fault::GateBody(LARGE_BLOB as u64 / 2, gate.clone()).on_blob(&digest));
     let request = Request::get(blob_path(&digest));
     let mut connections = Vec::new();
     for _ in 0..5 {
@@ -209,7 +209,10 @@ async fn followers_get_bytes_while_the_blob_arrives() {
     let mut responses = Vec::new();
     for connection in &mut connections {
         let mut response = in_time(connection.start(&request)).await.unwrap();
-        assert_eq!(response.header("content-length"), Some(&*LARGE.to_string()));
+        assert_eq!(
+            response.header("content-length"),
+            Some(&*LARGE_BLOB.to_string())
+        );
         let first = in_time(response.chunk()).await.unwrap();
         assert!(
             bytes.starts_with(&first),
@@ -229,12 +232,12 @@ async fn followers_get_bytes_while_the_blob_arrives() {
 #[tokio::test]
 async fn a_client_that_leaves_cancels_nothing() {
     let fixture = Fixture::start().await;
-    let bytes = random_bytes(11, LARGE);
+    let bytes = random_bytes(11, LARGE_BLOB);
     let digest = fixture.upstream.put_blob("app", bytes.clone());
     let gate = Gate::new();
     fixture
         .upstream
-        .inject(Fault::GateBody(LARGE as u64 / 2, gate.clone()).on_blob(&digest));
+        .inject(Fault::GateBody(LARGE_BLOB as u64 / 2, gate.clone()).on_blob(&digest));
     let mut connection = Connection::open(fixture.addr).await.unwrap();
     let mut response = in_time(connection.start(&Request::get(blob_path(&digest))))
         .await
@@ -303,7 +306,7 @@ async fn unsatisfiable_and_malformed_ranges_are_handled() {
 #[tokio::test]
 async fn several_ranges_of_one_cold_blob_share_its_fill() {
     let fixture = Fixture::start().await;
-    let bytes = random_bytes(26, LARGE);
+    let bytes = random_bytes(26, LARGE_BLOB);
     let digest = fixture.upstream.put_blob("app", bytes.clone());
     let gate = Gate::new();
     fixture
@@ -314,7 +317,7 @@ async fn several_ranges_of_one_cold_blob_share_its_fill() {
         let addr = fixture.addr;
         tokio::spawn(async move { ranged.send(addr).await.unwrap() })
     };
-    let starts = [0, LARGE / 3, LARGE - 7];
+    let starts = [0, LARGE_BLOB / 3, LARGE_BLOB - 7];
     let parts = starts.map(request);
     in_time(gate.reached(1)).await;
     gate.release();

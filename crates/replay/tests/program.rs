@@ -129,15 +129,15 @@ fn every_policy_is_replayed_at_every_size_in_the_given_order() {
 
 #[test]
 fn a_replay_is_reproducible_also_with_the_parameters_of_libcachesim() {
-    for rules in ["pierhead", "libcachesim"] {
+    for parameters in ["pierhead", "libcachesim"] {
         let arguments = [
             "--synthetic",
             "--requests",
             "3000",
             "--seed",
             "7,8",
-            "--rules",
-            rules,
+            "--parameters",
+            parameters,
             "--size",
             "1%",
         ];
@@ -147,7 +147,7 @@ fn a_replay_is_reproducible_also_with_the_parameters_of_libcachesim() {
                 .collect()
         };
         let (first, again) = (ratios(rows(&arguments)), ratios(rows(&arguments)));
-        assert_eq!(first, again, "{rules}");
+        assert_eq!(first, again, "{parameters}");
         assert_eq!(first.len(), 28);
         assert_ne!(first[..14], first[14..], "two seeds are two workloads");
     }
@@ -586,7 +586,7 @@ fn the_help_explains_every_flag_and_keeps_its_columns() {
         "--policy",
         "--size",
         "--svg",
-        "--rules",
+        "--parameters",
         "oracle-general",
         "size zero",
         "Examples:",

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use pierhead_eviction::Access;
-use pierhead_replay::synthetic::{Kind, Workload, WorkloadParameters};
+use pierhead_replay::synthetic::{ObjectKind, Workload, WorkloadParameters};
 
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;
 
@@ -31,7 +31,7 @@ fn statistics(parameters: &WorkloadParameters, seed: u64) -> Statistics {
     let all: Vec<Access<u64>> = workload(parameters, seed).collect();
     let mut layers: HashMap<u64, (u64, usize)> = HashMap::new();
     for access in &all {
-        if Kind::of(access.key) == Kind::Layer {
+        if ObjectKind::of(access.key) == ObjectKind::Layer {
             layers.entry(access.key).or_insert((access.size, 0)).1 += 1;
         }
     }

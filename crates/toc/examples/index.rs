@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use pierhead_oci::Digest;
 use pierhead_testkit::layout::{OciLayout, descriptor_digest};
-use pierhead_toc::layer::{self, Limits, Request, Unpaced};
+use pierhead_toc::layer::{self, Limits, NoPacing, Request};
 use pierhead_toc::{Blob, FileBlob, Source};
 use serde_json::Value;
 
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             limits: Limits::default(),
         };
         let begin = cpu()?;
-        let index = match layer::index(&*opened, &request, &mut Unpaced, &out) {
+        let index = match layer::index(&*opened, &request, &mut NoPacing, &out) {
             Ok(index) => index,
             Err(error) => {
                 println!("{digest} {error}");

@@ -1,5 +1,5 @@
 //! Measures the TOC (table of contents) of images in an OCI layout: its size, and the time to
-//! merge, encode and decode it.
+//! merge, compress and decompress it.
 //!
 //! `cargo run --release -p pierhead-worker --example image_toc -- LAYOUT NAME... [--into FOLDER]`
 //!
@@ -18,8 +18,8 @@ use std::time::Instant;
 
 use pierhead_testkit::layout::OciLayout;
 use pierhead_toc::ImageToc;
-use pierhead_toc::image_toc::{decode, encode};
-use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
+use pierhead_toc::image_toc::{compress, decompress};
+use pierhead_toc::layer::{self, LayerIndex, Limits, NoPacing, Request};
 use pierhead_toc::{Blob, FileBlob, FileDigest, Source, Time};
 use pierhead_worker::export::rootfs::{ContentSource, Options, ReuseMode, StoreFiles, rootfs};
 
@@ -110,17 +110,17 @@ fn main() -> Result<()> {
             Ok(bytes)
         })?;
         for level in [1, 3, 9, 19] {
-            let frame = timed(&format!("encode {level}"), || {
-                Ok(encode(&toc, None, level)?)
+            let frame = timed(&format!("compress {level}"), || {
+                Ok(compress(&toc, None, level)?)
             })?;
             println!("  {} bytes", frame.len());
-            timed("decode", || Ok(decode(&frame, None)?))?;
+            timed("decompress", || Ok(decompress(&frame, None)?))?;
             if let Some(last) = &last {
                 let frame = timed(&format!("patch {level}"), || {
-                    Ok(encode(&toc, Some(last), level)?)
+                    Ok(compress(&toc, Some(last), level)?)
                 })?;
                 println!("  {} bytes", frame.len());
-                timed("decode", || Ok(decode(&frame, Some(last))?))?;
+                timed("decompress", || Ok(decompress(&frame, Some(last))?))?;
             }
         }
         if let (Some(into), None) = (&into, &last) {
@@ -170,7 +170,7 @@ fn index(root: &Path, name: &str, out: &Path) -> Result<Vec<(LayerIndex, Arc<dyn
         };
         let out = out.join(format!("{name}-{nth}"));
         layers.push((
-            layer::index(&*opened, &request, &mut Unpaced, &out)?,
+            layer::index(&*opened, &request, &mut NoPacing, &out)?,
             opened,
         ));
     }

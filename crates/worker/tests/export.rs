@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::source::{MemoryBlob, MemorySource};
-use pierhead_toc::layer::{self, Limits, Unpaced};
+use pierhead_toc::layer::{self, Limits, NoPacing};
 use pierhead_toc::{ImageToc, Source as _};
 use pierhead_worker::Error;
 use pierhead_worker::export::{ImageLabels, ORIGINAL_MANIFEST, archive, layout};
@@ -52,7 +52,7 @@ fn image(tars: &[Vec<u8>], is_uncompressed: bool) -> (Image, MemorySource) {
             limits: Limits::default(),
         };
         let path = folder.path().join(number.to_string());
-        let index = layer::index(&MemoryBlob(tar.clone()), &request, &mut Unpaced, &path).unwrap();
+        let index = layer::index(&MemoryBlob(tar.clone()), &request, &mut NoPacing, &path).unwrap();
         let (skeleton, size) = index.skeleton();
         let mut bytes = vec![0; usize::try_from(size).unwrap()];
         index

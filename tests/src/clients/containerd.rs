@@ -7,7 +7,7 @@ use std::{env, fs, net::SocketAddr, path::PathBuf, process::Command};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use super::{Client, Pulled, UNREACHABLE};
+use super::{Client, PullResult, UNREACHABLE};
 use crate::{
     paths,
     process::{self, Daemon},
@@ -160,7 +160,7 @@ impl Client for Containerd {
         "containerd"
     }
 
-    fn pull(&self, name: &str) -> Result<Pulled> {
+    fn pull(&self, name: &str) -> Result<PullResult> {
         let name = format!("{}/{name}", self.registry);
         let hosts = self.data.path().join("hosts").display().to_string();
         self.ctr(&["images", "pull", "--hosts-dir", &hosts, &name])?;
@@ -186,7 +186,7 @@ impl Client for Containerd {
         let config = document["config"]["digest"]
             .as_str()
             .context("a manifest without a config")?;
-        Ok(Pulled {
+        Ok(PullResult {
             root,
             config: config.to_owned(),
         })

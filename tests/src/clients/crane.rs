@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use super::{Client, Pulled};
+use super::{Client, PullResult};
 use crate::{
     layout::{self, OciLayout, architecture},
     paths, process,
@@ -84,7 +84,7 @@ impl Client for Crane {
         "crane"
     }
 
-    fn pull(&self, name: &str) -> Result<Pulled> {
+    fn pull(&self, name: &str) -> Result<PullResult> {
         let source = format!("{{}}{name}");
         let whole = tempfile::tempdir_in(self.data.path())?.keep();
         self.crane(&[
@@ -104,7 +104,7 @@ impl Client for Crane {
             &ours.display().to_string(),
         ])?;
         let (_, config) = verify(&ours)?;
-        Ok(Pulled {
+        Ok(PullResult {
             root,
             config: config.context("a pull without a config")?,
         })

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{Client, Pulled, with_entrypoint};
+use super::{Client, PullResult, with_entrypoint};
 use crate::{
     paths,
     process::{self, Daemon},
@@ -158,7 +158,7 @@ impl Client for Docker {
         "docker"
     }
 
-    fn pull(&self, name: &str) -> Result<Pulled> {
+    fn pull(&self, name: &str) -> Result<PullResult> {
         let name = format!("{}{name}", self.prefix);
         self.docker(&["pull", &name])?;
         let about: Value = serde_json::from_str(&process::stdout(
@@ -172,7 +172,7 @@ impl Client for Docker {
         };
         let named = text(&about[0]["RepoDigests"][0])?;
         let (_, root) = named.split_once('@').context("no digest")?;
-        Ok(Pulled {
+        Ok(PullResult {
             root: root.to_owned(),
             config: text(&about[0]["Id"])?,
         })

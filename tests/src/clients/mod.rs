@@ -26,7 +26,7 @@ const UNREACHABLE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCAL
 
 /// The result of a pull, as the client reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pulled {
+pub struct PullResult {
     /// Digest of the index or manifest that the reference resolved to.
     pub root: String,
     /// Digest of the config, which is the image ID.
@@ -39,7 +39,7 @@ pub trait Client {
     fn name(&self) -> &'static str;
     /// Pulls `name` (`library/app:1`) for this machine's platform. Verifies the stored files if the
     /// client can.
-    fn pull(&self, name: &str) -> Result<Pulled>;
+    fn pull(&self, name: &str) -> Result<PullResult>;
     /// Removes all images and their contents.
     fn empty(&self) -> Result<()>;
     /// Runs a command in the image, or the image's own command if `command` is empty. Returns the

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Client, Pulled, UNREACHABLE, with_entrypoint};
+use super::{Client, PullResult, UNREACHABLE, with_entrypoint};
 use crate::{
     paths, process,
     tool::{self, Missing},
@@ -141,7 +141,7 @@ impl Client for Podman {
         "podman"
     }
 
-    fn pull(&self, name: &str) -> Result<Pulled> {
+    fn pull(&self, name: &str) -> Result<PullResult> {
         let name = format!("{}/{name}", self.registry);
         let policy = self.data.path().join("policy.json").display().to_string();
         self.podman(&["pull", "--quiet", "--signature-policy", &policy, &name])?;
@@ -150,7 +150,7 @@ impl Client for Podman {
         // digest of the index.
         let root = about[0]["Digest"].as_str().context("no digest")?;
         let id = about[0]["Id"].as_str().context("no id")?;
-        Ok(Pulled {
+        Ok(PullResult {
             root: root.to_owned(),
             config: format!("sha256:{id}"),
         })

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Client, Pulled};
+use super::{Client, PullResult};
 use crate::{
     layout, paths, process,
     tool::{self, Missing},
@@ -103,11 +103,11 @@ impl Client for Skopeo {
         "skopeo"
     }
 
-    fn pull(&self, name: &str) -> Result<Pulled> {
+    fn pull(&self, name: &str) -> Result<PullResult> {
         // skopeo changes an index unless it copies all platforms.
         let (root, _) = self.copy(name, true, &["--src-tls-verify=false"])?;
         let (_, config) = self.copy(name, false, &["--src-tls-verify=false"])?;
-        Ok(Pulled {
+        Ok(PullResult {
             root,
             config: config.context("a copy without a config")?,
         })

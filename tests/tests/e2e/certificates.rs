@@ -8,7 +8,7 @@ use pierhead_tests::paths;
 use tempfile::TempDir;
 
 /// The names in the certificate of a server on loopback.
-const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
+const LOOPBACK_NAMES: [&str; 2] = ["127.0.0.1", "localhost"];
 
 /// A folder with an authority (`ca.crt`), the certificates that it issued, and other files.
 pub(crate) struct Files {
@@ -24,7 +24,7 @@ impl Files {
             authority: Authority::new(),
         };
         fs::write(files.path("ca.crt"), files.authority.pem())?;
-        files.issue("server", &HERE)?;
+        files.issue("server", &LOOPBACK_NAMES)?;
         Ok(files)
     }
 

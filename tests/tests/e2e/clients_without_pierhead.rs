@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use pierhead_tests::{
-    clients::{Client, Containerd, Crane, Docker, Podman, Pulled, Skopeo},
+    clients::{Client, Containerd, Crane, Docker, Podman, PullResult, Skopeo},
     image::{GREETING, images},
     layout::Image,
     registry::{self, Registry},
@@ -13,8 +13,8 @@ use pierhead_tests::{
 /// Pulls and runs an image, and empties the client. The registry's log must show at least one GET
 /// per blob.
 fn pull(mut registry: Registry, client: &dyn Client, image: &Image) -> Result<()> {
-    let here = image.here()?;
-    let expected = Pulled {
+    let here = image.for_this_platform()?;
+    let expected = PullResult {
         root: image.root.clone(),
         config: here.config.clone(),
     };

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
 use pierhead_tests::{
-    clients::{Client, Containerd, Docker, Podman, Pulled},
+    clients::{Client, Containerd, Docker, Podman, PullResult},
     image::corpus,
     layout::Image,
     pierhead::{Options, Pierhead},
@@ -40,7 +40,9 @@ fn pull_and_run_all<C: Client>(
     let client = client(pierhead.address())?;
     check(&client, &images)?;
     // A client may skip a layer whose contents it already has, but never a config.
-    let configs = images.iter().map(|image| Ok(image.here()?.config.clone()));
+    let configs = images
+        .iter()
+        .map(|image| Ok(image.for_this_platform()?.config.clone()));
     for (blob, count) in registry.blob_gets_of(&configs.collect::<Result<Vec<_>>>()?)? {
         assert_eq!(count, 1, "{}: {blob}", client.name());
     }
@@ -51,9 +53,9 @@ fn pull_and_run_all<C: Client>(
 
 fn check(client: &dyn Client, images: &[&Image]) -> Result<()> {
     for image in images {
-        let expected = Pulled {
+        let expected = PullResult {
             root: image.root.clone(),
-            config: image.here()?.config.clone(),
+            config: image.for_this_platform()?.config.clone(),
         };
         assert_eq!(
             client.pull(&image.name())?,

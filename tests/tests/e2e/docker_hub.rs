@@ -9,7 +9,7 @@ use pierhead_testkit::{
     registry::{Auth, Authority, Background, Builder, FakeRegistry, RateLimit, Role, TokenAuth},
 };
 use pierhead_tests::{
-    clients::{Client, Containerd, Docker, Podman, Pulled},
+    clients::{Client, Containerd, Docker, Podman, PullResult},
     image::{GREETING, images},
     paths,
     pierhead::{Options, Pierhead},
@@ -45,8 +45,8 @@ fn pull_twice(client: &dyn Client, hub: &Background) -> Result<()> {
     let images = images()?;
     for _ in 0..2 {
         for image in [&images.small, &images.large] {
-            let here = image.here()?;
-            let expected = Pulled {
+            let here = image.for_this_platform()?;
+            let expected = PullResult {
                 root: image.root.clone(),
                 config: here.config.clone(),
             };
@@ -241,9 +241,9 @@ fn a_registry_with_tls_and_basic_authentication_works() -> Result<()> {
     let pulled = podman.pull(&image.name())?;
     assert_eq!(
         (&pulled.root, &pulled.config),
-        (&image.root, &image.here()?.config)
+        (&image.root, &image.for_this_platform()?.config)
     );
-    for (blob, count) in registry.blob_gets_of(&image.here()?.blobs())? {
+    for (blob, count) in registry.blob_gets_of(&image.for_this_platform()?.blobs())? {
         assert_eq!(count, 1, "{blob}");
     }
     // pierhead does not send the credentials of a client to this upstream.

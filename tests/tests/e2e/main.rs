@@ -24,6 +24,7 @@ mod eviction;
 mod fault_matrix;
 mod interface;
 mod invalid_requests;
+mod many_connections;
 mod name_server;
 mod operations;
 mod pod;

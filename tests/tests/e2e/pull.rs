@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use pierhead_tests::{
-    clients::{Client, Containerd, Crane, Docker, Podman, Pulled, Skopeo},
+    clients::{Client, Containerd, Crane, Docker, Podman, PullResult, Skopeo},
     image::{GREETING, images},
     layout::Image,
     pierhead::{Options, Pierhead},
@@ -35,7 +35,7 @@ fn pull_from_upstream_then_cache<C: Client>(
     // Most clients request only the blobs of their platform; skopeo and crane request all blobs of
     // an index.
     for image in both {
-        let gets = registry.blob_gets_of(&image.here()?.blobs())?;
+        let gets = registry.blob_gets_of(&image.for_this_platform()?.blobs())?;
         for (blob, count) in gets {
             assert_eq!(
                 count,
@@ -56,9 +56,9 @@ fn pull_from_upstream_then_cache<C: Client>(
 
 /// Pulls and runs an image, and compares its digests with those of the origin.
 fn check(client: &dyn Client, image: &Image) -> Result<()> {
-    let expected = Pulled {
+    let expected = PullResult {
         root: image.root.clone(),
-        config: image.here()?.config.clone(),
+        config: image.for_this_platform()?.config.clone(),
     };
     assert_eq!(
         client.pull(&image.name())?,
@@ -148,8 +148,8 @@ fn an_update_downloads_only_new_layers() -> Result<()> {
     // Empties podman's store, because podman does not request layers that it has.
     podman.empty()?;
     check(&podman, &images.update)?;
-    let mut blobs = images.small.here()?.blobs();
-    blobs.extend(images.update.here()?.blobs());
+    let mut blobs = images.small.for_this_platform()?.blobs();
+    blobs.extend(images.update.for_this_platform()?.blobs());
     for (blob, count) in registry.blob_gets_of(&blobs)? {
         assert_eq!(count, 1, "{blob}");
     }

@@ -7,7 +7,7 @@ use std::{fs, net::SocketAddr};
 use anyhow::Result;
 use pierhead_testkit::http::{Connection, Request, Response};
 use pierhead_tests::{
-    clients::{Client, Containerd, Docker, Pulled, Skopeo},
+    clients::{Client, Containerd, Docker, PullResult, Skopeo},
     image::images,
     paths,
     pierhead::{Options, Pierhead},
@@ -46,9 +46,9 @@ fn pull_twice<C: Client>(
             .config(&config),
     )?;
     let client = client(pierhead.address())?;
-    let expected = Pulled {
+    let expected = PullResult {
         root: image.root.clone(),
-        config: image.here()?.config.clone(),
+        config: image.for_this_platform()?.config.clone(),
     };
     assert_eq!(client.pull(&image.name())?, expected);
     client.empty()?;

@@ -6,7 +6,7 @@ use std::{fs, path::Path, process::Command};
 use anyhow::Result;
 
 use super::Chart;
-use crate::{check::test_count::TestCount, exec, place};
+use crate::{check::test_count::TestCount, exec, paths};
 
 /// Lets promtool check the rules and the dashboard, and run the tests of the alerts.
 ///
@@ -25,7 +25,7 @@ pub(super) fn check(
     fs::write(&manifest, exec::output(&mut chart.template(&[values]))?)?;
     let made = exec::output(
         Command::new(python)
-            .arg(place::root().join("xtask/src/chart/alerts.py"))
+            .arg(paths::root().join("xtask/src/chart/alerts.py"))
             .arg(&manifest)
             .arg(chart.folder.join("files/dashboard.json"))
             .arg(chart.folder.join("ci/alerts/tests.yaml"))

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     check::test_count::TestCount,
     dist::{DATA, PORT, PROGRAM},
-    exec, place,
+    exec, paths,
 };
 
 /// Checks `compose.yaml` with `docker compose` (where it is installed) and against the program
@@ -17,10 +17,10 @@ use crate::{
 /// # Errors
 /// When a program cannot be started. An error in the file is a failed test.
 pub(super) fn check(daemon: &Path, python: &Path, count: &mut TestCount) -> Result<()> {
-    let file = place::root().join("compose.yaml");
+    let file = paths::root().join("compose.yaml");
     let json = exec::output(
         Command::new(python)
-            .arg(place::root().join("xtask/src/chart/compose.py"))
+            .arg(paths::root().join("xtask/src/chart/compose.py"))
             .arg(&file),
     )?;
     let compose: Value = serde_json::from_slice(&json)?;

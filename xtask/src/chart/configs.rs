@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{check::test_count::TestCount, exec, place};
+use crate::{check::test_count::TestCount, exec, paths};
 
 /// Exit code of pierhead when a file that the configuration names is missing.
 const NO_FILE: i32 = 66;
@@ -30,7 +30,7 @@ pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut TestCount) -> R
     let mut some = false;
     let mut has_small_tier = false;
     let mut taken_away = BTreeSet::new();
-    for file in place::files(manifests, "yaml")? {
+    for file in paths::files(manifests, "yaml")? {
         let manifest = fs::read_to_string(&file)?;
         let Some(toml) = configuration(&manifest) else {
             continue;

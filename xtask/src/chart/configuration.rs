@@ -5,9 +5,9 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
 /// Keys of the configuration that the chart sets from its own values.
-const OURS: &[&str] = &["listen", "data", "admin", "docker_config", "profile"];
+const CHART_KEYS: &[&str] = &["listen", "data", "admin", "docker_config", "profile"];
 /// Sections of the configuration that the chart sets from its own values.
-const OUR_SECTIONS: &[&str] = &["network", "tls", "auth", "tier", "upstreams"];
+const CHART_SECTIONS: &[&str] = &["network", "tls", "auth", "tier", "upstreams"];
 /// Allowed paths of the request log: the pod can write only below `/var/lib/pierhead`.
 const REQUEST_LOG: &str = "^(off|/var/lib/pierhead/([^/\\s]+/)*[^/\\s]+)$";
 
@@ -17,9 +17,9 @@ const REQUEST_LOG: &str = "^(off|/var/lib/pierhead/([^/\\s]+/)*[^/\\s]+)$";
 /// `all` is not the schema of an object.
 pub(crate) fn schema(all: &Value) -> Result<Value> {
     let properties = all["properties"].as_object().context("no properties")?;
-    let ours = properties
-        .iter()
-        .filter(|(key, _)| !OURS.contains(&key.as_str()) && !OUR_SECTIONS.contains(&key.as_str()));
+    let ours = properties.iter().filter(|(key, _)| {
+        !CHART_KEYS.contains(&key.as_str()) && !CHART_SECTIONS.contains(&key.as_str())
+    });
     let mut kept: Map<_, _> = ours
         .map(|(key, of)| (key.clone(), without_help(of)))
         .collect();

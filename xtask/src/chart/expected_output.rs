@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::Chart;
-use crate::{check::test_count::TestCount, exec, place};
+use crate::{check::test_count::TestCount, exec, paths};
 
 /// A template that renders NOTES.txt as a ConfigMap, because `helm template` does not print the
 /// notes.
@@ -40,7 +40,7 @@ pub(super) fn check(chart: &Chart<'_>, count: &mut TestCount) -> Result<()> {
     let templates = copy.folder.join("templates");
     fs::rename(templates.join("NOTES.txt"), copy.folder.join("NOTES.txt"))?;
     fs::write(templates.join("notes.yaml"), NOTES)?;
-    for file in place::files(&chart.folder.join("ci/expected-output"), "yaml")? {
+    for file in paths::files(&chart.folder.join("ci/expected-output"), "yaml")? {
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
         count.note(
             &format!("{}::expected-output::{name}", chart.name),
@@ -51,7 +51,7 @@ pub(super) fn check(chart: &Chart<'_>, count: &mut TestCount) -> Result<()> {
 }
 
 fn check_file(chart: &Chart<'_>, file: &Path) -> Result<()> {
-    let wanted = Wanted::of(&fs::read_to_string(file)?)?;
+    let wanted = ExpectedTexts::of(&fs::read_to_string(file)?)?;
     let rendered = exec::output(&mut chart.template(&[PathBuf::from(file)]))?;
     wanted.of_rendered(&String::from_utf8_lossy(&rendered))
 }
@@ -59,12 +59,12 @@ fn check_file(chart: &Chart<'_>, file: &Path) -> Result<()> {
 /// The expected output, from the comments at the beginning of a file of values. ` / ` stands for a
 /// line break. Indents are ignored.
 #[derive(Debug, PartialEq)]
-struct Wanted {
+struct ExpectedTexts {
     has: Vec<String>,
     lacks: Vec<String>,
 }
 
-impl Wanted {
+impl ExpectedTexts {
     fn of(values: &str) -> Result<Self> {
         let mut it = Self {
             has: Vec::new(),
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn lines_are_found_whatever_their_indent() {
         let wanted =
-            Wanted::of("# Why.\n# has: limits: / memory: 2Gi\n# lacks: cpu\na: 1\n# has: x");
+            ExpectedTexts::of("# Why.\n# has: limits: / memory: 2Gi\n# lacks: cpu\na: 1\n# has: x");
         let wanted = wanted.expect("lines");
         assert_eq!(wanted.has, ["limits:\nmemory: 2Gi"]);
         wanted
@@ -116,6 +116,6 @@ mod tests {
         ] {
             assert!(wanted.of_rendered(wrong).is_err(), "{wrong}");
         }
-        assert!(Wanted::of("# Why.\na: 1\n").is_err());
+        assert!(ExpectedTexts::of("# Why.\na: 1\n").is_err());
     }
 }

@@ -27,7 +27,7 @@ use serde_json::Value;
 use crate::{
     check::{programs, test_count::TestCount},
     console::say,
-    exec, install, place,
+    exec, install, paths,
 };
 
 /// Flags of `cargo xtask chart`.
@@ -44,7 +44,7 @@ pub(crate) struct Options {
 /// A file is not current, or cannot be generated.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut old = Vec::new();
-    for (path, text) in made()? {
+    for (path, text) in generated_files()? {
         if fs::read_to_string(&path).is_ok_and(|it| it == text) {
             continue;
         }
@@ -65,10 +65,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// Paths of the generated files, each with its current text.
-fn made() -> Result<Vec<(PathBuf, String)>> {
+fn generated_files() -> Result<Vec<(PathBuf, String)>> {
     let mut made = Vec::new();
     for chart in CHARTS {
-        let folder = place::root().join("bluefield").join(chart);
+        let folder = paths::root().join("bluefield").join(chart);
         let read = |name: &str| {
             let path = folder.join(name);
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
@@ -78,17 +78,17 @@ fn made() -> Result<Vec<(PathBuf, String)>> {
         let path = folder.join("values.schema.json");
         let mut schema: Value = serde_json::from_str(&read("values.schema.json")?)?;
         if let Some(config) = schema["properties"].get_mut("config") {
-            let all = place::root().join("docs/reference/configuration.schema.json");
+            let all = paths::root().join("docs/reference/configuration.schema.json");
             *config = configuration::schema(&serde_json::from_str(&fs::read_to_string(all)?)?)?;
         }
         made.push((path, format!("{schema:#}\n")));
     }
-    let bluefield = place::root().join("bluefield");
+    let bluefield = paths::root().join("bluefield");
     made.push((
         bluefield.join("chart/templates/_profiles.tpl"),
         profiles::template(),
     ));
-    let sizing = place::root().join("docs/explanation/dpu-sizing.md");
+    let sizing = paths::root().join("docs/explanation/dpu-sizing.md");
     let page = fs::read_to_string(&sizing)?;
     made.push((sizing, profiles::page(&page)?));
     Ok(made)
@@ -116,7 +116,7 @@ pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<TestC
         chart.lint(&case, &mut count);
         count.note(&format!("{}::metrics", chart.name), chart.metrics());
         count.note(&format!("{}::schema", chart.name), chart.schema());
-        for values in place::files(&chart.folder.join("ci/refused"), "yaml")? {
+        for values in paths::files(&chart.folder.join("ci/refused"), "yaml")? {
             chart.refuses(&values, daemon, &mut count)?;
         }
         expected_output::check(&chart, &mut count)?;
@@ -124,25 +124,25 @@ pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<TestC
     }
     render(helm, manifests.path(), &mut count)?;
     configs::check(daemon, manifests.path(), &mut count)?;
-    let schema = place::root().join("bluefield/chart/values.schema.json");
+    let schema = paths::root().join("bluefield/chart/values.schema.json");
     let schema: Value = serde_json::from_str(&fs::read_to_string(schema)?)?;
     names::check(daemon, &schema["properties"]["config"], &mut count)?;
     say!("  {} passed, {} failed: helm", count.passed, count.failed);
-    for sample in place::files(&place::root().join("bluefield/dpf"), "yaml")? {
+    for sample in paths::files(&paths::root().join("bluefield/dpf"), "yaml")? {
         let stem = sample.file_stem().unwrap_or_default().to_string_lossy();
         fs::copy(&sample, manifests.path().join(format!("-.dpf-{stem}.yaml")))?;
     }
     count.note("systemd", unit(manifests.path()));
-    let python = place::tools().join(install::SCHEMAS.0).join("bin/python");
+    let python = paths::tools().join(install::SCHEMAS.0).join("bin/python");
     compose::check(daemon, &python, &mut count)?;
     let chart = Chart::open(helm, CHARTS[0])?;
     alerts::check(&chart, &python, promtool, &mut count)?;
     chart.of_dpf(&python, manifests.path(), &mut count)?;
     let schemas = programs::count(
         Command::new(&python)
-            .arg(place::root().join("xtask/src/chart/validate.py"))
+            .arg(paths::root().join("xtask/src/chart/validate.py"))
             .arg(VERSION)
-            .arg(place::root().join("bluefield/schemas"))
+            .arg(paths::root().join("bluefield/schemas"))
             .arg(manifests.path()),
     )?;
     say!(
@@ -176,7 +176,7 @@ struct Chart<'a> {
 
 impl<'a> Chart<'a> {
     fn open(helm: &'a Path, name: &'a str) -> Result<Self> {
-        let folder = place::root().join("bluefield").join(name);
+        let folder = paths::root().join("bluefield").join(name);
         if !folder.join("Chart.yaml").exists() {
             bail!("{} is no chart", folder.display());
         }
@@ -185,7 +185,7 @@ impl<'a> Chart<'a> {
 
     /// Combinations of values: one file `ci/AXIS-CASE.yaml` of each axis.
     fn cases(&self) -> Result<Vec<Vec<PathBuf>>> {
-        Ok(matrix::cover(&place::files(
+        Ok(matrix::cover(&paths::files(
             &self.folder.join("ci"),
             "yaml",
         )?))
@@ -217,7 +217,7 @@ impl<'a> Chart<'a> {
 
     /// Checks that alert rules and dashboard use only metrics that exist.
     fn metrics(&self) -> Result<()> {
-        let crates = place::root().join("crates");
+        let crates = paths::root().join("crates");
         for name in ["templates/prometheusrule.yaml", "files/dashboard.json"] {
             let Ok(text) = fs::read_to_string(self.folder.join(name)) else {
                 continue;
@@ -238,7 +238,7 @@ impl<'a> Chart<'a> {
         let values = fs::read_to_string(self.folder.join("ci/expected-output/every-node.yaml"))?;
         let lines = values.lines().filter(|line| !line.starts_with('#'));
         let block = lines.fold(String::from("```yaml\n"), |block, line| block + line + "\n");
-        let page = fs::read_to_string(place::root().join("docs/how-to/kubernetes.md"))?;
+        let page = fs::read_to_string(paths::root().join("docs/how-to/kubernetes.md"))?;
         if !page.contains(&(block + "```\n")) {
             bail!(
                 "docs/how-to/kubernetes.md shows other values than ci/expected-output/every-node.yaml"
@@ -261,7 +261,7 @@ impl<'a> Chart<'a> {
 
     /// Values that every test of the chart needs.
     fn common(&self) -> Vec<PathBuf> {
-        place::files(&self.folder.join("ci/common"), "yaml").unwrap_or_default()
+        paths::files(&self.folder.join("ci/common"), "yaml").unwrap_or_default()
     }
 
     /// Renders one combination of values into the folder of manifests, which are validated later.
@@ -283,11 +283,11 @@ impl<'a> Chart<'a> {
         let values = tempfile::tempdir()?;
         exec::output(
             Command::new(python)
-                .arg(place::root().join("xtask/src/chart/samples.py"))
-                .arg(place::root().join("bluefield/dpf"))
+                .arg(paths::root().join("xtask/src/chart/samples.py"))
+                .arg(paths::root().join("bluefield/dpf"))
                 .arg(values.path()),
         )?;
-        let samples = place::files(values.path(), "json")?;
+        let samples = paths::files(values.path(), "json")?;
         if samples.is_empty() {
             bail!("no sample for DPF has values");
         }
@@ -332,8 +332,8 @@ impl<'a> Chart<'a> {
 
 /// Runs systemd-analyze on the unit, with an existing program in place of pierhead.
 fn unit(scratch: &Path) -> Result<()> {
-    let analyze = place::find("systemd-analyze").context("no systemd-analyze")?;
-    let unit = fs::read_to_string(place::root().join("bluefield/systemd/pierhead.service"))?;
+    let analyze = paths::find("systemd-analyze").context("no systemd-analyze")?;
+    let unit = fs::read_to_string(paths::root().join("bluefield/systemd/pierhead.service"))?;
     let path = scratch.join("pierhead.service");
     fs::write(&path, unit.replace("/usr/bin/pierhead", "/bin/true"))?;
     let verified = Command::new(&analyze)

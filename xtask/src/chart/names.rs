@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::check::test_count::TestCount;
 
 /// A value that no enumeration contains.
-const NONE: &str = "?";
+const UNKNOWN_NAME: &str = "?";
 
 /// Lets `daemon` check a wrong value for each enumeration in the schema of `config`, and compares
 /// the names in its error with the schema. Includes keys whose value is a list of names.
@@ -31,7 +31,7 @@ pub(crate) fn check(daemon: &Path, config: &Value, count: &mut TestCount) -> Res
         let file = folder.path().join("pierhead.toml");
         // The schema of a list item looks like that of a word, so the test tries both. The error of
         // pierhead has the names only for the right type.
-        let said = [format!("{NONE:?}"), format!("[{NONE:?}]")].map(|value| {
+        let said = [format!("{UNKNOWN_NAME:?}"), format!("[{UNKNOWN_NAME:?}]")].map(|value| {
             fs::write(&file, format!("[{section}]\n{key} = {value}\n"))?;
             let checked = Command::new(daemon)
                 .args(["config", "check"])
@@ -82,10 +82,10 @@ fn enumerations(config: &Value) -> Vec<Enumeration<'_>> {
     .collect()
 }
 
-/// The quoted names in pierhead's error about [`NONE`], which follow `: write `.
+/// The quoted names in pierhead's error about [`UNKNOWN_NAME`], which follow `: write `.
 fn choices(said: &str) -> Option<BTreeSet<String>> {
     let (_, fix) = said
-        .split_once(&format!("{NONE:?} is "))?
+        .split_once(&format!("{UNKNOWN_NAME:?} is "))?
         .1
         .rsplit_once(": write ")?;
     let quoted = fix.split('"').skip(1).step_by(2);

@@ -43,7 +43,10 @@ fn walk(path: &str, schema: &Value, keys: &[String], wrong: &mut Vec<String>) {
         if key == NOT_OURS {
             continue;
         }
-        if !keys.iter().any(|it| is_part(&key, it) || is_part(it, &key)) {
+        if !keys
+            .iter()
+            .any(|it| is_same_or_parent(&key, it) || is_same_or_parent(it, &key))
+        {
             wrong.push(format!("{key} is not in values.yaml"));
         }
         walk(&format!("{key}."), below, keys, wrong);
@@ -57,10 +60,9 @@ fn named(path: &str) -> &str {
     }
 }
 
-/// Checks whether `key` equals `whole` or is below it.
-fn is_part(key: &str, whole: &str) -> bool {
-    whole
-        .strip_prefix(key)
+/// Whether `parent` equals `key` or is a parent of `key`.
+fn is_same_or_parent(parent: &str, key: &str) -> bool {
+    key.strip_prefix(parent)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Result, bail};
 
-use crate::{dist::Arch, exec, place};
+use crate::{dist::Arch, exec, paths};
 
 /// The CPU that QEMU emulates: the cores of a BlueField-2. QEMU's own CPU model `max` reports the
 /// instruction `dc cvap`, which QEMU executes only since version 8.1.
@@ -27,8 +27,8 @@ impl Dpu {
     /// Finds the cross-compiler and the emulator. `None` if one is not installed.
     pub(crate) fn find() -> Option<Self> {
         Some(Self {
-            linker: place::find("aarch64-linux-gnu-gcc")?,
-            emulator: place::find("qemu-aarch64-static")?,
+            linker: paths::find("aarch64-linux-gnu-gcc")?,
+            emulator: paths::find("qemu-aarch64-static")?,
         })
     }
 
@@ -49,7 +49,7 @@ impl Dpu {
 
     /// Path of the program that `cargo("build", "pierhead")` builds.
     pub(crate) fn binary() -> PathBuf {
-        place::target()
+        paths::target()
             .join(Arch::Arm64.target())
             .join("debug/pierhead")
     }
@@ -71,7 +71,7 @@ impl Dpu {
     /// # Errors
     /// The script cannot be written.
     pub(super) fn program(&self) -> Result<PathBuf> {
-        let folder = place::target().join(Arch::Arm64.target());
+        let folder = paths::target().join(Arch::Arm64.target());
         let program = folder.join("pierhead-emulated");
         let text = format!(
             "#!/bin/sh\nexec '{}' -L {LIBRARIES} -cpu {CPU} '{}' \"$@\"\n",

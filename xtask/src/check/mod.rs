@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use crate::{
     console::{self, say},
-    exec, install, place,
+    exec, install, paths,
 };
 use steps::Shared;
 use test_count::TestCount;
@@ -267,7 +267,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     }
     println!(
         "{}",
-        expectation(&chosen, &|step| place::step_marker(step.name).exists())
+        expectation(&chosen, &|step| paths::step_marker(step.name).exists())
     );
     let started = Instant::now();
     let chosen_any = |is: &dyn Fn(&Step) -> bool| chosen.iter().any(|step| is(step));
@@ -283,7 +283,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
             println!("{}", step.head());
             (attempt(step, &shared), Vec::new())
         } else {
-            let log = place::step_log(step.name);
+            let log = paths::step_log(step.name);
             println!("... {} begins: {}", step.name, log.display());
             console::gather(&log, || {
                 say!("{}", step.head());
@@ -296,7 +296,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
             Ok(Outcome::Passed | Outcome::Tests(_) | Outcome::Partly(..))
         ) {
             // Without the marker, the next run only announces a longer time.
-            let _ = fs::write(place::step_marker(step.name), "");
+            let _ = fs::write(paths::step_marker(step.name), "");
         }
         let time = started_at.elapsed();
         shared.took(step.name, time, None);

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     chart,
     console::{self, Console, say},
-    corpus, dist, dpu_vm, exec, install, place, pmem_vm,
+    corpus, dist, dpu_vm, exec, install, paths, pmem_vm,
 };
 
 /// The package whose tests start daemons; its architecture tests count as unit tests.
@@ -112,7 +112,7 @@ impl Shared {
 }
 
 pub(super) fn install(shared: &Shared) -> Result<Outcome> {
-    let wanted = install::Wanted {
+    let wanted = install::OptionalTools {
         machine: shared.machine,
     };
     match install::all(wanted) {
@@ -155,13 +155,13 @@ pub(super) fn doc(_: &Shared) -> Result<Outcome> {
 }
 
 pub(super) fn deny(_: &Shared) -> Result<Outcome> {
-    let Some(program) = place::find("cargo-deny") else {
+    let Some(program) = paths::find("cargo-deny") else {
         return Ok(Outcome::Cannot("no cargo-deny".into()));
     };
     let deny = || {
         let mut command = Command::new(&program);
         command
-            .current_dir(place::root())
+            .current_dir(paths::root())
             .args(["--log-level", "error"]);
         command
     };
@@ -183,16 +183,16 @@ pub(super) fn deny(_: &Shared) -> Result<Outcome> {
 }
 
 pub(super) fn chart(shared: &Shared) -> Result<Outcome> {
-    let Some(helm) = place::find("helm") else {
+    let Some(helm) = paths::find("helm") else {
         return Ok(Outcome::Cannot("no helm".into()));
     };
-    let Some(promtool) = place::find("promtool") else {
+    let Some(promtool) = paths::find("promtool") else {
         return Ok(Outcome::Cannot("no promtool".into()));
     };
-    if place::find("systemd-analyze").is_none() {
+    if paths::find("systemd-analyze").is_none() {
         return Ok(Outcome::Cannot("no systemd-analyze".into()));
     }
-    if !place::tools().join(install::SCHEMAS.0).exists() {
+    if !paths::tools().join(install::SCHEMAS.0).exists() {
         return Ok(Outcome::Cannot(format!("no {}", install::SCHEMAS.0)));
     }
     chart::check(&helm, &promtool, &shared.daemon()?).map(Outcome::Tests)
@@ -207,14 +207,14 @@ pub(super) fn unit(shared: &Shared) -> Result<Outcome> {
 
 pub(super) fn dist(shared: &Shared) -> Result<Outcome> {
     // End-to-end tests must not use the image of an earlier run.
-    if place::dist_trial().exists() {
-        fs::remove_dir_all(place::dist_trial())?;
+    if paths::dist_trial().exists() {
+        fs::remove_dir_all(paths::dist_trial())?;
     }
     let missing = dist::missing_for_trial();
     if !missing.is_empty() {
         return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
     }
-    dist::trial(&[&shared.built()?.daemon], &place::dist_trial())?;
+    dist::trial(&[&shared.built()?.daemon], &paths::dist_trial())?;
     Ok(Outcome::Passed)
 }
 
@@ -223,7 +223,7 @@ pub(super) fn corpus(_: &Shared) -> Result<Outcome> {
     if !missing.is_empty() {
         return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
     }
-    corpus::build(&place::corpus(), false)?;
+    corpus::build(&paths::corpus(), false)?;
     Ok(Outcome::Passed)
 }
 
@@ -241,14 +241,14 @@ fn cores() -> usize {
 pub(super) fn end_to_end(shared: &Shared) -> Result<Outcome> {
     let mut environment = vec![("PIERHEAD_BIN".to_owned(), shared.built()?.daemon.clone())];
     environment.push(("RUST_TEST_THREADS".to_owned(), story_threads().into()));
-    if place::corpus().join("index.json").exists() {
-        environment.push(("PIERHEAD_CORPUS".to_owned(), place::corpus()));
+    if paths::corpus().join("index.json").exists() {
+        environment.push(("PIERHEAD_CORPUS".to_owned(), paths::corpus()));
     }
-    let image = place::dist_trial().join(dist::IMAGE);
+    let image = paths::dist_trial().join(dist::IMAGE);
     if image.exists() {
         environment.push(("PIERHEAD_IMAGE".to_owned(), image));
     }
-    if let Some(bin) = place::go_bin() {
+    if let Some(bin) = paths::go_bin() {
         environment.push(("GOBIN".to_owned(), bin));
     }
     run(shared, &environment, 1, |program| {
@@ -281,7 +281,7 @@ pub(super) fn aarch64(shared: &Shared) -> Result<Outcome> {
     if missing.is_empty() {
         // One image for both platforms, as in a release, so that the check finds files of the wrong
         // platform.
-        let scratch = tempfile::tempdir_in(place::target())?;
+        let scratch = tempfile::tempdir_in(paths::target())?;
         dist::trial(
             &[&shared.built()?.daemon, &binary],
             &scratch.path().join("both"),
@@ -336,7 +336,7 @@ fn run(
                 run_one(shared, environment, program)
             } else {
                 // The output of a program stays together.
-                let log = place::step_log(&program.name);
+                let log = paths::step_log(&program.name);
                 let gathered = console::gather(&log, || run_one(shared, environment, program));
                 let (count, text) = gathered.unwrap_or_else(|error| {
                     let mut count = TestCount::default();

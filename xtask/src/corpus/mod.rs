@@ -12,7 +12,7 @@ use std::{fs, path::Path, time::Instant};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::{apt, console::say, image::layout, place};
+use crate::{apt, console::say, image::layout, paths};
 use images::Builder;
 pub(crate) use images::missing_tools;
 
@@ -55,7 +55,7 @@ pub(crate) fn build(out: &Path, anew: bool) -> Result<()> {
         bail!("missing {missing:?}: a Debian with python3-pip builds the corpus");
     }
     let started = Instant::now();
-    let downloads = place::downloads();
+    let downloads = paths::downloads();
     let apt = apt::Apt::prepare(&downloads.join("apt"), &images::ARCHS)
         .context("ask Debian for its packages")?;
     // The build uses a separate folder, which is renamed when it is complete. Therefore an

@@ -42,7 +42,7 @@ impl Arch {
     }
 
     /// The platform of this machine, if it is one of the two.
-    pub(crate) fn here() -> Option<Self> {
+    pub(crate) fn of_this_machine() -> Option<Self> {
         Self::ALL
             .into_iter()
             .find(|arch| arch.target().starts_with(std::env::consts::ARCH))

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     exec,
     image::layer::{EPOCH, Node, Tree},
-    place,
+    paths,
 };
 
 /// Files that are the same on every platform.
@@ -81,7 +81,7 @@ fn files(
     licenses: &Licenses,
     simulator: Option<&Simulator<'_>>,
 ) -> Result<Tree> {
-    let unit = place::root().join("bluefield/systemd/pierhead.service");
+    let unit = paths::root().join("bluefield/systemd/pierhead.service");
     let unit = fs::read_to_string(&unit).with_context(|| unit.display().to_string())?;
     let mut files = Tree::default();
     files.put("usr/bin/pierhead", Node::File(0o755, program.bytes.clone()));

@@ -117,7 +117,7 @@ mod tests {
     fn reads_this_very_program() {
         let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let elf = Elf::read(&bytes).unwrap();
-        assert_eq!(Some(elf.arch), Arch::here());
+        assert_eq!(Some(elf.arch), Arch::of_this_machine());
         assert!(elf.interpreter.unwrap().contains("/ld-linux"));
         assert!(elf.needed.iter().any(|it| it == "libc.so.6"));
         assert!(

@@ -11,8 +11,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::linked::Linked;
-use crate::{exec, place};
+use super::linked::LinkedCrates;
+use crate::{exec, paths};
 
 /// The licence files that are distributed with a program.
 pub(crate) struct Licenses {
@@ -27,7 +27,7 @@ pub(crate) struct Licenses {
 
 /// File and name of pierhead's own licence. The text of this licence also serves for crates that
 /// offer the licence and contain no text.
-const OWN: (&str, &str) = ("LICENSE", "Apache-2.0");
+const OWN_LICENSE: (&str, &str) = ("LICENSE", "Apache-2.0");
 /// Beginnings of the names of licence files.
 const NAMES: [&str; 6] = [
     "license",
@@ -42,7 +42,7 @@ impl Licenses {
     /// Names and contents of the files in `usr/share/doc/pierhead`.
     pub(crate) fn files(&self) -> [(&'static str, &[u8]); 3] {
         [
-            (OWN.0, &self.own),
+            (OWN_LICENSE.0, &self.own),
             ("licenses.txt", &self.crates),
             ("licenses-rust.html", &self.std),
         ]
@@ -52,8 +52,8 @@ impl Licenses {
     ///
     /// # Errors
     /// When a crate has no licence text, or a text cannot be read.
-    pub(crate) fn of(linked: &Linked) -> Result<Self> {
-        let own = fs::read(place::root().join(OWN.0)).context(OWN.0)?;
+    pub(crate) fn of(linked: &LinkedCrates) -> Result<Self> {
+        let own = fs::read(paths::root().join(OWN_LICENSE.0)).context(OWN_LICENSE.0)?;
         let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for id in linked.dependencies.keys() {
             let package = linked.package(id)?;
@@ -96,10 +96,10 @@ fn brought(folder: &Path, expression: &str, own: &[u8]) -> Result<Vec<String>> {
     if texts.is_empty() {
         let mut choices = expression.split(" OR ").flat_map(|it| it.split('/'));
         ensure!(
-            choices.any(|it| it.trim() == OWN.1),
+            choices.any(|it| it.trim() == OWN_LICENSE.1),
             "{} has no licence text, and {expression:?} does not let us choose {}",
             folder.display(),
-            OWN.1
+            OWN_LICENSE.1
         );
         texts.push(String::from_utf8(own.to_vec())?);
     }
@@ -144,7 +144,7 @@ fn listed(texts: BTreeMap<String, Vec<String>>) -> Result<String> {
 fn library() -> Result<Vec<u8>> {
     let sysroot = exec::text(
         Command::new("rustc")
-            .current_dir(place::root())
+            .current_dir(paths::root())
             .args(["--print", "sysroot"]),
     )?;
     let path = Path::new(sysroot.trim()).join("share/doc/rust/COPYRIGHT-library.html");

@@ -16,7 +16,7 @@ use crate::exec;
 pub(crate) type Id = String;
 
 /// The crates of one program for one platform.
-pub(crate) struct Linked {
+pub(crate) struct LinkedCrates {
     /// The crate that builds the program.
     pub(crate) root: Id,
     /// The direct dependencies of each crate. Every crate is a key.
@@ -25,7 +25,7 @@ pub(crate) struct Linked {
     packages: BTreeMap<Id, Value>,
 }
 
-impl Linked {
+impl LinkedCrates {
     /// Asks cargo for the crates of the program that the workspace's crate `root` builds.
     ///
     /// # Errors

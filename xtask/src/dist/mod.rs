@@ -21,10 +21,10 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest as _, Sha256};
 
-use crate::{apt::Apt, console::say, exec, install, place};
+use crate::{apt::Apt, console::say, exec, install, paths};
 pub(crate) use arch::Arch;
 use licenses::Licenses;
-use linked::Linked;
+use linked::LinkedCrates;
 pub(crate) use oci::PORT;
 use program::{DAEMON, Program, Programs, SIMULATOR};
 pub(crate) use rootfs::{DATA, PROGRAM};
@@ -65,7 +65,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let out = options
         .out
         .clone()
-        .unwrap_or_else(|| place::target().join("dist"));
+        .unwrap_or_else(|| paths::target().join("dist"));
     let bounded: &[Arch] = if trial { &[] } else { &Arch::ALL };
     assemble(programs, &out, bounded, oci::MAX_RELEASE)
 }
@@ -85,7 +85,7 @@ pub(crate) fn trial(daemons: &[&Path], out: &Path) -> Result<()> {
         }
         // Two thirds of an unoptimised program are names and lines of functions that the release
         // inlines. Without these names and lines, the size shows the growth of the code itself.
-        if Some(programs.arch()) == Arch::here() {
+        if Some(programs.arch()) == Arch::of_this_machine() {
             let stripped = scratch.path().join("stripped");
             if strip(path, &stripped) {
                 programs.daemon = Program::open(&stripped)?;
@@ -113,9 +113,9 @@ fn strip(program: &Path, out: &Path) -> bool {
 pub(crate) fn missing_for_trial() -> Vec<&'static str> {
     let mut missing: Vec<_> = ["apt-get", "dpkg", "dpkg-deb"]
         .into_iter()
-        .filter(|program| place::find(program).is_none())
+        .filter(|program| paths::find(program).is_none())
         .collect();
-    if !place::tools().join(install::CYCLONEDX.0).exists() {
+    if !paths::tools().join(install::CYCLONEDX.0).exists() {
         missing.push(install::CYCLONEDX.0);
     }
     missing
@@ -142,7 +142,7 @@ fn assemble(mut programs: Vec<Programs>, out: &Path, bounded: &[Arch], max: u64)
         fs::remove_dir_all(&partial)?;
     }
     fs::create_dir_all(&partial)?;
-    let apt = Apt::prepare(&place::downloads().join("apt"), &Arch::ALL.map(Arch::name))
+    let apt = Apt::prepare(&paths::downloads().join("apt"), &Arch::ALL.map(Arch::name))
         .context("get the lists of Debian's packages")?;
     let common = deb::Common {
         version: version.to_owned(),
@@ -158,7 +158,7 @@ fn assemble(mut programs: Vec<Programs>, out: &Path, bounded: &[Arch], max: u64)
             partial.join(format!("{program}_{version}_{arch}{extension}"))
         };
         let mut write = |name: &str, program: &Program, parts: &[rootfs::Part]| {
-            let linked = Linked::of(arch, name)?;
+            let linked = LinkedCrates::of(arch, name)?;
             let licenses = Licenses::of(&linked)?;
             let bill = sbom::of(&linked, arch, &program.bytes, parts)?;
             let bill = format!("{bill:#}\n").into_bytes();
@@ -234,7 +234,7 @@ fn assemble(mut programs: Vec<Programs>, out: &Path, bounded: &[Arch], max: u64)
 fn output_of_daemon(programs: &[Programs], scratch: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
     let here = programs
         .iter()
-        .find(|it| Some(it.arch()) == Arch::here())
+        .find(|it| Some(it.arch()) == Arch::of_this_machine())
         .context("no daemon is for this machine; the daemon prints its manual page")?;
     let path = scratch.join("daemon");
     executable(&path, &here.daemon.bytes)?;

@@ -19,7 +19,7 @@ use crate::{
         layer::{Node, Tree},
         layout::{Dialect, Layout, Packing},
     },
-    place,
+    paths,
 };
 
 /// Maximum size in bytes of the compressed layers of a release image. A DPU with a small eMMC has
@@ -83,7 +83,7 @@ fn labels(version: &str) -> Value {
         "org.opencontainers.image.version": version,
     });
     // A build from an archive without git history has no revision.
-    let revision = exec::text(Command::new("git").current_dir(place::root()).args([
+    let revision = exec::text(Command::new("git").current_dir(paths::root()).args([
         "describe",
         "--always",
         "--abbrev=40",

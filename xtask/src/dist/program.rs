@@ -13,10 +13,10 @@ use super::{
     arch::Arch,
     elf::{Elf, Glibc},
 };
-use crate::{exec, install, place};
+use crate::{exec, install, paths};
 
 /// The glibc of Ubuntu 20.04, the oldest system that BlueField ships with.
-pub(crate) const OLDEST: Glibc = (2, 31);
+pub(crate) const OLDEST_GLIBC: Glibc = (2, 31);
 
 /// Symbols that glibc 2.31 has under an older version. glibc 2.34 absorbed libpthread and libdl;
 /// 2.33 turned inline functions into symbols. A test program, linked against a newer glibc,
@@ -112,14 +112,14 @@ impl Program {
     /// so that cargo does not unify the features of its dependencies with another program's.
     ///
     /// # Errors
-    /// When it does not compile, or requires a newer glibc than [`OLDEST`].
+    /// When it does not compile, or requires a newer glibc than [`OLDEST_GLIBC`].
     fn build(arch: Arch, name: &str) -> Result<Self> {
         let target = arch.target();
-        let tools = place::tools().join(install::ZIG.0).join("bin");
+        let tools = paths::tools().join(install::ZIG.0).join("bin");
         let path = env::var_os("PATH").unwrap_or_default();
         // cargo-zigbuild runs zig as a module of the Python in this folder.
         let path = env::join_paths([tools.clone()].into_iter().chain(env::split_paths(&path)))?;
-        let root = place::root();
+        let root = paths::root();
         let home = env::var_os("CARGO_HOME")
             .map(PathBuf::from)
             .or_else(|| env::home_dir().map(|it| it.join(".cargo")));
@@ -128,7 +128,7 @@ impl Program {
         if let Some(home) = home {
             flags += &format!(" --remap-path-prefix={}=/cargo", home.display());
         }
-        let (major, minor) = OLDEST;
+        let (major, minor) = OLDEST_GLIBC;
         let mut build = Command::new(tools.join("cargo-zigbuild"));
         build
             .current_dir(root)
@@ -140,7 +140,7 @@ impl Program {
         // The build time in the program is that of the last commit, on every machine.
         if env::var_os("SOURCE_DATE_EPOCH").is_none() {
             let mut git = Command::new("git");
-            git.current_dir(place::root());
+            git.current_dir(paths::root());
             let date = exec::text(git.args(["log", "-1", "--format=%ct"]));
             build.envs(
                 date.ok()
@@ -148,7 +148,7 @@ impl Program {
             );
         }
         exec::output(&mut build)?;
-        let program = Self::open(&place::target().join(target).join("release").join(name))?;
+        let program = Self::open(&paths::target().join(target).join("release").join(name))?;
         ensure!(
             program.elf.arch == arch,
             "cargo built {name} for another platform"
@@ -158,7 +158,7 @@ impl Program {
             .glibc()
             .with_context(|| format!("{name} is static; it must be linked against glibc"))?;
         ensure!(
-            needs <= OLDEST,
+            needs <= OLDEST_GLIBC,
             "{name} requires glibc {}.{}; it must run with {major}.{minor}",
             needs.0,
             needs.1
@@ -167,18 +167,18 @@ impl Program {
     }
 
     /// Checks the symbols of a program that is linked against this machine's glibc. A symbol that
-    /// [`OLDEST`] lacks fails here, before a release build would fail.
+    /// [`OLDEST_GLIBC`] lacks fails here, before a release build would fail.
     ///
     /// # Errors
-    /// The symbols that [`OLDEST`] is not known to have.
+    /// The symbols that [`OLDEST_GLIBC`] is not known to have.
     pub(crate) fn would_run_on_oldest(&self) -> Result<()> {
         let unknown: Vec<_> = self
             .elf
-            .newer_than(OLDEST)
+            .newer_than(OLDEST_GLIBC)
             .filter(|(name, _)| !MOVED.contains(name))
             .map(|(name, version)| format!("{name}@{version}"))
             .collect();
-        let (major, minor) = OLDEST;
+        let (major, minor) = OLDEST_GLIBC;
         ensure!(
             unknown.is_empty(),
             "it requires {}: if glibc {major}.{minor} has the symbol under an older version, add it to MOVED; \

@@ -7,15 +7,20 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::{arch::Arch, hex, linked::Linked, rootfs::Part};
-use crate::{exec, install, place};
+use super::{arch::Arch, hex, linked::LinkedCrates, rootfs::Part};
+use crate::{exec, install, paths};
 
 /// The bill for a program with these bytes. `debian`: the Debian packages in the container image.
 ///
 /// # Errors
 /// When cargo fails, or a component has no known licence.
-pub(crate) fn of(linked: &Linked, arch: Arch, program: &[u8], debian: &[Part]) -> Result<Value> {
-    let lock = fs::read_to_string(place::root().join("Cargo.lock"))?;
+pub(crate) fn of(
+    linked: &LinkedCrates,
+    arch: Arch,
+    program: &[u8],
+    debian: &[Part],
+) -> Result<Value> {
+    let lock = fs::read_to_string(paths::root().join("Cargo.lock"))?;
     let mut bill = assemble(linked, &checksums(&lock), debian)?;
     let hash = hex(&Sha256::digest(program));
     bill["metadata"]["component"]["hashes"] = json!([{"alg": "SHA-256", "content": hash}]);
@@ -39,10 +44,10 @@ pub(crate) fn of(linked: &Linked, arch: Arch, program: &[u8], debian: &[Part]) -
 /// # Errors
 /// The violations of the schema.
 pub(crate) fn examine(files: &[&Path]) -> Result<()> {
-    let python = place::tools().join(install::CYCLONEDX.0).join("bin/python");
+    let python = paths::tools().join(install::CYCLONEDX.0).join("bin/python");
     exec::output(
         Command::new(python)
-            .arg(place::root().join("xtask/src/dist/validate.py"))
+            .arg(paths::root().join("xtask/src/dist/validate.py"))
             .args(files),
     )
     .map(drop)
@@ -50,7 +55,7 @@ pub(crate) fn examine(files: &[&Path]) -> Result<()> {
 
 /// Assembles the bill. Takes the checksums of crates by name and version.
 fn assemble(
-    linked: &Linked,
+    linked: &LinkedCrates,
     checksums: &BTreeMap<String, String>,
     debian: &[Part],
 ) -> Result<Value> {
@@ -131,7 +136,7 @@ fn component(kind: &str, package: &Value, checksums: &BTreeMap<String, String>) 
 fn library() -> Result<Value> {
     let said = exec::text(
         Command::new("rustc")
-            .current_dir(place::root())
+            .current_dir(paths::root())
             .arg("--version"),
     )?;
     let version = said.split(' ').nth(1).context("rustc --version")?.trim();
@@ -218,7 +223,7 @@ mod tests {
     use super::*;
     use crate::{apt::Package, dist::linked};
 
-    fn of(linked: &Linked, program: &[u8]) -> Value {
+    fn of(linked: &LinkedCrates, program: &[u8]) -> Value {
         let certificates = Part {
             package: Package {
                 name: "ca-certificates".into(),
@@ -232,7 +237,7 @@ mod tests {
 
     #[test]
     fn lists_what_is_linked_and_nothing_else() {
-        let linked = Linked::of(Arch::Arm64, "pierhead").unwrap();
+        let linked = LinkedCrates::of(Arch::Arm64, "pierhead").unwrap();
         let bill = of(&linked, b"program");
         let components = bill["components"].as_array().unwrap();
         let id = |it: &Value| {

@@ -31,7 +31,7 @@ pub(super) const RECIPE: Recipe = Recipe {
         "crc32c_generic",
         "ext4",
     ],
-    telling: "virtio_net",
+    known_module: "virtio_net",
 };
 
 /// Size of the disk in bytes.

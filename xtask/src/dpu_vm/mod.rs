@@ -21,7 +21,7 @@ use crate::{
     check::{aarch64::Dpu, test_count::TestCount},
     exec,
     guest::{Image, Peer, quote},
-    install, place,
+    install, paths,
 };
 use machine::Machine;
 
@@ -91,7 +91,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         let line = format!("({})", words.join(" "));
         status = dpu.shell(&line, |line| println!("{line}"))?;
     }
-    dpu.off(suite::OFF)?;
+    dpu.off(suite::POWER_OFF)?;
     // An exit status of a shell is a byte.
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
 }
@@ -128,7 +128,7 @@ fn machine(
     if !missing.is_empty() {
         bail!("no {}: `cargo xtask install` brings it", missing.join(", "));
     }
-    let folder = place::virtual_machine(FOLDER)?;
+    let folder = paths::virtual_machine(FOLDER)?;
     let image = Image::prepare(&folder, &machine::RECIPE)?;
     let scratch = tempfile::Builder::new().prefix("run-").tempdir_in(folder)?;
     let disk = match keep {

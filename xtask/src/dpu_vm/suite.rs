@@ -16,7 +16,7 @@ use crate::{
 const NO_INSTRUCTION: &str = "no dc cvap";
 
 /// Shell command that stops pierhead, then the machine, with the exit status of pierhead.
-pub(super) const OFF: &str = "finish TERM; tell \"exit $?\"; umount /data; sync; poweroff -f";
+pub(super) const POWER_OFF: &str = "finish TERM; tell \"exit $?\"; umount /data; sync; poweroff -f";
 
 /// Runs the suite. `peer` is the path of the example program.
 ///
@@ -76,7 +76,7 @@ pub(super) fn run(machine: &Machine, peer: &Path) -> Result<TestCount> {
         Ok(peer.pull(dpu.address)?.to_string())
     });
     checks.tell("end in order", || {
-        let ended = dpu.off(OFF)?;
+        let ended = dpu.off(POWER_OFF)?;
         ensure!(ended.status == 0, "pierhead ended with {}", ended.status);
         Ok(format!("off after {:.1} s", ended.took.as_secs_f64()))
     });

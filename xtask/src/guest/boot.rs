@@ -48,7 +48,7 @@ pub(crate) struct Boot {
 }
 
 /// The result of a boot.
-pub(crate) struct Ended {
+pub(crate) struct BootResult {
     /// Exit status of the guest's command.
     pub(crate) status: i32,
     /// Time from the start of the machine until its end.
@@ -149,10 +149,10 @@ impl Boot {
     ///
     /// # Errors
     /// The guest's command did not finish. The error has the console output.
-    pub(crate) fn end(mut self) -> Result<Ended> {
+    pub(crate) fn end(mut self) -> Result<BootResult> {
         let qemu = self.child.wait()?;
-        let Some(status) = self.told("exit ").and_then(|it| it.parse().ok()) else {
-            let what = match self.told("ready ") {
+        let Some(status) = self.init_message("exit ").and_then(|it| it.parse().ok()) else {
+            let what = match self.init_message("ready ") {
                 Some(_) => "ended in the middle of its command",
                 None => "did not boot",
             };
@@ -161,7 +161,7 @@ impl Boot {
                 self.console()
             );
         };
-        Ok(Ended {
+        Ok(BootResult {
             status,
             took: self.started_at.elapsed(),
             ready: self.ready(),
@@ -170,7 +170,8 @@ impl Boot {
 
     /// The guest's clock when the command began.
     pub(crate) fn ready(&self) -> String {
-        self.told("ready ").unwrap_or_else(|| "?".to_owned())
+        self.init_message("ready ")
+            .unwrap_or_else(|| "?".to_owned())
     }
 
     /// Time since the start of the machine.
@@ -179,7 +180,7 @@ impl Boot {
     }
 
     /// The rest of the init process's message that begins with `key`.
-    fn told(&self, key: &str) -> Option<String> {
+    fn init_message(&self, key: &str) -> Option<String> {
         let told = fs::read_to_string(&self.logs.told).ok()?;
         let mut lines = told.lines();
         lines.find_map(|line| line.trim().strip_prefix(key).map(str::to_owned))

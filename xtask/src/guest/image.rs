@@ -25,7 +25,7 @@ pub(crate) struct Recipe {
     pub(crate) modules: &'static [&'static str],
     /// One of `modules` that Debian's kernel certainly has as a module. If it is missing, the
     /// modules could not be read.
-    pub(crate) telling: &'static str,
+    pub(crate) known_module: &'static str,
 }
 
 impl Recipe {
@@ -77,11 +77,11 @@ impl Image {
         let modules =
             Modules::find(&unpacked.path().join("lib/modules"))?.closure(recipe.modules)?;
         // A newer kernel may have modules with a compression that this code does not read.
-        if !modules.iter().any(|(name, _)| name == recipe.telling) {
+        if !modules.iter().any(|(name, _)| name == recipe.known_module) {
             bail!(
                 "{}: its modules have no {}.ko",
                 found.display(),
-                recipe.telling
+                recipe.known_module
             );
         }
         let mut archive = Archive::default();

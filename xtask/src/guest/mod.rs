@@ -9,7 +9,7 @@ mod peer;
 mod qemu;
 mod up;
 
-pub(crate) use boot::{Boot, ConsoleOutput, Ended, Logs};
+pub(crate) use boot::{Boot, BootResult, ConsoleOutput, Logs};
 pub(crate) use image::{Image, Recipe};
 pub(crate) use newc::Archive;
 pub(crate) use peer::Peer;

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::{console, exec, place};
+use crate::{console, exec, paths};
 
 /// The running program. Dropping it ends the program.
 pub(crate) struct Peer {
@@ -24,7 +24,7 @@ pub(crate) struct Peer {
 }
 
 /// The result of a pull.
-pub(crate) struct Pulled {
+pub(crate) struct PullResult {
     /// Seconds until the manifest was complete, and until the whole image was complete.
     pub(crate) seconds: [f64; 2],
     /// Size of the image in bytes.
@@ -35,7 +35,7 @@ pub(crate) struct Pulled {
     pub(crate) asked: u64,
 }
 
-impl fmt::Display for Pulled {
+impl fmt::Display for PullResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [manifest, all] = self.seconds;
         let [answers, hits] = self.answers;
@@ -55,7 +55,7 @@ impl Peer {
     pub(crate) fn built() -> Result<PathBuf> {
         // The same features as in the build of the tests, so that cargo compiles nothing twice.
         exec::output(exec::cargo().args(["build", "--workspace", "--example", "peer"]))?;
-        Ok(place::target().join("debug/examples/peer"))
+        Ok(paths::target().join("debug/examples/peer"))
     }
 
     /// Starts the program.
@@ -87,11 +87,11 @@ impl Peer {
     ///
     /// # Errors
     /// The pull fails, or a byte differs.
-    pub(crate) fn pull(&mut self, address: SocketAddr) -> Result<Pulled> {
+    pub(crate) fn pull(&mut self, address: SocketAddr) -> Result<PullResult> {
         let said = self.ask(&format!("pull {address}"))?;
         let number = |key: &str| said[key].as_u64().with_context(|| format!("{key}: {said}"));
         let seconds = |key: &str| said[key].as_f64().with_context(|| format!("{key}: {said}"));
-        Ok(Pulled {
+        Ok(PullResult {
             seconds: [seconds("manifest_seconds")?, seconds("seconds")?],
             bytes: number("bytes")?,
             answers: [number("answers")?, number("hits")?],
@@ -104,7 +104,7 @@ impl Peer {
     ///
     /// # Errors
     /// A pull fails, or the registry still gets requests for stored blobs.
-    pub(crate) fn cached(&mut self, address: SocketAddr) -> Result<Pulled> {
+    pub(crate) fn cached(&mut self, address: SocketAddr) -> Result<PullResult> {
         loop {
             let pulled = self.pull(address)?;
             let [answers, hits] = pulled.answers;

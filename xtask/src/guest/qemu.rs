@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::OpenOptionsExt as _, path::Path, process::Command};
 use anyhow::{Context, Result};
 
 use super::{boot::Logs, image::Image};
-use crate::place;
+use crate::paths;
 
 /// A command line under construction.
 pub(crate) struct Qemu(Command);
@@ -17,7 +17,7 @@ impl Qemu {
     /// # Errors
     /// The program is not installed.
     pub(crate) fn new(program: &str, image: &Image, logs: &Logs) -> Result<Self> {
-        let program = place::find(program).with_context(|| format!("no {program}"))?;
+        let program = paths::find(program).with_context(|| format!("no {program}"))?;
         let mut command = Command::new(program);
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use crate::console::say;
 
 use super::{
-    boot::{Boot, ConsoleOutput, Ended, Logs},
+    boot::{Boot, BootResult, ConsoleOutput, Logs},
     qemu::{Qemu, value},
 };
 
@@ -127,7 +127,7 @@ impl Up {
     ///
     /// # Errors
     /// The machine does not end.
-    pub(crate) fn off(mut self, line: &str) -> Result<Ended> {
+    pub(crate) fn off(mut self, line: &str) -> Result<BootResult> {
         self.boot.say(line)?;
         while let ConsoleOutput::Line(_) = self.boot.listen()? {}
         self.boot.end()

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     console::{Console, say},
     dist::Arch,
-    exec, place,
+    exec, paths,
 };
 
 /// Programs, each with the Debian packages that contain it.
@@ -105,7 +105,7 @@ pub(crate) const CYCLONEDX: Pinned = ("cyclonedx", include_str!("requirements/cy
 
 /// Optional tools to install.
 #[derive(Clone, Copy)]
-pub(crate) struct Wanted {
+pub(crate) struct OptionalTools {
     /// Tools of the virtual machines: one with persistent memory, one like a DPU.
     pub(crate) machine: bool,
 }
@@ -114,7 +114,7 @@ pub(crate) struct Wanted {
 ///
 /// # Errors
 /// A tool cannot be installed on this machine. All other tools are installed.
-pub(crate) fn all(wanted: Wanted) -> Result<()> {
+pub(crate) fn all(wanted: OptionalTools) -> Result<()> {
     let debian = || debian(wanted);
     let go = || go(&|_| true);
     let libcachesim = || python(LIBCACHESIM);
@@ -184,7 +184,7 @@ pub(crate) fn for_dist(build: bool) -> Result<()> {
 pub(crate) fn cluster() -> Result<()> {
     let missing = CLUSTER
         .iter()
-        .filter(|(name, _)| place::find(name).is_none());
+        .filter(|(name, _)| paths::find(name).is_none());
     apt(missing
         .flat_map(|(_, packages)| *packages)
         .copied()
@@ -192,23 +192,23 @@ pub(crate) fn cluster() -> Result<()> {
     go(&|program| program == "helm")
 }
 
-fn debian(wanted: Wanted) -> Result<()> {
-    let has_go = place::find("go").is_some();
+fn debian(wanted: OptionalTools) -> Result<()> {
+    let has_go = paths::find("go").is_some();
     let machine = if wanted.machine { MACHINE } else { &[] };
     let mut packages: Vec<&str> = DEBIAN
         .iter()
         .chain(machine)
-        .filter(|(program, _)| place::find(program).is_none())
+        .filter(|(program, _)| paths::find(program).is_none())
         .flat_map(|(_, packages)| *packages)
         .copied()
         .collect();
     if !has_go {
         packages.extend(
             GO.iter()
-                .filter(|(program, ..)| place::find(program).is_none())
+                .filter(|(program, ..)| paths::find(program).is_none())
                 .filter_map(|(_, _, package)| *package)
                 // Debian's package has another name than the program's own project.
-                .filter(|package| place::find(package).is_none()),
+                .filter(|package| paths::find(package).is_none()),
         );
     }
     if !has_pip() {
@@ -245,11 +245,11 @@ fn apt(mut packages: Vec<&str>) -> Result<()> {
 }
 
 fn go(is_wanted: &dyn Fn(&str) -> bool) -> Result<()> {
-    let Some(go) = place::find("go") else {
+    let Some(go) = paths::find("go") else {
         say!("  no Go here: Debian's docker-registry and containerd stand in, without crane");
         return Ok(());
     };
-    let bin = place::go_bin().context("neither GOBIN nor HOME is set")?;
+    let bin = paths::go_bin().context("neither GOBIN nor HOME is set")?;
     for (_, package, _) in GO.iter().filter(|(program, package, _)| {
         is_wanted(program) && !is_of(&go, &bin.join(program), package)
     }) {
@@ -299,7 +299,7 @@ fn rust(target: &str) -> Result<()> {
     say!("  rustup target add {target}");
     exec::output(
         Command::new("rustup")
-            .current_dir(place::root())
+            .current_dir(paths::root())
             .args(["target", "add", target]),
     )?;
     Ok(())
@@ -310,7 +310,7 @@ fn rust(target: &str) -> Result<()> {
     reason = "a build artifact, which the next run makes again after a crash"
 )]
 fn deny() -> Result<()> {
-    let tools = place::tools();
+    let tools = paths::tools();
     let program = tools.join("cargo-deny");
     if program.exists() || version_of("cargo-deny").is_some_and(|it| it.contains(DENY_VERSION)) {
         return Ok(());
@@ -352,7 +352,7 @@ fn deny() -> Result<()> {
 
 /// Creates a Python environment with the pinned packages.
 fn python((name, pinned): Pinned) -> Result<()> {
-    let place = place::tools().join(name);
+    let place = paths::tools().join(name);
     // The file `installed` is written last, so that an interrupted installation is repeated.
     let done = place.join("installed");
     if fs::read_to_string(&done).is_ok_and(|it| it == pinned) {
@@ -379,7 +379,7 @@ fn python((name, pinned): Pinned) -> Result<()> {
 }
 
 fn version_of(program: &str) -> Option<String> {
-    exec::text(Command::new(place::find(program)?).arg("--version")).ok()
+    exec::text(Command::new(paths::find(program)?).arg("--version")).ok()
 }
 
 fn has_pip() -> bool {
@@ -392,7 +392,7 @@ pub(crate) fn missing_for_machine(qemu: &str) -> Vec<&'static str> {
         .iter()
         .map(|(program, _)| *program)
         .filter(|program| !program.starts_with("qemu-") || *program == qemu)
-        .filter(|program| place::find(program).is_none())
+        .filter(|program| paths::find(program).is_none())
         .collect()
 }
 

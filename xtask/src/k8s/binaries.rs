@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::{exec, place};
+use crate::{exec, paths};
 
 /// Version of Kubernetes. The minor version is that of the Kubernetes schemas in `cargo xtask
 /// test`.
@@ -45,7 +45,7 @@ impl Binaries {
     /// A program is missing and cannot be built here.
     pub(super) fn prepare() -> Result<Self> {
         let installed = |name: &str| {
-            let found = place::find(name);
+            let found = paths::find(name);
             found.with_context(|| {
                 format!("no {name}, which `cargo xtask k8s` installs as root on a Debian")
             })
@@ -54,8 +54,8 @@ impl Binaries {
         let helm = installed("helm")?;
         let setpriv = installed("setpriv")?;
         Ok(Self {
-            kubernetes: kept(&format!("kubernetes-{VERSION}"), kubernetes)?,
-            kwok: kept(&format!("kwok-{KWOK}"), kwok)?,
+            kubernetes: build_once(&format!("kubernetes-{VERSION}"), kubernetes)?,
+            kwok: build_once(&format!("kwok-{KWOK}"), kwok)?,
             etcd,
             helm,
             setpriv,
@@ -84,15 +84,15 @@ impl Binaries {
     clippy::disallowed_methods,
     reason = "a build artifact, which the next run makes again after a crash"
 )]
-fn kept(name: &str, build: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
-    let folder = place::tools().join(name);
-    fs::create_dir_all(place::tools())?;
+fn build_once(name: &str, build: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
+    let folder = paths::tools().join(name);
+    fs::create_dir_all(paths::tools())?;
     // The lock prevents two calls from building into the same folder. The lock is released when the
     // file is closed.
-    let lock = fs::File::create(place::tools().join(format!("{name}.lock")))?;
+    let lock = fs::File::create(paths::tools().join(format!("{name}.lock")))?;
     lock.lock()?;
     if !folder.exists() {
-        let new = place::tools().join(format!("{name}.new"));
+        let new = paths::tools().join(format!("{name}.new"));
         if new.exists() {
             fs::remove_dir_all(&new)?;
         }
@@ -181,7 +181,7 @@ fn kwok(into: &Path) -> Result<()> {
 
 /// A `go` command that builds static programs and downloads no other toolchain.
 fn go(folder: &Path) -> Result<Command> {
-    let go = place::find("go").context("no Go, at least 1.24, to build Kubernetes with")?;
+    let go = paths::find("go").context("no Go, at least 1.24, to build Kubernetes with")?;
     let mut command = Command::new(go);
     command
         .current_dir(folder)

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use super::{binaries::Binaries, client::Client, server::Server, settings::Settings};
-use crate::place;
+use crate::paths;
 
 const NODES: &str = include_str!("nodes.yaml");
 
@@ -116,7 +116,7 @@ impl Cluster {
 
 /// Creates a folder for one run, and deletes the folders of killed runs.
 fn scratch() -> Result<tempfile::TempDir> {
-    let folder = place::target().join("k8s");
+    let folder = paths::target().join("k8s");
     fs::create_dir_all(&folder)?;
     for entry in fs::read_dir(&folder)? {
         let entry = entry?;

@@ -14,7 +14,7 @@ use super::{
     steps::Steps,
     strict::{self, PRIVILEGED},
 };
-use crate::place;
+use crate::paths;
 
 /// Label that DPF gives to the pods of a service.
 const SERVICE: &str = "svc.dpu.nvidia.com/service";
@@ -27,7 +27,7 @@ pub(super) const NAMESPACE: &str = "dpf-operator-system";
 /// # Errors
 /// The API server refuses a definition.
 pub(super) fn define(cluster: &Cluster) -> Result<()> {
-    for file in place::files(&place::root().join("bluefield/schemas"), "json")? {
+    for file in paths::files(&paths::root().join("bluefield/schemas"), "json")? {
         let schemas: Value = serde_json::from_slice(&fs::read(&file)?)?;
         cluster.client.apply(&crds::of(&schemas)?.to_string())?;
     }
@@ -44,19 +44,19 @@ pub(super) fn define(cluster: &Cluster) -> Result<()> {
 /// # Errors
 /// A step fails that later steps need. The step is counted as failed.
 pub(super) fn samples(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
-    let folder = place::root().join("bluefield/dpf");
-    for file in place::files(&folder, "yaml")? {
+    let folder = paths::root().join("bluefield/dpf");
+    for file in paths::files(&folder, "yaml")? {
         let stem = file.file_stem().unwrap_or_default().to_string_lossy();
         let text = fs::read_to_string(&file)?;
         steps.note(&format!("{stem} is served"), cluster.client.apply(&text))?;
         let wrong = text.replacen("\nspec:\n", "\nspec:\n  unheardOf: 1\n", 1);
-        let outcome = strict::taken(&cluster.client, NAMESPACE, &wrong);
+        let outcome = strict::check_accepted(&cluster.client, NAMESPACE, &wrong);
         let what = format!("{stem} with an unknown key is refused");
         steps.note(&what, refused(outcome, "unheardOf"))?;
     }
     let text = fs::read_to_string(folder.join("dpuservice.yaml"))?;
     let wrong = text.replacen("serviceType: NodePort", "serviceType: Everywhere", 1);
-    let outcome = strict::taken(&cluster.client, NAMESPACE, &wrong);
+    let outcome = strict::check_accepted(&cluster.client, NAMESPACE, &wrong);
     steps.note("a wrong value is refused", refused(outcome, "serviceType"))?;
     contract(cluster, steps)?;
     let kinds =
@@ -80,7 +80,7 @@ fn contract(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     values["exposedPorts"] = json!({"ports": ports, "labels": by});
     values["serviceDaemonSet"] = spec["serviceDaemonSet"].clone();
     values["serviceDaemonSet"]["labels"][SERVICE] = spec["serviceID"].clone();
-    let chart = place::root().join("bluefield/chart");
+    let chart = paths::root().join("bluefield/chart");
     let it = Release::new(cluster, "of-dpf", PRIVILEGED, &chart)?;
     let installed = it.upgrade(&values.to_string(), &[]);
     steps.note("the chart takes what DPF hands over", installed)?;

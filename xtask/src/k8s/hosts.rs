@@ -10,28 +10,28 @@ use super::{
     binaries::Binaries,
     cluster::Cluster,
     lifecycle::holds,
-    played::{self, Played},
+    pod_process::{self, PodProcess},
     release::{Release, node},
     steps::Steps,
     strict::PRIVILEGED,
 };
-use crate::place;
+use crate::paths;
 
 /// Label of a DPU node with the name of its host.
-const PAIR: &str = "provisioning.dpu.nvidia.com/host";
+const HOST_LABEL: &str = "provisioning.dpu.nvidia.com/host";
 
 /// Folder of the host's containerd configuration in the container.
 const RUNTIME: &str = "host/etc/containerd";
 /// A containerd configuration that the administrator of a host has written.
-const OWN: &str = "# of this site\nversion = 3\n\n[debug]\n  level = \"info\"\n";
+const ADMIN_CONFIG: &str = "# of this site\nversion = 3\n\n[debug]\n  level = \"info\"\n";
 
 /// Checks that the chart finds the pairs of host and DPU, follows changes, and undoes its setup.
 ///
 /// # Errors
 /// A step fails that later steps need. The step is counted as failed.
 pub(super) fn paired(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
-    let folder = place::root().join("bluefield/chart-host");
-    let unpair = format!("{PAIR}-");
+    let folder = paths::root().join("bluefield/chart-host");
+    let unpair = format!("{HOST_LABEL}-");
     cluster
         .client
         .kubectl(["label", "node", "dpu-3", &unpair])?;
@@ -57,7 +57,7 @@ pub(super) fn paired(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     steps.note("without a pair it is ready", it.upgrade(nobody, &[]))?;
     steps.note("and on no host", it.runs_on(&[]))?;
 
-    let pair = format!("{PAIR}=host-3");
+    let pair = format!("{HOST_LABEL}=host-3");
     cluster.client.kubectl(["label", "node", "dpu-3", &pair])?;
     steps.note("upgrade", it.upgrade(discover, &[]))?;
     let all = ["host-1", "host-2", "host-3"];
@@ -87,7 +87,7 @@ pub(super) fn carried_out(
     daemon: &Path,
     steps: &mut Steps<'_>,
 ) -> Result<()> {
-    let folder = place::root().join("bluefield/chart-host");
+    let folder = paths::root().join("bluefield/chart-host");
     let it = Release::new(cluster, "pierhead-host", PRIVILEGED, &folder)?;
     steps.note("install", it.upgrade("discover: {enabled: true}\n", &[]))?;
     it.runs_on(&["host-1", "host-2", "host-3"])?;
@@ -96,13 +96,13 @@ pub(super) fn carried_out(
     let root = cluster.folder().join("host-1");
     let runtime = root.join(RUNTIME);
     fs::create_dir_all(&runtime)?;
-    fs::write(runtime.join("config.toml"), OWN)?;
-    let before = played::files(&root.join("host"))?;
+    fs::write(runtime.join("config.toml"), ADMIN_CONFIG)?;
+    let before = pod_process::files(&root.join("host"))?;
     let pod = pod.context("no pod on host-1")?;
-    let mut played = Played::start(cluster, binaries, daemon, pod, &root)?;
+    let mut process = PodProcess::start(cluster, binaries, daemon, pod, &root)?;
     let written = cluster.until("hosts.toml", || {
-        played.look()?;
-        let files = played::files(&runtime)?;
+        process.look()?;
+        let files = pod_process::files(&runtime)?;
         let (_, content) = files
             .iter()
             .find(|(path, _)| path.ends_with("certs.d/_default/hosts.toml"))
@@ -113,8 +113,8 @@ pub(super) fn carried_out(
     });
     steps.note("containerd of host-1 is sent to dpu-1", written)?;
     steps.note("uninstall leaves nothing", it.uninstall())?;
-    steps.note("its end", played.end())?;
-    let after = played::files(&root.join("host"))?;
+    steps.note("its end", process.end())?;
+    let after = pod_process::files(&root.join("host"))?;
     let left: Vec<_> = after
         .keys()
         .filter(|it| !before.contains_key(*it))

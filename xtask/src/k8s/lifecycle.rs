@@ -10,7 +10,7 @@ use super::{
     steps::Steps,
     strict::{PRIVILEGED, RESTRICTED},
 };
-use crate::place;
+use crate::paths;
 
 /// Values that select all DPUs by DPF's label, including the tainted one.
 const ON_DPUS: &str = "\
@@ -23,7 +23,7 @@ const DPUS: &[&str] = &["dpu-1", "dpu-2", "dpu-3"];
 const DISKS: &str = include_str!("disks.yaml");
 
 fn chart<'a>(cluster: &'a Cluster, name: &'a str, namespace: &'a str) -> Result<Release<'a>> {
-    let folder = place::root().join("bluefield/chart");
+    let folder = paths::root().join("bluefield/chart");
     Release::new(cluster, name, namespace, &folder)
 }
 
@@ -78,7 +78,7 @@ pub(super) fn restricted(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()>
 /// # Errors
 /// As [`restricted`].
 pub(super) fn everything(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
-    let folder = place::root().join("bluefield/chart/ci");
+    let folder = paths::root().join("bluefield/chart/ci");
     let files = [
         "access-tls",
         "network-service",

@@ -11,7 +11,7 @@ mod crds;
 mod dpf;
 mod hosts;
 mod lifecycle;
-mod played;
+mod pod_process;
 mod release;
 mod server;
 mod settings;

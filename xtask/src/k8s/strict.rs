@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use anyhow::{Result, bail};
 
 use super::client::Client;
-use crate::{check::test_count::TestCount, place};
+use crate::{check::test_count::TestCount, paths};
 
 /// Namespace that enforces the restricted Pod Security Standard: its pods use nothing of their
 /// node. A warning about a pod is a failure.
@@ -35,15 +35,18 @@ metadata:
 /// A file cannot be read. An object that the API server refuses is a failed test.
 pub(super) fn run(client: &Client, manifests: &Path, count: &mut TestCount) -> Result<()> {
     let mut restricted = 0;
-    for file in place::files(manifests, "yaml")? {
+    for file in paths::files(manifests, "yaml")? {
         let text = fs::read_to_string(&file)?;
         let uses_node = text.contains("hostPath:") || text.contains("hostNetwork: true");
         let namespace = if uses_node { PRIVILEGED } else { RESTRICTED };
         restricted += u32::from(!uses_node);
         let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-        count.note(&format!("strict::{stem}"), taken(client, namespace, &text));
+        count.note(
+            &format!("strict::{stem}"),
+            check_accepted(client, namespace, &text),
+        );
         if uses_node && text.contains("kind: DaemonSet") {
-            let refused = match taken(client, RESTRICTED, &text) {
+            let refused = match check_accepted(client, RESTRICTED, &text) {
                 Ok(()) => Err(anyhow::anyhow!("it would do in a restricted namespace")),
                 Err(_) => Ok(()),
             };
@@ -57,7 +60,7 @@ pub(super) fn run(client: &Client, manifests: &Path, count: &mut TestCount) -> R
 }
 
 /// Checks that the API server would accept all objects of `text` without a warning.
-pub(super) fn taken(client: &Client, namespace: &str, text: &str) -> Result<()> {
+pub(super) fn check_accepted(client: &Client, namespace: &str, text: &str) -> Result<()> {
     let words = [
         "apply",
         "--server-side",

@@ -31,7 +31,7 @@ pub(super) const RECIPE: Recipe = Recipe {
         "crc32c_generic",
         "ext4",
     ],
-    telling: "nd_pmem",
+    known_module: "nd_pmem",
 };
 
 /// Size in bytes of the disk without DAX.

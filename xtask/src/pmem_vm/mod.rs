@@ -25,7 +25,7 @@ use crate::{
     },
     exec,
     guest::{ConsoleOutput, Image, quote},
-    install, place,
+    install, paths,
 };
 use machine::Machine;
 
@@ -33,9 +33,9 @@ use machine::Machine;
 const PACKAGE: &str = "pierhead-pmem";
 /// Tests of other packages that run in the guest: the fast tier on persistent memory, and the
 /// daemon with such a tier.
-const ALSO: [(&str, &str); 2] = [
+const OTHER_TESTS: [(&str, &str); 2] = [
     ("pierhead-cache", "region"),
-    (suite::STAGED.0, suite::STAGED.1),
+    (suite::THREE_BOOT_TEST.0, suite::THREE_BOOT_TEST.1),
 ];
 
 /// Folder of the machine's files, below xtask's folder for virtual machines.
@@ -89,7 +89,7 @@ impl Default for Options {
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if options.command.is_empty() {
         let mut programs = programs::build_of(&[PACKAGE])?;
-        for (package, test) in ALSO {
+        for (package, test) in OTHER_TESTS {
             programs.extend(programs::build_one(package, test)?);
         }
         let daemon = daemon()?;
@@ -125,13 +125,13 @@ fn daemon() -> Result<PathBuf> {
     }
     let mut build = exec::cargo();
     exec::output(build.args(["build", "--package", "pierhead"]))?;
-    Ok(place::target().join("debug/pierhead"))
+    Ok(paths::target().join("debug/pierhead"))
 }
 
 /// Path of the example program that writes values and verifies them after a kill.
 fn survivor() -> Result<PathBuf> {
     exec::output(exec::cargo().args(["build", "--package", PACKAGE, "--example", "survivor"]))?;
-    Ok(place::target().join("debug/examples/survivor"))
+    Ok(paths::target().join("debug/examples/survivor"))
 }
 
 /// Runs the suite with the test programs of `programs` that belong in the guest. `survivor` is the
@@ -149,15 +149,15 @@ fn suite(
     daemon: &Path,
     survivor: &Path,
 ) -> Result<TestCount> {
-    let also = |it: &Program| {
-        let mut also = ALSO.iter();
-        also.any(|(package, test)| it.name == format!("{package}::{test}"))
+    let is_other = |it: &Program| {
+        let mut others = OTHER_TESTS.iter();
+        others.any(|(package, test)| it.name == format!("{package}::{test}"))
     };
     let wanted: Vec<_> = programs
         .iter()
-        .filter(|it| it.package == PACKAGE || also(it))
+        .filter(|it| it.package == PACKAGE || is_other(it))
         .collect();
-    for (package, _) in ALSO.into_iter().chain([(PACKAGE, "")]) {
+    for (package, _) in OTHER_TESTS.into_iter().chain([(PACKAGE, "")]) {
         if !wanted.iter().any(|it| it.package == package) {
             bail!("there is no test program of {package}");
         }
@@ -172,7 +172,7 @@ fn machine(options: &Options) -> Result<(Machine, tempfile::TempDir)> {
     let image = prepare()?;
     let scratch = tempfile::Builder::new()
         .prefix("run-")
-        .tempdir_in(place::virtual_machine(FOLDER)?)?;
+        .tempdir_in(paths::virtual_machine(FOLDER)?)?;
     let nvdimm = match &options.keep {
         Some(path) => std::path::absolute(path)?,
         None => scratch.path().join("nvdimm"),
@@ -181,7 +181,7 @@ fn machine(options: &Options) -> Result<(Machine, tempfile::TempDir)> {
         image,
         kvm: options.kvm,
         limit: Duration::from_secs(options.limit),
-        share: place::target(),
+        share: paths::target(),
         logs: scratch.path().to_owned(),
         disk: scratch.path().join("disk"),
         nvdimm,
@@ -203,5 +203,5 @@ fn prepare() -> Result<Image> {
     if !missing.is_empty() {
         bail!("no {}: `cargo xtask install` brings it", missing.join(", "));
     }
-    Image::prepare(&place::virtual_machine(FOLDER)?, &machine::RECIPE)
+    Image::prepare(&paths::virtual_machine(FOLDER)?, &machine::RECIPE)
 }

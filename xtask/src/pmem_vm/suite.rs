@@ -9,8 +9,8 @@ use super::machine::Machine;
 use crate::{
     check::{programs::Program, test_count::TestCount},
     console::say,
-    guest::{ConsoleOutput, Ended, quote},
-    place,
+    guest::{BootResult, ConsoleOutput, quote},
+    paths,
 };
 
 /// Names of the values that the example program writes: in the complete first boot, and in the
@@ -21,7 +21,7 @@ const CUT: &str = "2";
 
 /// Filters of tests that do not run in the guest. The tests of the log and of its fuzz target use
 /// the simulated medium, never the NVDIMM, and take minutes under emulation.
-const NOT_HERE: &[&str] = &["log::", "fuzzing::"];
+const NOT_IN_GUEST: &[&str] = &["log::", "fuzzing::"];
 
 /// Filters of tests that do not run without KVM. Emulated flush instructions access no memory, so a
 /// flush of an unmapped page faults only on a real CPU.
@@ -31,7 +31,7 @@ const NOT_EMULATED: &[&str] = &[
 ];
 
 /// The daemon's test that runs in all three boots: its package, test program and name.
-pub(super) const STAGED: (&str, &str, &str) = (
+pub(super) const THREE_BOOT_TEST: (&str, &str, &str) = (
     "pierhead-tests",
     "e2e",
     "tier::power_loss::over_three_boots",
@@ -39,7 +39,7 @@ pub(super) const STAGED: (&str, &str, &str) = (
 
 /// Folders of the daemon's test: the first folder has the region file of the tier, the second
 /// folder the daemon's data.
-const STAGED_AT: [&str; 2] = ["/mnt/pmem/staged", "/mnt/disk/staged"];
+const THREE_BOOT_FOLDERS: [&str; 2] = ["/mnt/pmem/staged", "/mnt/disk/staged"];
 
 /// Lines that mark the beginning and end of a job in the output of the guest.
 const BEGIN: &str = "pmem-vm: begin";
@@ -57,11 +57,11 @@ struct Job {
 impl Job {
     /// The daemon's test in boot number `boot`. `last` is the last output of the test in the second
     /// boot.
-    fn staged(program: &Program, daemon: &Path, boot: u8, last: &str) -> Self {
+    fn three_boot_test(program: &Program, daemon: &Path, boot: u8, last: &str) -> Self {
         let word = |path: &Path| quote(&path.display().to_string());
         let (path, daemon) = (word(&program.path), word(daemon));
-        let (folder, scratch) = (word(&program.folder), word(&place::target().join("e2e")));
-        let (test, [fast, disk]) = (STAGED.2, STAGED_AT);
+        let (folder, scratch) = (word(&program.folder), word(&paths::target().join("e2e")));
+        let (test, [fast, disk]) = (THREE_BOOT_TEST.2, THREE_BOOT_FOLDERS);
         let anew = if boot == 1 {
             format!("rm -rf {fast} {disk} && mkdir {fast} {disk} && ")
         } else {
@@ -91,7 +91,7 @@ impl Job {
     fn program(program: &Program, kvm: bool) -> Self {
         let folder = quote(&program.folder.display().to_string());
         let emulated: &[&str] = if kvm { &[] } else { NOT_EMULATED };
-        let skip: String = [NOT_HERE, emulated]
+        let skip: String = [NOT_IN_GUEST, emulated]
             .concat()
             .iter()
             .map(|name| format!(" --skip {name}"))
@@ -119,11 +119,11 @@ pub(super) fn run(
     (survivor, daemon): (&Path, &Path),
     cut: u64,
 ) -> Result<TestCount> {
-    let of_daemon = |it: &&&Program| it.package == STAGED.0;
+    let of_daemon = |it: &&&Program| it.package == THREE_BOOT_TEST.0;
     let Some(staged) = programs.iter().find(of_daemon) else {
         bail!("there is no test of the daemon");
     };
-    let staged = |boot, last: &str| Job::staged(staged, daemon, boot, last);
+    let staged = |boot, last: &str| Job::three_boot_test(staged, daemon, boot, last);
     let survivor = |what: &str| Job::survivor(survivor, what);
     let whole = || survivor(&format!("check /mnt/pmem {WHOLE} {}", WHOLE_STEPS - 1));
     let mut sum = TestCount::default();
@@ -142,7 +142,7 @@ pub(super) fn run(
     let mut write = survivor(&format!("write /mnt/pmem {CUT}"));
     // The daemon and `survivor` are running when the machine is killed. If the daemon's test ends
     // before its first pull, the third boot reports this error.
-    let pulling = format!("{}/pulling", STAGED_AT[0]);
+    let pulling = format!("{}/pulling", THREE_BOOT_FOLDERS[0]);
     write.command = format!(
         "({} || touch {pulling}) & until [ -e {pulling} ]; do sleep 0.1; done; {}",
         staged(2, "").command,
@@ -172,7 +172,7 @@ fn to_the_end(machine: &Machine, name: &str, jobs: &[Job]) -> Result<TestCount> 
     while let ConsoleOutput::Line(line) = boot.listen()? {
         tally.line(&line);
     }
-    let Ended { ready, took, .. } = boot.end()?;
+    let BootResult { ready, took, .. } = boot.end()?;
     say!(
         "  {name} boot: ready after {ready} s of its clock, off after {:.1} s",
         took.as_secs_f64()

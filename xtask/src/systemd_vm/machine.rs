@@ -33,7 +33,7 @@ pub(super) const RECIPE: Recipe = Recipe {
         "crc32c_generic",
         "ext4",
     ],
-    telling: "virtio_net",
+    known_module: "virtio_net",
 };
 
 /// Size in bytes of the disk for pierhead's data.

@@ -20,7 +20,7 @@ use crate::{
     check::programs,
     dist,
     guest::{Image, Peer, quote},
-    install, place,
+    install, paths,
 };
 use machine::Machine;
 
@@ -56,7 +56,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         None => {
             install::for_dist(false)?;
             let program = programs::build_daemon()?;
-            dist::trial(&[&program], &place::dist_trial())?;
+            dist::trial(&[&program], &paths::dist_trial())?;
             trial_package()?
         }
     };
@@ -71,7 +71,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     suite::install(&mut guest, &package)?;
     let words: Vec<_> = options.command.iter().map(|word| quote(word)).collect();
     let status = guest.shell(&words.join(" "), print)?;
-    guest.off(suite::OFF)?;
+    guest.off(suite::POWER_OFF)?;
     // An exit status of a shell is a byte.
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
 }
@@ -87,8 +87,8 @@ fn missing() -> Vec<&'static str> {
 
 /// The Debian package for this machine's architecture, which [`dist::trial`] built.
 fn trial_package() -> Result<PathBuf> {
-    let arch = dist::Arch::here().context("no package is made for this machine")?;
-    let packages = place::files(&place::dist_trial(), "deb")?;
+    let arch = dist::Arch::of_this_machine().context("no package is made for this machine")?;
+    let packages = paths::files(&paths::dist_trial(), "deb")?;
     packages
         .into_iter()
         .find(|path| path.to_string_lossy().contains(arch.name()))
@@ -105,7 +105,7 @@ fn machine(kvm: bool, limit: Duration) -> Result<(Machine, tempfile::TempDir)> {
     if !missing.is_empty() {
         bail!("no {}: `cargo xtask install` brings it", missing.join(", "));
     }
-    let folder = place::virtual_machine(FOLDER)?;
+    let folder = paths::virtual_machine(FOLDER)?;
     let image = Image::prepare(&folder, &machine::RECIPE)?;
     let scratch = tempfile::Builder::new().prefix("run-").tempdir_in(folder)?;
     let machine = Machine {

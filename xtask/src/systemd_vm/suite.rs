@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Shell command that ends the machine.
-pub(super) const OFF: &str = "finish 0";
+pub(super) const POWER_OFF: &str = "finish 0";
 
 const FOLDER: &str = "/var/lib/pierhead";
 const CONFIGURATION: &str = "/etc/pierhead/pierhead.toml";
@@ -247,7 +247,7 @@ pub(super) fn run(machine: &Machine, package: &Path, peer: &Path) -> Result<Test
             guest.output("journalctl --quiet --no-pager --lines=40")?.1
         );
     }
-    let ended = guest.off(OFF)?;
+    let ended = guest.off(POWER_OFF)?;
     println!("  off after {:.1} s", ended.took.as_secs_f64());
     Ok(checks)
 }

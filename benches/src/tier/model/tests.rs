@@ -27,7 +27,7 @@ impl Clock for Arc<FakeClock> {
     }
 }
 
-const SLOW: DeviceModel = DeviceModel {
+const SLOW_DEVICE: DeviceModel = DeviceModel {
     read: 1_000_000_000,
     write: 100_000_000,
     access: Duration::from_millis(10),
@@ -50,7 +50,7 @@ fn passed(clock: &Arc<FakeClock>) -> Duration {
 
 #[test]
 fn reads_and_writes_take_the_time_of_their_rates() {
-    let (clock, pacer) = pacer(SLOW, Duration::ZERO);
+    let (clock, pacer) = pacer(SLOW_DEVICE, Duration::ZERO);
     pacer.read(0, 500_000_000);
     assert_eq!(passed(&clock), Duration::from_millis(510));
     pacer.write(500_000_000, 50_000_000);
@@ -73,7 +73,7 @@ fn small_accesses_share_a_sleep() {
 
 #[test]
 fn a_sleep_that_ends_late_is_credited() {
-    let (clock, pacer) = pacer(SLOW, Duration::from_micros(300));
+    let (clock, pacer) = pacer(SLOW_DEVICE, Duration::from_micros(300));
     for n in 0..1000 {
         pacer.write(n * 200_000, 200_000);
     }
@@ -83,7 +83,7 @@ fn a_sleep_that_ends_late_is_credited() {
 
 #[test]
 fn idle_time_is_not_credited() {
-    let (clock, pacer) = pacer(SLOW, Duration::ZERO);
+    let (clock, pacer) = pacer(SLOW_DEVICE, Duration::ZERO);
     clock.sleep(Duration::from_secs(100));
     let before = passed(&clock);
     pacer.write(0, 100_000_000);
@@ -96,7 +96,7 @@ fn only_a_non_sequential_access_is_a_seek() {
         let model = DeviceModel {
             read: u64::MAX,
             write: u64::MAX,
-            ..SLOW
+            ..SLOW_DEVICE
         };
         let (clock, pacer) = pacer(model, Duration::ZERO);
         for offset in offsets {
@@ -115,7 +115,7 @@ fn only_a_non_sequential_access_is_a_seek() {
 
 #[test]
 fn a_fence_costs_time_only_after_a_flush() {
-    let (clock, pacer) = pacer(SLOW, Duration::ZERO);
+    let (clock, pacer) = pacer(SLOW_DEVICE, Duration::ZERO);
     pacer.fence();
     assert_eq!(passed(&clock), Duration::ZERO);
     pacer.flush();
@@ -131,9 +131,9 @@ fn the_bytes_equal_those_of_the_medium_below() {
         path: folder.path().join("r"),
         size: 4096,
     };
-    let (clock, _) = pacer(SLOW, Duration::ZERO);
+    let (clock, _) = pacer(SLOW_DEVICE, Duration::ZERO);
     let region = pierhead_pmem::Region::open(&config).expect("a region");
-    let slow = ModelledMedium::with_clock(region, SLOW, Arc::clone(&clock));
+    let slow = ModelledMedium::with_clock(region, SLOW_DEVICE, Arc::clone(&clock));
     slow.write(1, b"abc").expect("in range");
     slow.store(8, 7).expect("aligned");
     slow.flush(0, 16).expect("in range");
@@ -154,7 +154,7 @@ proptest! {
     /// [`MIN_SLEEP`].
     #[test]
     fn the_time_is_the_sum_of_the_costs(accesses in proptest::collection::vec((any::<bool>(), 0_u64..1_000_000), 1..200)) {
-        let model = DeviceModel { access: Duration::ZERO, ..SLOW };
+        let model = DeviceModel { access: Duration::ZERO, ..SLOW_DEVICE };
         let (clock, pacer) = pacer(model, Duration::ZERO);
         let mut wanted = Duration::ZERO;
         for (read, len) in accesses {
@@ -175,8 +175,8 @@ proptest! {
 fn the_model_is_as_durable_as_the_medium_below() {
     use pierhead_pmem::shadow::ShadowMedium;
     for (flushes, fences) in [(true, true), (true, false), (false, true)] {
-        let (clock, _) = pacer(SLOW, Duration::ZERO);
-        let medium = ModelledMedium::with_clock(ShadowMedium::new(4096), SLOW, clock);
+        let (clock, _) = pacer(SLOW_DEVICE, Duration::ZERO);
+        let medium = ModelledMedium::with_clock(ShadowMedium::new(4096), SLOW_DEVICE, clock);
         medium.write(100, b"here").expect("in range");
         if flushes {
             medium.flush(100, 4).expect("in range");

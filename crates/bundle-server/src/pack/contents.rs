@@ -70,7 +70,7 @@ impl Contents {
     /// Decodes a frame, or takes it from the cache. If the frame is damaged, removes it from its
     /// pack.
     fn decoded(&self, location: &RecordLocation) -> Result<Arc<Decoded>, Error> {
-        if let Some(found) = self.recent().get(location) {
+        if let Some(found) = self.lock_recent().get(location) {
             return Ok(found);
         }
         let frame = self.packs.frame(location)?;
@@ -80,11 +80,11 @@ impl Contents {
         let mut bytes = Vec::new();
         decode(head.coding, &payload, len, &mut bytes)?;
         let decoded = Arc::new(Decoded { frame, bytes });
-        self.recent().put(*location, decoded.clone());
+        self.lock_recent().put(*location, decoded.clone());
         Ok(decoded)
     }
 
-    fn recent(&self) -> MutexGuard<'_, RecentContents> {
+    fn lock_recent(&self) -> MutexGuard<'_, RecentContents> {
         self.recent.lock()
     }
 

@@ -15,12 +15,13 @@ pub const MAX_MEMBERS: usize = 8192;
 pub(crate) const RANGE_SIZE: usize = 4 << 20;
 
 /// Bit in the number of a fast pack, whose frames are compressed at a low level. Background work
-/// makes optimized frames from them, and then deletes the fast pack as a whole.
-pub(super) const FAST: u32 = 1 << 31;
+/// compresses these frames again at a high level (optimization) into another pack, and then deletes
+/// the fast pack as a whole.
+pub(super) const FAST_BIT: u32 = 1 << 31;
 
 /// Whether the pack with this number is fast: its frames wait for optimization.
 pub const fn is_fast(pack: u32) -> bool {
-    pack & FAST != 0
+    pack & FAST_BIT != 0
 }
 
 /// A range of a file content.

@@ -72,7 +72,7 @@ impl PackItem {
 
     /// Creates the item for a content that few clients need, such as a skeleton (a tar without its
     /// files). Such a content never shares a frame.
-    pub const fn apart(content: FileDigest, size: u64) -> Self {
+    pub const fn in_own_frame(content: FileDigest, size: u64) -> Self {
         Self {
             content,
             size,

@@ -17,7 +17,7 @@ use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
 
 use super::disk::{Disk, DiskChange};
 use super::file::{PackFile, index_path, missing, on_disk, pack_path};
-use super::frame::FAST;
+use super::frame::FAST_BIT;
 use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC};
 use super::writer::{Open, Writer};
 use super::{ContentRange, PackedFrame, is_fast, recovery};
@@ -371,11 +371,11 @@ impl Packs {
             state.next
         };
         self.make_room(2 * on_disk(HEADER as u64))?;
-        let number = next | if fast { FAST } else { 0 };
+        let number = next | if fast { FAST_BIT } else { 0 };
         let failed = |error| Error::io(format!("make pack {number:08x}"), error);
         // The highest numbers are reserved: plan files use them to mark records outside packs.
         let next = Some(next + 1)
-            .filter(|next| *next < FAST - 2)
+            .filter(|next| *next < FAST_BIT - 2)
             .ok_or_else(|| failed(io::ErrorKind::StorageFull.into()))?;
         // The next number is stored before the pack is created, so that no two packs ever get the
         // same number.
@@ -599,7 +599,7 @@ fn next_bytes(next: u32) -> [u8; 8] {
 /// and the image database may name locations in deleted packs, so no two packs may ever have the
 /// same number.
 fn first_free(folder: &Path, numbers: &[u32]) -> u32 {
-    let counts = numbers.iter().map(|number| number & !FAST);
+    let counts = numbers.iter().map(|number| number & !FAST_BIT);
     let above = counts.max().map_or(0, |last| last.saturating_add(1));
     let read = fs::read(next_path(folder)).ok().and_then(|bytes| {
         let next = u32::from_le_bytes(*bytes.first_chunk()?);

@@ -13,7 +13,7 @@ use super::file::{index_path, on_disk, pack_path};
 use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC, Record};
 
 /// A pack after recovery: its open files, its records, and when it was last used.
-pub(super) struct Found {
+pub(super) struct RecoveredPack {
     pub(super) number: u32,
     pub(super) files: (File, File),
     pub(super) records: Vec<Record>,
@@ -50,7 +50,7 @@ pub(super) fn unopened_bytes(folder: &Path, number: u32) -> u64 {
 
 /// Opens a pack, and cuts off incomplete records. Deletes both files and returns `None` when no
 /// record is intact. When a file cannot be opened, changes nothing and returns `None`.
-pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option<Found>> {
+pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option<RecoveredPack>> {
     let paths = (pack_path(folder, number), index_path(folder, number));
     let opened = existing(&paths.0).and_then(|data| Ok((data, existing(&paths.1)?)));
     let files = match opened {
@@ -93,7 +93,7 @@ pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option
         stat.st_mtime,
         i64::try_from(stat.st_mtime_nsec).unwrap_or(0),
     );
-    Ok(Some(Found {
+    Ok(Some(RecoveredPack {
         number,
         files,
         records,

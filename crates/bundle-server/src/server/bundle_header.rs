@@ -66,7 +66,7 @@ pub(super) fn header(
             digest: Sha256::digest(want.bytes()).into(),
             len: u32::try_from(want.bytes().len())
                 .map_err(|_| Error::Image("its TOC is too long".into()))?,
-            coded: image_toc::encode(want, against, level)?,
+            coded: image_toc::compress(want, against, level)?,
         },
         frames: Frames::encode(frames, &sizes)?,
         records,
@@ -83,22 +83,23 @@ pub(super) fn needed(want: &ImageToc, base_images: &[LoadedBase], layers: bool) 
     let mut needed: Vec<_> = (0..all.len()).map(is_wanted).collect();
     for base in base_images {
         let Some(toc) = &base.toc else { continue };
-        let (theirs, most) = (toc.contents(), base.contents());
+        let (base_contents, most) = (toc.contents(), base.contents());
         let by_digest = toc.by_digest();
-        let mut base_image = by_digest.iter().filter(|number| *number < most).peekable();
+        let mut base_numbers = by_digest.iter().filter(|number| *number < most).peekable();
         for number in want.by_digest().iter() {
             let Some(content) = all.content(number) else {
                 continue;
             };
-            while base_image
+            while base_numbers
                 .peek()
-                .and_then(|number| theirs.content(*number))
-                .is_some_and(|base_image| base_image < content)
+                .and_then(|number| base_contents.content(*number))
+                .is_some_and(|in_base| in_base < content)
             {
-                base_image.next();
+                base_numbers.next();
             }
+            let next = base_numbers.peek();
             let is_in_base =
-                base_image.peek().and_then(|number| theirs.content(*number)) == Some(content);
+                next.and_then(|number| base_contents.content(*number)) == Some(content);
             if is_in_base
                 && let Some(needed) = usize::try_from(number)
                     .ok()

@@ -288,7 +288,7 @@ fn write_parts(
         for part in parts() {
             all.extend_from_slice(literal(part)?);
         }
-        if out.coded(&all)? + RECORD_HEAD as u64 >= candidate.record {
+        if out.compressed_len(&all)? + RECORD_HEAD as u64 >= candidate.record {
             return out.whole(fresh, candidate.nth, candidate.frame);
         }
     }

@@ -12,7 +12,7 @@ use crate::pack::PackSettings;
 
 /// Maximum memory of each of the [`Config::workers`] in bytes: 60 MB (a layer, a TOC, frames) while
 /// this worker indexes an image, and 150 MB while it makes optimized patches or packs.
-pub const WORKER_MEMORY: u64 = 60_000_000 + 150_000_000;
+pub const INDEXER_MEMORY: u64 = 60_000_000 + 150_000_000;
 /// Bytes of decoded frames that stay in memory for the next read of a single file.
 pub const RECENT_MEMORY: usize = 32 << 20;
 
@@ -70,7 +70,7 @@ pub struct Config {
     pub toc_memory: u64,
     /// Number of indexing threads. The same number of low-priority threads make optimized frames
     /// and patches. The low-priority threads pause while an image is indexed. An indexing thread
-    /// and a low-priority thread together take up to [`WORKER_MEMORY`] bytes.
+    /// and a low-priority thread together take up to [`INDEXER_MEMORY`] bytes.
     pub workers: usize,
     /// CPU time of indexing one image before the image of another client may interrupt the work.
     /// For an image that is interrupted, this time doubles with each of the first two

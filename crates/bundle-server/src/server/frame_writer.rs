@@ -33,7 +33,7 @@ impl<'a> FrameWriter<'a> {
     }
 
     /// Returns the length of `bytes` after compression as one frame.
-    pub(super) fn coded(&mut self, bytes: &[u8]) -> Result<u64, Error> {
+    pub(super) fn compressed_len(&mut self, bytes: &[u8]) -> Result<u64, Error> {
         Ok(self.encoder.encode(bytes)?.1.len() as u64)
     }
 

@@ -145,7 +145,7 @@ fn build_toc(
         }
     }
     let layers: Vec<&LayerIndex> = layers.iter().map(|layer| &layer.index).collect();
-    let toc = ImageToc::build_at(&layers, share)?;
+    let toc = ImageToc::build_paced(&layers, share)?;
     if toc.bytes().len() > MAX_TOC {
         return Err(Error::Image("its TOC is too long".to_owned()));
     }
@@ -289,7 +289,7 @@ fn items(toc: &ImageToc, layer: &Indexed, done: &mut [bool]) -> Result<[Vec<Pack
     for file in layer.index.files().chain([Ok((skeleton, size))]) {
         let (content, size) = file?;
         if first(&content).is_some() {
-            items[1].push(PackItem::apart(content, size));
+            items[1].push(PackItem::in_own_frame(content, size));
         }
     }
     Ok(items)

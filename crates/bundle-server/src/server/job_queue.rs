@@ -294,7 +294,7 @@ impl Queue {
 
     /// Takes the next job that may run even when background work is paused: an image that a client
     /// waits for, or maintenance, which frees disk space.
-    fn urgent(&mut self, lane: Lane, now: Instant) -> Option<Job> {
+    fn next_urgent(&mut self, lane: Lane, now: Instant) -> Option<Job> {
         match lane {
             Lane::Index => self.take(true, now),
             Lane::Optimize => self.maintenance(now),
@@ -453,7 +453,7 @@ impl JobQueue {
         let is_blocked = lane == Lane::Optimize && self.indexing.load(Ordering::Relaxed) > 0;
         let job = match permission(!queue.is_empty()) {
             Permission::Nothing => None,
-            Permission::Urgent => queue.urgent(lane, Instant::now()),
+            Permission::Urgent => queue.next_urgent(lane, Instant::now()),
             Permission::All if is_blocked => None,
             Permission::All => queue.next(lane, Instant::now()),
         };
@@ -514,10 +514,10 @@ mod tests {
         queue.index(one, client(1));
         queue.index(two, client(1));
         assert!(!queue.is_wanted(now));
-        assert!(image_of(queue.urgent(Lane::Index, now)).is_none());
+        assert!(image_of(queue.next_urgent(Lane::Index, now)).is_none());
         queue.prioritize(&two, client(1));
         assert!(queue.is_wanted(now));
-        assert_eq!(image_of(queue.urgent(Lane::Index, now)), Some(two));
+        assert_eq!(image_of(queue.next_urgent(Lane::Index, now)), Some(two));
         // The indexing of the image failed, and the image waits for its retry. Until the retry, the
         // job in progress may pause.
         let later = now + RETRY_INTERVAL;
@@ -528,7 +528,7 @@ mod tests {
         });
         queue.index(three, client(1));
         assert!(!queue.is_wanted(now) && queue.is_wanted(later));
-        assert!(image_of(queue.urgent(Lane::Index, now)).is_none());
+        assert!(image_of(queue.next_urgent(Lane::Index, now)).is_none());
         assert_eq!(image_of(queue.next(Lane::Index, later)), Some(two));
         assert_eq!(image_of(queue.next(Lane::Index, now)), Some(one));
     }
@@ -656,7 +656,7 @@ mod tests {
         let ([one, two, three], now) = (digests(), Instant::now());
         let mut queue = Queue::default();
         assert!(matches!(
-            queue.urgent(Lane::Optimize, now),
+            queue.next_urgent(Lane::Optimize, now),
             Some(Job::Maintain)
         ));
         queue.pair(one, two);

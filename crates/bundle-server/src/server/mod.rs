@@ -52,7 +52,7 @@ mod trace_store;
 mod unused_packs;
 mod write_budget;
 
-pub use config::{Config, MAX_TOC_MEMORY, RECENT_MEMORY, WORKER_MEMORY};
+pub use config::{Config, INDEXER_MEMORY, MAX_TOC_MEMORY, RECENT_MEMORY};
 pub use counters::Stat;
 pub use hot_ranges::HotRanges;
 pub use image::{Image, RequestBase, State};

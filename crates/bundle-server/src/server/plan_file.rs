@@ -33,7 +33,7 @@ pub(super) const ENTRY: usize = 16;
 const IN_PLAN: u32 = u32::MAX;
 /// Value in place of a pack number for a frame that has no record.
 const NO_RECORD: u32 = u32::MAX - 1;
-const WHAT: &str = "plan";
+const FORMAT_NAME: &str = "plan";
 
 /// Where the record of a frame is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -320,7 +320,7 @@ impl Draft {
 
 /// Makes the error for a damaged plan file.
 fn wrong(why: &str) -> Error {
-    Error::malformed(WHAT, why)
+    Error::malformed(FORMAT_NAME, why)
 }
 
 #[cfg(test)]

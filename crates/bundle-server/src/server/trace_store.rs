@@ -23,7 +23,7 @@ use pierhead_bundle::api::MAX_DOCUMENT;
 use pierhead_toc::FileDigest;
 
 /// The name of the format of trace files, for error messages.
-const WHAT: &str = "trace";
+const FORMAT_NAME: &str = "trace";
 
 /// Maximum number of clients whose order the server stores for one image. Each client has one vote:
 /// its order. At the maximum, the vote of a new client replaces the oldest vote.
@@ -233,7 +233,7 @@ fn write(path: &Path, votes: &Votes) -> Result<(), Error> {
 }
 
 fn read(path: &Path) -> Result<Option<Votes>, Error> {
-    let wrong = |why: &str| Error::malformed(WHAT, why);
+    let wrong = |why: &str| Error::malformed(FORMAT_NAME, why);
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::InvalidData => wrong("another kind of file is in its place"),
         _ => Error::io(format!("read {}", path.display()), error),

@@ -5,7 +5,7 @@ use zstd::zstd_safe::{CCtx, CParameter, DCtx, get_error_name, get_frame_content_
 
 use crate::Error;
 
-const WHAT: &str = "zstd frame";
+const FORMAT_NAME: &str = "zstd frame";
 
 /// Compresses bytes into one zstd frame, which also states the number of these bytes.
 ///
@@ -43,12 +43,12 @@ pub fn decompress_into(
     let stated_len = get_frame_content_size(coded).ok().flatten();
     if stated_len != u64::try_from(len).ok() {
         return Err(Error::malformed(
-            WHAT,
+            FORMAT_NAME,
             "it has another length than promised",
         ));
     }
     if zstd::zstd_safe::find_frame_compressed_size(coded) != Ok(coded.len()) {
-        return Err(Error::malformed(WHAT, "it is not one whole frame"));
+        return Err(Error::malformed(FORMAT_NAME, "it is not one whole frame"));
     }
     out.clear();
     out.reserve_exact(len);
@@ -58,11 +58,11 @@ pub fn decompress_into(
     }
     let got = context.decompress(out, coded).map_err(failed)?;
     if got != len {
-        return Err(Error::malformed(WHAT, "it is shorter than promised"));
+        return Err(Error::malformed(FORMAT_NAME, "it is shorter than promised"));
     }
     Ok(())
 }
 
 fn failed(code: usize) -> Error {
-    Error::malformed(WHAT, get_error_name(code))
+    Error::malformed(FORMAT_NAME, get_error_name(code))
 }

@@ -61,7 +61,7 @@ enum State {
     Ended,
 }
 
-const WHAT: &str = "bundle";
+const FORMAT_NAME: &str = "bundle";
 
 impl Decoder {
     /// Creates a decoder for a response that must be a complete bundle.
@@ -247,5 +247,5 @@ fn array<const N: usize>(bytes: &[u8]) -> Result<[u8; N], Error> {
 }
 
 fn wrong(why: &str) -> Error {
-    Error::malformed(WHAT, why)
+    Error::malformed(FORMAT_NAME, why)
 }

@@ -22,7 +22,7 @@ pub const MAX_FRAME_LIST: usize = 4 << 20;
 /// reader.
 const MAX_OPEN: usize = 1 << 16;
 
-const WHAT: &str = "frame list";
+const FORMAT_NAME: &str = "frame list";
 const COLUMNS: usize = 5;
 
 /// Tells the sizes of contents, by their numbers in a TOC. The result is `None` for a number that
@@ -173,11 +173,11 @@ impl Frames {
             columns(&self.bytes)?
         };
         Ok(Cursor {
-            codings: Reader::new(WHAT, codings),
-            counts: Reader::new(WHAT, counts),
-            contents: Reader::new(WHAT, contents),
-            slices: Reader::new(WHAT, slices),
-            bases: Reader::new(WHAT, bases),
+            codings: Reader::new(FORMAT_NAME, codings),
+            counts: Reader::new(FORMAT_NAME, counts),
+            contents: Reader::new(FORMAT_NAME, contents),
+            slices: Reader::new(FORMAT_NAME, slices),
+            bases: Reader::new(FORMAT_NAME, bases),
             last_member: 0,
             last_base: 0,
             open: Open::default(),
@@ -383,7 +383,7 @@ const fn takes_bases(coding: Coding) -> bool {
 }
 
 fn columns(bytes: &[u8]) -> Result<[&[u8]; COLUMNS], Error> {
-    let mut reader = Reader::new(WHAT, bytes);
+    let mut reader = Reader::new(FORMAT_NAME, bytes);
     let mut lens = [0; COLUMNS];
     for len in &mut lens {
         *len = reader.count()?;
@@ -416,5 +416,5 @@ fn as_u64(len: usize) -> u64 {
 }
 
 fn wrong(why: &str) -> Error {
-    Error::malformed(WHAT, why)
+    Error::malformed(FORMAT_NAME, why)
 }

@@ -32,7 +32,7 @@ const LAYERS: u16 = 2;
 const PIECE: u16 = 4;
 /// Maximum length of a media type in a bundle header, in bytes.
 const MAX_MEDIA_TYPE: usize = 255;
-const WHAT: &str = "bundle header";
+const FORMAT_NAME: &str = "bundle header";
 
 /// The first bytes of every response. The prelude identifies the bundle and says which parts
 /// follow.
@@ -154,7 +154,7 @@ pub struct WireToc {
     pub digest: [u8; 32],
     /// Length of the TOC's canonical form in bytes, at most [`MAX_TOC`].
     pub len: u32,
-    /// The compressed bytes, from `pierhead_toc::image_toc::encode`.
+    /// The compressed bytes, from `pierhead_toc::image_toc::compress`.
     pub coded: Vec<u8>,
 }
 
@@ -249,7 +249,7 @@ impl Header {
                 found: FileDigest::from_bytes(found).hex(),
             });
         }
-        let mut reader = Reader::new(WHAT, body);
+        let mut reader = Reader::new(FORMAT_NAME, body);
         let base_images = base_images(&mut reader)?;
         let base = match reader.u32()? {
             0 => None,
@@ -268,7 +268,7 @@ impl Header {
         let frames = Frames::parse(plain(&mut reader, MAX_FRAME_LIST)?)?;
         let records = reader.u64()?;
         reader.end()?;
-        let mut reader = Reader::new(WHAT, &documents);
+        let mut reader = Reader::new(FORMAT_NAME, &documents);
         let media_type = String::from_utf8(take_bytes(&mut reader)?.to_vec())
             .map_err(|_| wrong("a media type that is no text"))?;
         let manifest = take_bytes(&mut reader)?.to_vec();
@@ -321,7 +321,7 @@ impl BaseImage {
     /// # Errors
     /// [`Error::Malformed`] for a malformed body.
     pub fn all_of(body: &[u8]) -> Result<Vec<Self>, Error> {
-        base_images(&mut Reader::new(WHAT, body))
+        base_images(&mut Reader::new(FORMAT_NAME, body))
     }
 }
 
@@ -371,5 +371,5 @@ fn as_u64(len: usize) -> u64 {
 }
 
 fn wrong(why: impl Into<String>) -> Error {
-    Error::malformed(WHAT, why)
+    Error::malformed(FORMAT_NAME, why)
 }

@@ -4,7 +4,7 @@
 use crate::Error;
 use crate::{RECORD_HEAD, RecordHead};
 
-const WHAT: &str = "record";
+const FORMAT_NAME: &str = "record";
 const UNSENT: u8 = 0xfe;
 const END: u8 = 0xff;
 
@@ -61,7 +61,7 @@ impl Head {
                     Ok(Self::End(end))
                 } else {
                     Err(Error::malformed(
-                        WHAT,
+                        FORMAT_NAME,
                         "reserved bytes of the end mark are set",
                     ))
                 }

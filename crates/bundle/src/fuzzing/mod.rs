@@ -37,8 +37,8 @@ pub fn bundle(bytes: &[u8]) {
 /// Parses a frame list over TOCs whose content number n has n % 7 * 1000 bytes. The checked
 /// property: the list is refused, or encoding the parsed list gives the same bytes.
 pub fn frames(bytes: &[u8]) {
-    struct Made;
-    impl Sizes for Made {
+    struct FuzzedSizes;
+    impl Sizes for FuzzedSizes {
         fn wanted(&self, content: u32) -> Option<u64> {
             (content < 1000).then_some(u64::from(content % 7) * 1000)
         }
@@ -50,13 +50,13 @@ pub fn frames(bytes: &[u8]) {
         return;
     };
     let Ok(all) = frames
-        .cursor(&Made)
+        .cursor(&FuzzedSizes)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
     else {
         return;
     };
     assert!(frames.codings().eq(all.iter().map(|frame| frame.coding)));
-    let again = Frames::encode(&all, &Made).expect("it was read");
+    let again = Frames::encode(&all, &FuzzedSizes).expect("it was read");
     assert_eq!(again.bytes(), bytes);
 }
 

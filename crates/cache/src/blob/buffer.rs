@@ -11,7 +11,7 @@ pub(crate) const BUFFER: usize = 128 * 1024;
 
 /// Reads of at most this number of bytes allocate memory of their own, so that a few bytes do not
 /// keep a whole buffer in use.
-const SMALL: usize = 16 * 1024;
+const UNPOOLED_BYTES: usize = 16 * 1024;
 
 /// The buffers that are not in use, at most [`Pool::MAX_IDLE`].
 #[derive(Clone, Default)]
@@ -33,7 +33,7 @@ impl Pool {
     /// Takes a buffer of `len` bytes, at most [`BUFFER`], with arbitrary content.
     pub(crate) fn take(&self, len: usize) -> Buffer {
         let len = len.min(BUFFER);
-        if len <= SMALL {
+        if len <= UNPOOLED_BYTES {
             return Buffer {
                 bytes: vec![0; len].into(),
                 start: 0,

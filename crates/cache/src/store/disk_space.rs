@@ -207,7 +207,7 @@ impl Store {
             adaptation.resize(state.capacity);
         }
         let old = state.ranking.replace(policy_name, policy);
-        state.ranking.seen(latest);
+        state.ranking.record_past_tick(latest);
         for (_, access) in &later {
             state.ranking.restore(access, true);
         }

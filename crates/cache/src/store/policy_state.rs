@@ -74,7 +74,7 @@ impl PolicyState {
         }
         match ranking.policy.restore(&self.policy) {
             Ok(()) => {
-                ranking.seen(self.clock);
+                ranking.record_past_tick(self.clock);
                 state.set_restored_tick(self.tick);
             }
             Err(error) => log_cold_start(&error),

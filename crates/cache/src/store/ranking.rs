@@ -137,7 +137,7 @@ impl Ranking {
     /// Restores a blob after a restart. `later` means that the blob was accessed after the policy
     /// state was saved.
     pub(crate) fn restore(&mut self, access: &Access<Digest>, later: bool) {
-        self.seen(access.tick);
+        self.record_past_tick(access.tick);
         let access = Access {
             tick: self.seen,
             ..*access
@@ -149,7 +149,7 @@ impl Ranking {
 
     /// Records the tick of a past access that the policy received. Ticks of past accesses must not
     /// decrease, even if the wall clock was set back.
-    pub(crate) fn seen(&mut self, tick: u64) {
+    pub(crate) fn record_past_tick(&mut self, tick: u64) {
         self.seen = self.seen.max(tick);
     }
 

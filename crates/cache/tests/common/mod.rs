@@ -14,10 +14,10 @@ use pierhead_eviction::Lru;
 use pierhead_oci::{Algorithm, Digest, MediaType};
 use pierhead_testkit::wait;
 
-pub(crate) const ROOMY: u64 = 64 << 20;
+pub(crate) const AMPLE_CAPACITY: u64 = 64 << 20;
 
 pub(crate) fn open(folder: &Path) -> Cache {
-    open_with(Config::new(folder, ROOMY))
+    open_with(Config::new(folder, AMPLE_CAPACITY))
 }
 
 pub(crate) fn open_with(config: Config) -> Cache {

@@ -10,16 +10,16 @@ use pierhead_eviction::Lru;
 use pierhead_testkit::tier::{Faulty, MemoryTier};
 
 use crate::common::{blob, lead, read_all, store};
-use crate::gate::{Gate, ROOMY, all_fast, flush};
+use crate::gate::{AMPLE_CAPACITY, Gate, all_fast, flush};
 
 fn cache_on(folder: &std::path::Path, tier: Arc<dyn Tier>) -> Cache {
-    let config = Config::new(folder, ROOMY);
+    let config = Config::new(folder, AMPLE_CAPACITY);
     Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap()
 }
 
 fn over_faulty(fast: &Faulty, disk: &Gate) -> Arc<WriteBack> {
     let (fast, disk) = (Arc::new(fast.clone()), disk.tier());
-    Arc::new(WriteBack::open(fast, disk, all_fast(ROOMY)).unwrap())
+    Arc::new(WriteBack::open(fast, disk, all_fast(AMPLE_CAPACITY)).unwrap())
 }
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn damage_on_the_disk_is_not_counted_as_damage_of_the_fast_tier() {
         Faulty::new(Arc::new(MemoryTier::default())),
     );
     let both = (Arc::new(fast), Arc::new(disk.clone()));
-    let tier = Arc::new(WriteBack::open(both.0, both.1, all_fast(ROOMY)).unwrap());
+    let tier = Arc::new(WriteBack::open(both.0, both.1, all_fast(AMPLE_CAPACITY)).unwrap());
     let cache = cache_on(folder.path(), tier.clone());
     let (digest, bytes) = blob(1, 3_000_000);
     store(&cache, &digest, &bytes).await;

@@ -9,12 +9,12 @@ use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 
 use crate::EIO;
 use crate::common::blob;
-use crate::gate::{Gate, ROOMY, all_fast, commit, content, flush, over};
+use crate::gate::{AMPLE_CAPACITY, Gate, all_fast, commit, content, flush, over};
 
 #[test]
 fn blobs_on_the_fast_tier_are_written_back_to_the_disk() {
     let (fast, disk) = (MemoryTier::default(), Gate::shut());
-    let tier = over(&fast, &disk, Options::new(ROOMY));
+    let tier = over(&fast, &disk, Options::new(AMPLE_CAPACITY));
     let (digest, bytes) = blob(1, 3_000_000);
     let (other, others) = blob(2, 1000);
     tier.hint(
@@ -78,7 +78,8 @@ fn a_failed_fast_tier_fails_no_fill() {
         let (fast, disk) = (MemoryTier::default(), Gate::shut());
         let faulty = Faulty::new(Arc::new(fast.clone()));
         faulty.fail(op, pass, 1, EIO);
-        let tier = WriteBack::open(Arc::new(faulty), disk.tier(), all_fast(ROOMY)).unwrap();
+        let tier =
+            WriteBack::open(Arc::new(faulty), disk.tier(), all_fast(AMPLE_CAPACITY)).unwrap();
         let (digest, bytes) = blob(1, 100_000);
         commit(&tier, &digest, &bytes);
         assert!(disk.has(&digest), "{op:?}");
@@ -92,7 +93,7 @@ fn a_blob_that_the_disk_cannot_open_is_stored_again() {
     let (fast, disk) = (Arc::<MemoryTier>::default(), Gate::default());
     let faulty = Faulty::new(disk.tier());
     faulty.fail(Op::Open, 0, 1, EIO);
-    let tier = WriteBack::open(fast, Arc::new(faulty), all_fast(ROOMY)).unwrap();
+    let tier = WriteBack::open(fast, Arc::new(faulty), all_fast(AMPLE_CAPACITY)).unwrap();
     let (digest, bytes) = blob(1, 100_000);
     commit(&tier, &digest, &bytes);
     assert!(tier.has_copy(&digest));
@@ -126,7 +127,12 @@ fn a_fill_that_fails_on_both_tiers_leaves_no_files() {
 fn unreadable_staged_bytes_fail_only_their_fill() {
     let disk = Gate::default();
     let faulty = Faulty::new(Arc::new(MemoryTier::default()));
-    let tier = WriteBack::open(Arc::new(faulty.clone()), disk.tier(), all_fast(ROOMY)).unwrap();
+    let tier = WriteBack::open(
+        Arc::new(faulty.clone()),
+        disk.tier(),
+        all_fast(AMPLE_CAPACITY),
+    )
+    .unwrap();
     let (digest, bytes) = blob(1, 100_000);
     let mut staged = tier.stage(&digest).unwrap();
     staged.write(&[&bytes[..60_000]]).unwrap();

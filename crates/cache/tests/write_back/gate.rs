@@ -12,7 +12,7 @@ use pierhead_oci::Digest;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 use pierhead_testkit::wait::TIME_LIMIT;
 
-pub(crate) const ROOMY: u64 = 64 << 20;
+pub(crate) const AMPLE_CAPACITY: u64 = 64 << 20;
 
 /// A disk that blocks the write-back thread while the gate is closed.
 #[derive(Clone)]

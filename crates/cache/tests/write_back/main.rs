@@ -18,7 +18,7 @@ mod writes_back;
 
 use std::sync::Arc;
 
-use gate::{ROOMY, all_fast};
+use gate::{AMPLE_CAPACITY, all_fast};
 use pierhead_cache::tier::{DiskTier, FastMedium, Options, WriteBack};
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op, conforms};
 
@@ -35,14 +35,14 @@ fn both_tiers_together_pass_the_conformance_suite() {
     let plain = || Arc::new(MemoryTier::default()) as Arc<dyn FastMedium>;
     let disk = || Arc::new(MemoryTier::default());
     let both = |fast, options| WriteBack::open(fast, disk(), options).unwrap();
-    conforms(|| both(plain(), Options::new(ROOMY)));
-    conforms(|| both(plain(), all_fast(ROOMY)));
+    conforms(|| both(plain(), Options::new(AMPLE_CAPACITY)));
+    conforms(|| both(plain(), all_fast(AMPLE_CAPACITY)));
     // The fast tier has no room, either from the start or after some writes.
     conforms(|| both(plain(), all_fast(0)));
     conforms(|| both(plain(), all_fast(90_000)));
-    conforms(|| both(faulty(Op::Write, 3), all_fast(ROOMY)));
-    conforms(|| both(faulty(Op::Commit, 0), all_fast(ROOMY)));
-    conforms(|| both(faulty(Op::Stage, 1), all_fast(ROOMY)));
+    conforms(|| both(faulty(Op::Write, 3), all_fast(AMPLE_CAPACITY)));
+    conforms(|| both(faulty(Op::Commit, 0), all_fast(AMPLE_CAPACITY)));
+    conforms(|| both(faulty(Op::Stage, 1), all_fast(AMPLE_CAPACITY)));
 }
 
 #[test]
@@ -55,6 +55,6 @@ fn a_disk_in_front_of_a_disk_passes_the_conformance_suite() {
             let path = folder.path().join(format!("{name}{}", count.get()));
             Arc::new(DiskTier::new(&path).unwrap())
         };
-        WriteBack::open(tier("fast"), tier("disk"), all_fast(ROOMY)).unwrap()
+        WriteBack::open(tier("fast"), tier("disk"), all_fast(AMPLE_CAPACITY)).unwrap()
     });
 }

@@ -4,13 +4,13 @@ use pierhead_cache::tier::{CHUNK, Options, Tier};
 use pierhead_testkit::tier::MemoryTier;
 
 use crate::common::blob;
-use crate::gate::{Gate, ROOMY, all_fast, commit, content, flush, over};
+use crate::gate::{AMPLE_CAPACITY, Gate, all_fast, commit, content, flush, over};
 
 #[test]
 fn blobs_that_the_medium_lost_are_counted_as_damaged() {
     let options = Options {
         damaged: 3,
-        ..all_fast(ROOMY)
+        ..all_fast(AMPLE_CAPACITY)
     };
     let tier = over(&MemoryTier::default(), &Gate::default(), options);
     assert_eq!(tier.stat().damaged, 3);
@@ -22,7 +22,7 @@ fn a_restart_finds_durable_blobs_and_continues_the_write_back() {
         let (fast, disk) = (MemoryTier::default(), Gate::default());
         let options = Options {
             volatile,
-            ..all_fast(ROOMY)
+            ..all_fast(AMPLE_CAPACITY)
         };
         let (both, bytes) = blob(1, 100_000);
         let (only, others) = blob(2, 200_000);

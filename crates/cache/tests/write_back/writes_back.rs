@@ -10,14 +10,14 @@ use pierhead_testkit::wait;
 
 use crate::EIO;
 use crate::common::blob;
-use crate::gate::{Gate, ROOMY, all_fast, commit, content, flush, over};
+use crate::gate::{AMPLE_CAPACITY, Gate, all_fast, commit, content, flush, over};
 
 #[test]
 fn removing_and_replacing_stop_a_write_back() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let slow = Options {
         write_back_rate: 1,
-        ..all_fast(ROOMY)
+        ..all_fast(AMPLE_CAPACITY)
     };
     let tier = over(&fast, &disk, slow);
     let (digest, bytes) = blob(1, 5_000_000);
@@ -99,7 +99,7 @@ fn a_write_back_pauses_in_the_middle_of_a_blob() {
     let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
     let rest = BackgroundWork::default();
     disk.hold_pieces(true);
-    let tier = WriteBack::open_with(fast, disk.tier(), all_fast(ROOMY), &rest).unwrap();
+    let tier = WriteBack::open_with(fast, disk.tier(), all_fast(AMPLE_CAPACITY), &rest).unwrap();
     let (digest, bytes) = blob(1, 5_000_000);
     commit(&tier, &digest, &bytes);
     disk.until_a_piece();
@@ -116,7 +116,7 @@ fn a_write_back_pauses_in_the_middle_of_a_blob() {
 fn a_promotion_releases_its_room_when_it_must_pause() {
     let (fast, disk) = (Gate::default(), Gate::default());
     let rest = BackgroundWork::default();
-    let options = Options::new(ROOMY);
+    let options = Options::new(AMPLE_CAPACITY);
     let both = (fast.tier(), disk.tier());
     let tier = WriteBack::open_with(both.0, both.1, options, &rest).unwrap();
     let [(asked, bytes), (hot, other)] = [blob(1, 5_000_000), blob(2, 5_000_000)];
@@ -148,7 +148,7 @@ fn a_panic_during_an_eviction_does_not_end_the_write_back() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let faulty = Faulty::new(Arc::new(fast.clone()));
     let shared = Arc::new(faulty.clone());
-    let tier = WriteBack::open(shared, disk.tier(), all_fast(ROOMY)).unwrap();
+    let tier = WriteBack::open(shared, disk.tier(), all_fast(AMPLE_CAPACITY)).unwrap();
     let [(first, one), (second, two)] = [blob(1, 100_000), blob(2, 100_000)];
     commit(&tier, &first, &one);
     flush(&tier);
@@ -158,7 +158,7 @@ fn a_panic_during_an_eviction_does_not_end_the_write_back() {
     faulty.panic(Op::Remove, 0);
     drop(read);
     wait::until("it to have left", || tier.stat().used == 0);
-    tier.set_limit(ROOMY);
+    tier.set_limit(AMPLE_CAPACITY);
     commit(&tier, &second, &two);
     wait::until("the next on the disk", || disk.has(&second));
     flush(&tier);
@@ -170,7 +170,7 @@ fn a_removal_does_not_wait_for_a_rate_limited_write_back() {
     let rest = BackgroundWork::default();
     let slow = Options {
         write_back_rate: 1,
-        ..all_fast(ROOMY)
+        ..all_fast(AMPLE_CAPACITY)
     };
     let tier = WriteBack::open_with(fast, disk.tier(), slow, &rest).unwrap();
     let (digest, bytes) = blob(1, 5_000_000);
@@ -195,7 +195,12 @@ fn a_failed_write_back_is_retried() {
     for op in [Op::Stage, Op::Write, Op::Commit] {
         faulty.fail(op, 0, 1, EIO);
     }
-    let tier = WriteBack::open(Arc::new(fast.clone()), Arc::new(faulty), all_fast(ROOMY)).unwrap();
+    let tier = WriteBack::open(
+        Arc::new(fast.clone()),
+        Arc::new(faulty),
+        all_fast(AMPLE_CAPACITY),
+    )
+    .unwrap();
     let (digest, bytes) = blob(1, 100_000);
     commit(&tier, &digest, &bytes);
     flush(&tier);
@@ -205,7 +210,7 @@ fn a_failed_write_back_is_retried() {
 #[test]
 fn a_write_back_starts_with_an_empty_staging_file() {
     let (fast, disk) = (MemoryTier::default(), Gate::shut());
-    let tier = over(&fast, &disk, all_fast(ROOMY));
+    let tier = over(&fast, &disk, all_fast(AMPLE_CAPACITY));
     let (digest, bytes) = blob(1, 300_000);
     commit(&tier, &digest, &bytes);
     disk.stage(&digest)
@@ -220,7 +225,7 @@ fn a_write_back_starts_with_an_empty_staging_file() {
 #[test]
 fn a_write_back_syncs_before_the_end_of_a_blob() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
-    let tier = over(&fast, &disk, all_fast(ROOMY));
+    let tier = over(&fast, &disk, all_fast(AMPLE_CAPACITY));
     let (digest, bytes) = blob(1, 20 << 20);
     commit(&tier, &digest, &bytes);
     flush(&tier);
@@ -233,8 +238,12 @@ fn a_panic_during_a_write_back_blocks_no_caller() {
         let (fast, disk) = (MemoryTier::default(), Gate::shut());
         let faulty = Faulty::new(disk.tier());
         faulty.panic(op, pass);
-        let tier =
-            WriteBack::open(Arc::new(fast.clone()), Arc::new(faulty), all_fast(ROOMY)).unwrap();
+        let tier = WriteBack::open(
+            Arc::new(fast.clone()),
+            Arc::new(faulty),
+            all_fast(AMPLE_CAPACITY),
+        )
+        .unwrap();
         let [(removed, first), (kept, second)] = [blob(1, 100_000), blob(2, 100_000)];
         commit(&tier, &removed, &first);
         disk.set(false);
@@ -258,7 +267,7 @@ fn a_volatile_tier_is_written_back_at_shutdown_within_its_time() {
         let slow = Options {
             volatile,
             write_back_rate: 1,
-            ..all_fast(ROOMY)
+            ..all_fast(AMPLE_CAPACITY)
         };
         let tier = over(&fast, &disk, slow);
         commit(&tier, &digest, &bytes);
@@ -282,7 +291,7 @@ fn a_volatile_tier_is_written_back_at_shutdown_within_its_time() {
 #[test]
 fn a_blob_that_the_disk_refuses_does_not_block_others() {
     let (fast, disk) = (MemoryTier::default(), Gate::shut());
-    let tier = over(&fast, &disk, all_fast(ROOMY));
+    let tier = over(&fast, &disk, all_fast(AMPLE_CAPACITY));
     let [(first, refused), (second, taken)] = [blob(1, 100_000), blob(2, 100_000)];
     commit(&tier, &first, &refused);
     commit(&tier, &second, &taken);
@@ -297,7 +306,7 @@ fn a_blob_that_the_disk_refuses_does_not_block_others() {
 #[test]
 fn a_blob_that_is_missing_on_the_fast_tier_does_not_block_others() {
     let (fast, disk) = (MemoryTier::default(), Gate::shut());
-    let tier = over(&fast, &disk, all_fast(ROOMY));
+    let tier = over(&fast, &disk, all_fast(AMPLE_CAPACITY));
     let [(first, one), (gone, two), (last, three)] =
         [blob(1, 100_000), blob(2, 100_000), blob(3, 100_000)];
     commit(&tier, &first, &one);

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use pierhead_client_setup::{
-    Address, Client, ConfigRoot, ConfiguredMirrors, Error, Lock, Options, Outcome, Setup, Undo,
+    Address, Client, ConfigRoot, ConfiguredMirrors, Error, Options, Outcome, Setup, SetupLock, Undo,
 };
 
 /// The root folder of a machine.
@@ -61,14 +61,14 @@ impl Machine {
             registries: &registries,
             config: None,
         };
-        let lock = Lock::take(&self.root)?;
+        let lock = SetupLock::take(&self.root)?;
         let setup = Setup::plan(&self.root, &options)?;
         setup.apply(&lock)?;
         Ok(setup.changes().len())
     }
 
     pub(crate) fn undo(&self, client: Client) -> Result<(), Error> {
-        let lock = Lock::take(&self.root)?;
+        let lock = SetupLock::take(&self.root)?;
         let undo = Undo::plan(&self.root, client)?.expect("a record");
         undo.apply(&lock)?;
         undo.check_edited(Outcome::Untouched)
@@ -97,5 +97,5 @@ impl Machine {
     }
 }
 
-pub(crate) const NEAR: &str = "http://127.0.0.1:5000";
-pub(crate) const FAR: &str = "https://p.example:5000";
+pub(crate) const LOOPBACK_ADDRESS: &str = "http://127.0.0.1:5000";
+pub(crate) const REMOTE_ADDRESS: &str = "https://p.example:5000";

@@ -30,9 +30,14 @@ pub trait QueueRule: Send {
     /// Called at each request for a resident key (a key that the cache holds).
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, access: &Access<K>);
 
-    /// Called at each request for a key that is not resident. If the key is a ghost, `ghost` is its
-    /// slot.
-    fn miss<K: Key>(&mut self, _queues: &mut Queues<K>, _ghost: Option<Slot>, _access: &Access<K>) {
+    /// Called at each request for a key that is not resident. If the key is a ghost, `ghost_slot`
+    /// is its slot.
+    fn miss<K: Key>(
+        &mut self,
+        _queues: &mut Queues<K>,
+        _ghost_slot: Option<Slot>,
+        _access: &Access<K>,
+    ) {
     }
 
     /// Whether the policy refuses a key, as [`Policy::refuses`] documents.
@@ -40,9 +45,14 @@ pub trait QueueRule: Send {
         false
     }
 
-    /// Adds a key that enters the cache. If the key was a ghost, `ghost` is the queue from which it
-    /// was removed.
-    fn enter<K: Key>(&mut self, queues: &mut Queues<K>, _ghost: Option<usize>, access: &Access<K>) {
+    /// Adds a key that enters the cache. If the key was a ghost, `ghost_queue` is the number of the
+    /// queue from which it was removed.
+    fn enter<K: Key>(
+        &mut self,
+        queues: &mut Queues<K>,
+        _ghost_queue: Option<usize>,
+        access: &Access<K>,
+    ) {
         queues.add(0, access.key.clone(), access.size);
     }
 

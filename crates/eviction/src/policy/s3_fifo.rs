@@ -13,12 +13,12 @@ use crate::{Access, Key, StateError, Victim};
 
 pub(crate) const NAME: &str = "s3-fifo";
 
-const SMALL: usize = 0;
-const MAIN: usize = 1;
-const GHOST: usize = 2;
+const SMALL_QUEUE: usize = 0;
+const MAIN_QUEUE: usize = 1;
+const GHOST_QUEUE: usize = 2;
 /// The queue of ghosts that were requested and may enter soon. The bytes of these ghosts are not
-/// counted in [`GHOST`].
-const RETURNING: usize = 3;
+/// counted in [`GHOST_QUEUE`].
+const RETURNING_QUEUE: usize = 3;
 
 /// Maximum frequency of a key. In section 4.1 of the paper, a frequency has two bits.
 const MAX_FREQUENCY: u8 = 3;
@@ -126,7 +126,10 @@ impl SmallAndMain {
     fn trim<K: Key>(&self, queues: &mut Queues<K>, ghosts: usize) {
         let bytes = share(self.capacity, self.parameters.ghosts);
         queues.trim(ghosts, bytes);
-        queues.trim_together(GHOST..RETURNING + 1, self.parameters.ghosts_per_key);
+        queues.trim_together(
+            GHOST_QUEUE..RETURNING_QUEUE + 1,
+            self.parameters.ghosts_per_key,
+        );
     }
 
     fn evict_small<K: Key>(
@@ -134,18 +137,18 @@ impl SmallAndMain {
         queues: &mut Queues<K>,
         pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
-        let mut next = queues.list(SMALL).front();
+        let mut next = queues.list(SMALL_QUEUE).front();
         while let Some(slot) = next {
             next = queues.after(slot);
             if pinned(&queues.get(slot).key) {
                 continue;
             }
             if *queues.frequency(slot) < self.parameters.threshold {
-                let victim = queues.evict_to_ghosts(slot, GHOST);
-                self.trim(queues, GHOST);
+                let victim = queues.evict_to_ghosts(slot, GHOST_QUEUE);
+                self.trim(queues, GHOST_QUEUE);
                 return Some(victim);
             }
-            queues.move_to(slot, MAIN);
+            queues.move_to(slot, MAIN_QUEUE);
             *queues.frequency(slot) = 0;
         }
         None
@@ -155,7 +158,7 @@ impl SmallAndMain {
         queues: &mut Queues<K>,
         pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
-        let mut next = queues.list(MAIN).front();
+        let mut next = queues.list(MAIN_QUEUE).front();
         while let Some(slot) = next {
             next = queues.after(slot);
             if pinned(&queues.get(slot).key) {
@@ -166,7 +169,7 @@ impl SmallAndMain {
                 return queues.drop(slot).map(Victim::from);
             }
             *frequency -= 1;
-            queues.move_to(slot, MAIN);
+            queues.move_to(slot, MAIN_QUEUE);
             // The last key of the queue stays last, because all keys before it are pinned.
             next = next.or(Some(slot));
         }
@@ -189,8 +192,8 @@ impl QueueRule for SmallAndMain {
 
     fn miss<K: Key>(&mut self, queues: &mut Queues<K>, ghost: Option<Slot>, _: &Access<K>) {
         if let Some(slot) = ghost {
-            queues.move_to(slot, RETURNING);
-            self.trim(queues, RETURNING);
+            queues.move_to(slot, RETURNING_QUEUE);
+            self.trim(queues, RETURNING_QUEUE);
         }
     }
 
@@ -199,9 +202,9 @@ impl QueueRule for SmallAndMain {
     }
 
     fn enter<K: Key>(&mut self, queues: &mut Queues<K>, ghost: Option<usize>, access: &Access<K>) {
-        let small_is_full = queues.list(SMALL).bytes() >= self.small();
+        let small_is_full = queues.list(SMALL_QUEUE).bytes() >= self.small();
         let main = ghost.is_some() || (!self.evicted && small_is_full);
-        let queue = if main { MAIN } else { SMALL };
+        let queue = if main { MAIN_QUEUE } else { SMALL_QUEUE };
         queues.add(queue, access.key.clone(), access.size);
     }
 
@@ -211,7 +214,7 @@ impl QueueRule for SmallAndMain {
         pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
         self.evicted = true;
-        let main_is_over = queues.list(MAIN).bytes() > self.capacity - self.small();
+        let main_is_over = queues.list(MAIN_QUEUE).bytes() > self.capacity - self.small();
         if main_is_over && let Some(victim) = Self::evict_main(queues, pinned) {
             return Some(victim);
         }
@@ -339,7 +342,7 @@ mod tests {
     fn a_saved_frequency_above_the_maximum_is_refused() {
         let state = |frequency: u8| {
             let mut queues: Vec<Vec<(char, u64, u8)>> = vec![Vec::new(); 4];
-            queues[SMALL].push(('a', 1, frequency));
+            queues[SMALL_QUEUE].push(('a', 1, frequency));
             crate::building_blocks::saved::seal(NAME, &(queues, true))
         };
         let mut s3 = new(S3FifoParameters::default());

@@ -13,18 +13,18 @@ const CONNECTION: u64 = 64 << 10;
 
 /// The memory of indexing threads, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct WorkerMemory {
+pub struct IndexerMemory {
     /// Bytes of memory of each thread.
     pub each: u64,
     /// Bytes that all threads share. Without indexing threads, this memory is not needed.
     pub shared: u64,
 }
 
-impl WorkerMemory {
-    fn of(self, workers: u64) -> u64 {
-        match workers {
+impl IndexerMemory {
+    fn of(self, threads: u64) -> u64 {
+        match threads {
             0 => 0,
-            workers => self.shared + workers * self.each,
+            threads => self.shared + threads * self.each,
         }
     }
 }
@@ -34,7 +34,7 @@ impl WorkerMemory {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryShares {
     /// Number of indexing threads. 0 means no bundles.
-    pub workers: u64,
+    pub indexing_threads: u64,
     /// Number of connections of clients.
     pub connections: u64,
     /// Bytes of responses that are being transferred.
@@ -46,12 +46,14 @@ pub struct MemoryShares {
 impl MemoryShares {
     /// Divides `bytes`, which is at least [`super::MIN_MEMORY`]. Each part gets its value in
     /// `wanted`, or less if the memory is too small.
-    pub fn divide(bytes: u64, wanted: Self, worker: WorkerMemory) -> Self {
+    pub fn divide(bytes: u64, wanted: Self, indexer: IndexerMemory) -> Self {
         let divisible = (bytes - bytes / 4).saturating_sub(BASE + MANIFESTS);
-        let workers = wanted.workers.min(divisible / 3 * 2 / worker.each.max(1));
-        let rest = divisible.saturating_sub(worker.of(workers));
+        let indexing_threads = wanted
+            .indexing_threads
+            .min(divisible / 3 * 2 / indexer.each.max(1));
+        let rest = divisible.saturating_sub(indexer.of(indexing_threads));
         Self {
-            workers,
+            indexing_threads,
             connections: wanted.connections.min(rest / 4 / CONNECTION).max(16),
             // If the operator sets a larger budget, responses get more than the profile wants. The
             // minimum is the size of one manifest: with less memory, pierhead would refuse all
@@ -66,10 +68,10 @@ impl MemoryShares {
     }
 
     /// Returns the maximum number of bytes of memory that all parts use together.
-    pub fn total(&self, worker: WorkerMemory) -> u64 {
+    pub fn total(&self, indexer: IndexerMemory) -> u64 {
         let connections = self.connections * CONNECTION;
-        let workers = worker.of(self.workers);
-        BASE + MANIFESTS + workers + connections + self.responses + self.small_blobs
+        let indexing_threads = indexer.of(self.indexing_threads);
+        BASE + MANIFESTS + indexing_threads + connections + self.responses + self.small_blobs
     }
 }
 
@@ -80,7 +82,7 @@ mod tests {
     use super::super::{MIN_MEMORY, PROFILES};
     use super::*;
 
-    const WORKER: WorkerMemory = WorkerMemory {
+    const INDEXER: IndexerMemory = IndexerMemory {
         each: 210_000_000,
         shared: 32 << 20,
     };
@@ -89,16 +91,16 @@ mod tests {
         #[test]
         fn all_parts_stay_within_three_quarters(
             mib in MIN_MEMORY / MIB..64_000,
-            workers in 0_u64..20,
+            indexing_threads in 0_u64..20,
             connections in 0_u64..100_000,
             responses in 0_u64..(8 << 30),
             small_blobs in 0_u64..(8 << 30),
         ) {
-            let wanted = MemoryShares { workers, connections, responses, small_blobs };
-            let shares = MemoryShares::divide(mib * MIB, wanted, WORKER);
-            prop_assert!(shares.total(WORKER) <= mib * MIB / 4 * 3, "{shares:?}");
+            let wanted = MemoryShares { indexing_threads, connections, responses, small_blobs };
+            let shares = MemoryShares::divide(mib * MIB, wanted, INDEXER);
+            prop_assert!(shares.total(INDEXER) <= mib * MIB / 4 * 3, "{shares:?}");
             prop_assert!(shares.connections >= 16 && shares.responses >= 8 * MIB);
-            prop_assert!(shares.workers <= workers && shares.small_blobs <= small_blobs);
+            prop_assert!(shares.indexing_threads <= indexing_threads && shares.small_blobs <= small_blobs);
         }
     }
 
@@ -106,7 +108,7 @@ mod tests {
     fn the_memory_of_each_profile_suffices_for_its_values() {
         for profile in &PROFILES {
             let bytes = profile.memory * MIB;
-            let shares = MemoryShares::divide(bytes, profile.memory_shares(), WORKER);
+            let shares = MemoryShares::divide(bytes, profile.memory_shares(), INDEXER);
             assert_eq!(shares, profile.memory_shares(), "{}", profile.name);
         }
     }
@@ -114,8 +116,14 @@ mod tests {
     #[test]
     fn a_small_budget_has_no_indexing_thread() {
         let wanted = PROFILES[1].memory_shares();
-        assert_eq!(wanted.workers, 1);
-        assert_eq!(MemoryShares::divide(200 * MIB, wanted, WORKER).workers, 0);
-        assert_eq!(MemoryShares::divide(600 * MIB, wanted, WORKER).workers, 1);
+        assert_eq!(wanted.indexing_threads, 1);
+        assert_eq!(
+            MemoryShares::divide(200 * MIB, wanted, INDEXER).indexing_threads,
+            0
+        );
+        assert_eq!(
+            MemoryShares::divide(600 * MIB, wanted, INDEXER).indexing_threads,
+            1
+        );
     }
 }

@@ -11,7 +11,7 @@ mod table;
 use crate::cgroup::Version;
 use crate::machine::Machine;
 
-pub use memory_shares::{MemoryShares, WorkerMemory};
+pub use memory_shares::{IndexerMemory, MemoryShares};
 pub use table::{PROFILES, Profile};
 
 const MIB: u64 = 1 << 20;
@@ -149,7 +149,7 @@ impl Profile {
     /// Returns the memory that the profile wants for each part, before the memory is divided.
     pub fn memory_shares(&self) -> MemoryShares {
         MemoryShares {
-            workers: self.bundle_workers,
+            indexing_threads: self.bundle_workers,
             connections: self.connections,
             responses: self.response_memory * MIB,
             small_blobs: self.small_blob_memory * MIB,

@@ -5,7 +5,7 @@ mod body;
 mod bundle;
 mod connection_limit;
 mod disk_usage;
-mod host_share;
+mod host_resources;
 mod images;
 mod panics;
 mod process;
@@ -39,7 +39,7 @@ use pierhead_host::pressure::PressureMetrics;
 
 use body::BodyWithGuard;
 use connection_limit::ConnectionLimit;
-pub(crate) use host_share::HostShareMetrics;
+pub(crate) use host_resources::HostResourceMetrics;
 use readiness::Readiness;
 
 /// Maximum number of connections of the admin listener: enough for a scraper, an operator, scripts
@@ -82,7 +82,7 @@ pub(crate) struct Components<'a> {
     /// The limit of the fast tier; `None` without a fast tier.
     pub(crate) tier_limit: Option<TierLimit>,
     pub(crate) pressure: PressureMetrics,
-    pub(crate) host_share: HostShareMetrics,
+    pub(crate) host_resources: HostResourceMetrics,
 }
 
 /// Facts about the process that the admin API returns.
@@ -114,13 +114,13 @@ impl Admin {
             bundle_server,
             tier_limit,
             pressure,
-            host_share,
+            host_resources,
         } = components;
         let mut metrics = Metrics::default();
         process::register(&mut metrics, started);
         let panics = panics::TaskPanics(cache.panics().clone());
         metrics.register_collector(Box::new(panics));
-        host_share.register(&mut metrics);
+        host_resources.register(&mut metrics);
         cache.register(metrics.sub_registry_with_prefix("pierhead_cache"));
         client.register(metrics.sub_registry_with_prefix("pierhead_remote"));
         client.register_dns(metrics.sub_registry_with_prefix("pierhead_dns"));

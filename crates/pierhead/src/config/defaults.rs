@@ -9,8 +9,8 @@ use pierhead_eviction::PolicyName;
 use pierhead_eviction::admission::AdmissionName;
 
 use super::{
-    Auth, AuthMode, Bundle, Cache, Config, Eviction, KeyLocations, Limits, Log, LogFormat, Network,
-    Origins, RequestLog, Size, Tags, Tier, TierKind, Tls,
+    Auth, AuthMode, Bundle, Cache, Config, DefaultSources, Eviction, KeyLocations, Limits, Log,
+    LogFormat, Network, RequestLog, Size, Tags, Tier, TierKind, Tls,
 };
 use pierhead_host::machine::CpuSelection;
 use pierhead_host::pressure::Resource;
@@ -26,7 +26,7 @@ impl Config {
         let proxy = pierhead_proxy::Config::default();
         Self {
             profile: None,
-            origins: Origins::new(),
+            default_sources: DefaultSources::new(),
             key_locations: KeyLocations::default(),
             listen: vec![SocketAddr::from((Ipv4Addr::UNSPECIFIED, 5000))],
             data,

@@ -15,7 +15,9 @@ use super::key_locations::Lines;
 use super::parse::parse;
 use super::profile::{UnfitKey, apply_profile};
 use super::validate::{Flags, validate};
-use super::{Config, KeyLocations, LogFormat, Origins, Problem, Size, Upstream, files, value};
+use super::{
+    Config, DefaultSources, KeyLocations, LogFormat, Problem, Size, Upstream, files, value,
+};
 use crate::exit_code::{CommandError, ExitReason};
 use crate::tier;
 use pierhead_host::machine::Machine;
@@ -254,7 +256,7 @@ fn parse_with_profile(
     };
     let mut with_profile = defaults;
     let applied = apply_profile(&mut with_profile, request, machine);
-    let origins = applied.map_err(|UnfitKey { key, message }| {
+    let sources = applied.map_err(|UnfitKey { key, message }| {
         let by_flag = key == "profile" && overrides.profile.is_some();
         // If `tier.size` has its default, the file only has the key `tier.path`.
         let fallback = if key == "tier.size" { "tier.path" } else { key };
@@ -270,8 +272,8 @@ fn parse_with_profile(
     let is_set = |key: &str| {
         lines.contains_key(key) || key == "cache.size" && overrides.cache_size.is_some()
     };
-    let origins = origins.into_iter().filter(|(key, _)| !is_set(key));
-    config.origins = origins.collect::<Origins>();
+    let sources = sources.into_iter().filter(|(key, _)| !is_set(key));
+    config.default_sources = sources.collect::<DefaultSources>();
     let cores = config.limits.cores.resolve(machine);
     cores.map_err(|message| machine_problem(message, lines.get("limits.cores").copied()))?;
     Ok((config, lines))

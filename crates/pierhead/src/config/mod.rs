@@ -41,8 +41,8 @@ pub(crate) use profile::profile_named;
 pub(crate) use request_log_file::check_request_log_file;
 pub(crate) use secret::Secret;
 pub(crate) use settings::{
-    Auth, AuthMode, Bundle, Cache, Config, Eviction, Limits, Log, LogFormat, Network, Origins,
-    RequestLog, Tags, Tier, TierKind, Tls,
+    Auth, AuthMode, Bundle, Cache, Config, DefaultSources, Eviction, Limits, Log, LogFormat,
+    Network, RequestLog, Tags, Tier, TierKind, Tls,
 };
 pub(crate) use show::{changes, keep_until_restart, show};
 pub(crate) use size::Size;

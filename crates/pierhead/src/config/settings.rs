@@ -18,14 +18,14 @@ use super::upstream::Upstream;
 
 /// Keys whose default value follows from this host or a profile, each with a description of the
 /// source.
-pub(crate) type Origins = Vec<(&'static str, String)>;
+pub(crate) type DefaultSources = Vec<(&'static str, String)>;
 
 /// The complete configuration of the daemon. The key table ([`super::keys`]) documents the fields.
 #[derive(Clone)]
 pub(crate) struct Config {
     pub(crate) profile: Option<&'static Profile>,
     /// Keys whose default value follows from this host or a profile.
-    pub(crate) origins: Origins,
+    pub(crate) default_sources: DefaultSources,
     /// File and line of each key that the configuration file sets.
     pub(crate) key_locations: KeyLocations,
     pub(crate) listen: Vec<SocketAddr>,

@@ -12,7 +12,7 @@ pub(crate) fn show(config: &Config) -> String {
     let mut text = String::from(
         "# The configuration of pierhead, with the value of every key. A key behind # is not set.\n",
     );
-    if !config.origins.is_empty() {
+    if !config.default_sources.is_empty() {
         text.push_str("# A comment after a value names its source, if it is neither the file nor the built-in default.\n");
     }
     section(&mut text, "", config);
@@ -75,7 +75,7 @@ fn section(text: &mut String, name: &str, config: &Config) {
     for key in keys().filter(|key| key.section == name) {
         entry(text, key, config);
         let path = key.path();
-        if let Some((_, of)) = config.origins.iter().find(|(key, _)| *key == path)
+        if let Some((_, of)) = config.default_sources.iter().find(|(key, _)| *key == path)
             && text.pop().is_some()
         {
             let _ = writeln!(text, " # {of}");

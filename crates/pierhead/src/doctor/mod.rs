@@ -10,7 +10,7 @@ mod clients;
 mod daemon;
 mod disk;
 mod docker_socket;
-mod host_share;
+mod host_resources;
 mod machine;
 mod report;
 mod tier;
@@ -166,7 +166,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
                 let (config, machine) = (config.clone(), environment.machine.clone());
                 move || {
                     let mut findings = machine::check(&config);
-                    findings.extend(host_share::check(&config, &machine));
+                    findings.extend(host_resources::check(&config, &machine));
                     findings
                 }
             })

@@ -6,7 +6,7 @@ use pierhead_remote::{Client, Prepared};
 use tokio::sync::watch;
 
 use super::components::capacity;
-use crate::admin::HostShareMetrics;
+use crate::admin::HostResourceMetrics;
 use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config, Reloaded};
 use crate::crate_configs;
@@ -21,7 +21,7 @@ pub(super) struct DaemonState {
     pub(super) cache: Cache,
     pub(super) proxy: Proxy,
     pub(super) level: Level,
-    pub(super) host_share: HostShareMetrics,
+    pub(super) host_resources: HostResourceMetrics,
     /// The configuration in effect, without secrets, for the admin listener.
     pub(super) effective: watch::Sender<String>,
 }
@@ -48,7 +48,7 @@ impl DaemonState {
         let (proxy, settings) = (self.proxy.clone(), crate_configs::proxy(&new));
         tokio::task::spawn_blocking(move || proxy.reload(settings, remote)).await?;
         self.level.set(&new.log);
-        self.host_share.update(&new);
+        self.host_resources.update(&new);
         let before = self.cache.eviction().evictions;
         self.cache.set_capacity(capacity).await;
         let evicted = self.cache.eviction().evictions - before;

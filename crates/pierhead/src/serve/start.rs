@@ -19,7 +19,7 @@ use super::service::Service;
 use super::service_manager::{ServiceManager, State};
 use super::start_report::{log_start, write_ready_file};
 use super::{bind, components, interface_watch};
-use crate::admin::{Admin, Components, DaemonInfo, HostShareMetrics};
+use crate::admin::{Admin, Components, DaemonInfo, HostResourceMetrics};
 use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config};
 use crate::environment::Environment;
@@ -120,7 +120,7 @@ pub(super) async fn start(
         async move { proxy.offer_stored().await }
     });
     let threads = tokio::runtime::Handle::current().metrics().num_workers();
-    let host_share = HostShareMetrics::new(&config, &environment.machine, threads);
+    let host_resources = HostResourceMetrics::new(&config, &environment.machine, threads);
     let (effective, effective_config) = watch::channel(config::show(&config));
     if let Some(listener) = admin_listener {
         let state = Admin::new(
@@ -132,7 +132,7 @@ pub(super) async fn start(
                 bundle_server: bundle_server.clone(),
                 tier_limit,
                 pressure,
-                host_share: host_share.clone(),
+                host_resources: host_resources.clone(),
             },
             started,
             DaemonInfo {
@@ -168,7 +168,7 @@ pub(super) async fn start(
             cache,
             proxy,
             level,
-            host_share,
+            host_resources,
             effective,
         },
         listeners,

@@ -339,7 +339,7 @@ impl<M: Medium> UncommittedReader<M> {
     /// # Errors
     /// [`Error::Range`] if the range exceeds the bytes that were written so far.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        let touched = self.value.touched(offset, buf.len() as u64)?;
+        let touched = self.value.extents_of(offset, buf.len() as u64)?;
         if buf.is_empty() {
             return Ok(());
         }
@@ -361,7 +361,7 @@ impl UncommittedValue {
 
     /// Returns a copy of the list of extents that contain the `len` bytes from `offset` on. The
     /// list is copied, because a reader of a slow medium must not block the writer.
-    fn touched(&self, offset: u64, len: u64) -> Result<Vec<Extent>, Error> {
+    fn extents_of(&self, offset: u64, len: u64) -> Result<Vec<Extent>, Error> {
         let extents = self.extents();
         let of = extents.last().map_or(0, |last| last.start + last.len);
         crate::medium::check_range(offset, len, of)?;

@@ -47,10 +47,11 @@ pub(crate) async fn admit(
     }
 }
 
-/// Authenticates a client before its request body is read. With pass-through, only checks that the
-/// request has credentials if the configuration requires credentials: the upstream decides about
-/// the image, whose name is in the body.
-pub(crate) async fn admit_body(
+/// Authenticates the client of a request that has a body, before the body is read. With
+/// pass-through, only checks that the request has credentials if the configuration requires
+/// credentials. The upstream decides later, because the body of such a request (a request for a
+/// bundle) contains the name of the image.
+pub(crate) async fn admit_before_body(
     context: &Arc<RequestContext>,
     peer: &Peer,
     request: &Parts,

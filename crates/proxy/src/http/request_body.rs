@@ -15,7 +15,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use pierhead_bundle::api::MAX_DOCUMENT;
 use tokio::time::Instant;
 
-use crate::access::admit::admit_body;
+use crate::access::admit::admit_before_body;
 use crate::context::RequestContext;
 use crate::error::Error;
 use crate::http::peer::Peer;
@@ -167,7 +167,7 @@ where
     if len > MAX_BODY {
         return Err(Limit::Body.into());
     }
-    admit_body(context, peer, parts).await?;
+    admit_before_body(context, peer, parts).await?;
     let mut body_limits = BodyLimits::new(context, peer, len);
     let mut body = pin!(Limited::new(body, len));
     let mut bytes = BytesMut::new();

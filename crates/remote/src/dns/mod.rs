@@ -123,7 +123,7 @@ struct Cached {
 }
 
 impl Cached {
-    fn new(answer: Result<name_servers::Found, LookupError>) -> Self {
+    fn new(answer: Result<name_servers::FoundAddresses, LookupError>) -> Self {
         let lifetime = match &answer {
             Ok(found) => found.ttl.clamp(MIN_TTL, MAX_TTL),
             Err(LookupError::NotFound) => NEGATIVE_TTL,

@@ -64,7 +64,7 @@ impl SystemFiles {
 }
 
 /// The addresses of a name, and how long they are valid (TTL).
-pub(super) struct Found {
+pub(super) struct FoundAddresses {
     pub(super) addresses: Arc<[IpAddr]>,
     pub(super) ttl: Duration,
 }
@@ -162,7 +162,11 @@ impl NameServers {
     /// Queries the name servers in order until one of them returns an address. A negative answer
     /// counts only if all earlier servers failed or did not answer until the deadline, because only
     /// the first server may know internal names.
-    pub(super) async fn lookup(&self, host: &str, deadline: Instant) -> Result<Found, LookupError> {
+    pub(super) async fn lookup(
+        &self,
+        host: &str,
+        deadline: Instant,
+    ) -> Result<FoundAddresses, LookupError> {
         let names = self.names(host)?;
         let mut waiting = self.servers.iter().enumerate();
         let (mut running, mut unanswered) = (FuturesUnordered::new(), Vec::new());
@@ -225,7 +229,7 @@ impl NameServers {
 
 impl NameServer {
     /// Queries the names in order until one of them has an address.
-    async fn lookup(&self, names: &[Name]) -> Result<Found, LookupError> {
+    async fn lookup(&self, names: &[Name]) -> Result<FoundAddresses, LookupError> {
         let mut failed = LookupError::NotFound;
         for name in names {
             match self.addresses(name).await {
@@ -239,13 +243,13 @@ impl NameServer {
 
     /// Returns the addresses of both families (IPv4 and IPv6), or of one family if the other is
     /// late or fails. The answer is negative only if both families have a negative answer.
-    async fn addresses(&self, name: &Name) -> Result<Found, LookupError> {
+    async fn addresses(&self, name: &Name) -> Result<FoundAddresses, LookupError> {
         let families = [RecordType::AAAA, RecordType::A];
         let mut questions: FuturesUnordered<_> = families
             .into_iter()
             .map(|family| self.ask(name, family))
             .collect();
-        let (mut found, mut failed): (Option<Found>, _) = (None, LookupError::NotFound);
+        let (mut found, mut failed): (Option<FoundAddresses>, _) = (None, LookupError::NotFound);
         loop {
             let answer = match &found {
                 Some(_) => timeout(FAMILY_DELAY, questions.next()).await,
@@ -260,7 +264,7 @@ impl NameServer {
         }
     }
 
-    async fn ask(&self, name: &Name, family: RecordType) -> Result<Found, LookupError> {
+    async fn ask(&self, name: &Name, family: RecordType) -> Result<FoundAddresses, LookupError> {
         let lookup = match self.resolver.lookup(name.clone(), family).await {
             Ok(lookup) => lookup,
             Err(error) if is_negative_answer(&error) => return Err(LookupError::NotFound),
@@ -277,11 +281,11 @@ impl NameServer {
         }
         let now = Instant::now().into_std();
         let ttl = lookup.valid_until().saturating_duration_since(now);
-        Ok(Found { addresses, ttl })
+        Ok(FoundAddresses { addresses, ttl })
     }
 }
 
-impl Found {
+impl FoundAddresses {
     /// Adds the addresses of the other family. IPv6 addresses come first in the result.
     fn and(self, other: Option<Self>) -> Self {
         let Some(other) = other else { return self };

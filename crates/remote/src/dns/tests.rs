@@ -277,7 +277,7 @@ fn cache_times_are_bounded() {
     let found = |ttl| {
         let addresses = [IpAddr::from([192, 0, 2, 1])].into();
         let ttl = Duration::from_secs(ttl);
-        Cached::new(Ok(name_servers::Found { addresses, ttl })).lifetime
+        Cached::new(Ok(name_servers::FoundAddresses { addresses, ttl })).lifetime
     };
     assert_eq!(found(0), MIN_TTL);
     assert_eq!(found(30), Duration::from_secs(30));

@@ -10,7 +10,7 @@ use crate::exchange::content_range::ContentRange;
 use crate::exchange::{UpstreamResponse, refusal};
 use crate::metrics::{Operation, RequestKind};
 use crate::pull::manifest;
-use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
+use crate::upstream::failover::{Candidates, in_order_of_preference, try_hosts};
 use crate::upstream::retry::RetryPolicy;
 
 /// The resource that a client requests.
@@ -59,7 +59,7 @@ pub(crate) async fn authorize(
         candidates,
         (operation, repository),
         policy,
-        no_penalty,
+        in_order_of_preference,
         |session| async move {
             let uri = session.url(path)?;
             let (head, mut headers) = (Method::HEAD, headers.clone());

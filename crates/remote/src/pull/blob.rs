@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::exchange::content_range::ContentRange;
 use crate::exchange::{UpstreamResponse, refusal, require_identity};
 use crate::metrics::{Operation, RequestKind};
-use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
+use crate::upstream::failover::{Candidates, in_order_of_preference, try_hosts};
 use crate::upstream::host::RegistryHost;
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
@@ -452,7 +452,7 @@ pub(crate) async fn size(
         &blob.candidates,
         (operation, repository),
         policy,
-        no_penalty,
+        in_order_of_preference,
         |session| async move {
             let response = blob.ask(&session, &Method::HEAD, 0).await?;
             match response.http.status().as_u16() {

@@ -55,7 +55,7 @@ pub enum DocumentResponse {
 
 impl DocumentResponse {
     /// Returns `NotModified` if the document equals the caller's copy, otherwise the document.
-    pub(crate) fn unless(self, known: &Validators) -> Self {
+    pub(crate) fn or_not_modified(self, known: &Validators) -> Self {
         match self {
             Self::Document {
                 digest, warnings, ..
@@ -129,7 +129,7 @@ mod tests {
             warnings: vec!["299 - \"deprecated\"".into()],
         };
         let known = |digest| Validators { digest, etag: None };
-        let is_not_modified = |known| matches!(document().unless(&known), DocumentResponse::NotModified { warnings } if warnings.len() == 1);
+        let is_not_modified = |known| matches!(document().or_not_modified(&known), DocumentResponse::NotModified { warnings } if warnings.len() == 1);
         assert!(is_not_modified(known(Some(digest))));
         assert!(!is_not_modified(known(None)));
         let other = Digest::of(Algorithm::Sha256, b"");

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::exchange::{UpstreamResponse, read_into, refusal};
 use crate::metrics::{Operation, RequestKind};
 use crate::pull::document::{DocumentResponse, Validators, etag, warnings};
-use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
+use crate::upstream::failover::{Candidates, in_order_of_preference, try_hosts};
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
 
@@ -40,7 +40,7 @@ pub(crate) async fn manifest(
             candidates,
             (Operation::head(kind), reference),
             policy,
-            no_penalty,
+            in_order_of_preference,
             |session| async move { head(&session, kind, reference, digest).await },
         );
         if let Some(warnings) = current.await? {
@@ -51,10 +51,10 @@ pub(crate) async fn manifest(
         candidates,
         (Operation::get(kind), reference),
         policy,
-        no_penalty,
+        in_order_of_preference,
         |session| async move { get(&session, kind, reference, known).await },
     );
-    Ok(fetched.await?.unless(known))
+    Ok(fetched.await?.or_not_modified(known))
 }
 
 fn path(reference: &Reference) -> String {

@@ -11,7 +11,7 @@ use crate::metrics::{Operation, RequestKind};
 use crate::pull::document::{DocumentResponse, Validators};
 use crate::pull::manifest::get;
 use crate::pull::pages::{Pages, pages};
-use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
+use crate::upstream::failover::{Candidates, in_order_of_preference, try_hosts};
 use crate::upstream::retry::{RetryPolicy, retrying};
 use crate::upstream::session::Session;
 
@@ -35,7 +35,7 @@ pub(crate) async fn referrers(
         candidates,
         (operation, repository),
         policy,
-        no_penalty,
+        in_order_of_preference,
         |session| async move { referrers_at(&session, registry, repository, digest, known).await },
     );
     match found.await {
@@ -49,7 +49,7 @@ pub(crate) async fn referrers(
                 None,
                 Vec::new(),
             )?;
-            Ok(none.unless(known))
+            Ok(none.or_not_modified(known))
         }
         other => other,
     }
@@ -128,7 +128,7 @@ async fn referrers_at(
         }
         Err(error) => return Err(error),
     };
-    Ok(fetched.unless(known))
+    Ok(fetched.or_not_modified(known))
 }
 
 /// Whether clients can read the document as a list of referrers. The media type of the document is

@@ -16,7 +16,7 @@ use crate::metrics::{Operation, RequestKind};
 use crate::pull::access::AccessDecision;
 use crate::pull::document::{DocumentResponse, Validators};
 use crate::pull::pages::{Pages, pages};
-use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
+use crate::upstream::failover::{Candidates, in_order_of_preference, try_hosts};
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
 
@@ -53,7 +53,7 @@ pub(crate) async fn tags(
         candidates,
         (operation, repository),
         policy,
-        no_penalty,
+        in_order_of_preference,
         |session| async move { tags_at(&session, repository, known).await },
     )
     .await
@@ -71,7 +71,7 @@ pub(crate) async fn may_list(
         candidates,
         (operation, repository),
         policy,
-        no_penalty,
+        in_order_of_preference,
         |session| async move {
             let mut headers = HeaderMap::new();
             headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
@@ -150,5 +150,5 @@ async fn tags_at(
     let bytes = serde_json::to_vec(&whole).unwrap_or_default();
     let bytes = reservation.attach_to(bytes.into());
     let list = DocumentResponse::of(session, bytes, "application/json", etag, warnings)?;
-    Ok(list.unless(known))
+    Ok(list.or_not_modified(known))
 }

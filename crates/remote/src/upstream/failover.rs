@@ -92,8 +92,9 @@ impl Candidates {
     }
 }
 
-/// A penalty for [`try_hosts`] that keeps the order of preference.
-pub(crate) fn no_penalty(_: &RegistryHost) -> u8 {
+/// The penalty for [`try_hosts`] that is equal for all hosts, so that they are asked in the order
+/// of preference.
+pub(crate) fn in_order_of_preference(_: &RegistryHost) -> u8 {
     0
 }
 

@@ -248,7 +248,7 @@ impl Health {
     }
 
     /// Records that a probe ended without a result. The next request may then be the probe.
-    fn undecided(&self) {
+    fn release_probe(&self) {
         if let Some(open) = &mut self.state.lock().open {
             open.is_probing = false;
             self.gauge.set(BreakerState::Open);
@@ -326,7 +326,7 @@ impl TrackedRequest {
                 | Error::Down { .. },
             ) => {
                 if self.is_probe {
-                    self.health.undecided();
+                    self.health.release_probe();
                 }
             }
             _ => self.health.responded(),
@@ -344,7 +344,7 @@ impl Drop for TrackedRequest {
             let reason = format!("{}: no response within {waited:.1?}", self.health.upstream);
             self.health.failed(&reason, self.is_probe);
         } else if self.is_probe {
-            self.health.undecided();
+            self.health.release_probe();
         }
     }
 }

@@ -61,8 +61,9 @@ impl Pair {
         .await
     }
 
-    /// Asserts that the registry does not send the range of the layer, and gets one request for it.
-    async fn assert_no_ranges(&self, version: &BlobVersion, case: &str) {
+    /// Asserts that the client refuses the registry's response to a request for a range of the
+    /// layer (`Error::NoRanges`), and sends no second request.
+    async fn assert_range_refused(&self, version: &BlobVersion, case: &str) {
         self.upstream.clear_requests();
         let (received, ended) = self.pull_range(RANGE, version).await;
         assert!(
@@ -127,7 +128,8 @@ async fn a_response_that_is_not_the_requested_range_is_refused() {
         let pair = Pair::start().await;
         let version = pair.version().await;
         pair.upstream.inject(fault.clone().on_blobs());
-        pair.assert_no_ranges(&version, &format!("{fault:?}")).await;
+        pair.assert_range_refused(&version, &format!("{fault:?}"))
+            .await;
     }
 }
 
@@ -138,10 +140,10 @@ async fn a_range_of_a_changed_blob_is_refused() {
     let changed = Fault::Header("etag", "\"changed\"".to_owned());
     pair.upstream.inject(Fault::Corrupt(120_000).on_blobs());
     pair.upstream.inject(changed.on_blobs());
-    pair.assert_no_ranges(&version, "a 200 with another ETag")
+    pair.assert_range_refused(&version, "a 200 with another ETag")
         .await;
     pair.upstream.inject(Fault::IgnoreIfRange.on_blobs());
-    pair.assert_no_ranges(&version, "a 206 with another ETag")
+    pair.assert_range_refused(&version, "a 206 with another ETag")
         .await;
 }
 

@@ -13,14 +13,14 @@ use pierhead_eviction::{Access, Key, StateError, Victim};
 
 pub(crate) const NAME: &str = "arc";
 
-/// The queue of keys that were requested once (T1 in the paper).
-const ONCE: usize = 0;
-/// The queue of keys that were requested again (T2 in the paper).
-const AGAIN: usize = 1;
-/// The queue of ghosts of [`ONCE`] (B1 in the paper).
-const ONCE_GHOST: usize = 2;
-/// The queue of ghosts of [`AGAIN`] (B2 in the paper).
-const AGAIN_GHOST: usize = 3;
+/// The list T1 of the paper: the queue of keys that were requested once.
+const T1: usize = 0;
+/// The list T2 of the paper: the queue of keys that were requested again.
+const T2: usize = 1;
+/// The list B1 of the paper: the queue of ghosts (remembered keys) of [`T1`].
+const B1: usize = 2;
+/// The list B2 of the paper: the queue of ghosts (remembered keys) of [`T2`].
+const B2: usize = 3;
 /// The queue of ghosts that were requested and may enter the cache soon.
 const RETURNING: usize = 4;
 
@@ -76,7 +76,7 @@ pub type Arc<K> = QueuePolicy<K, Adaptive>;
 pub struct Adaptive {
     parameters: ArcParameters,
     capacity: u64,
-    /// Target size in bytes of [`ONCE`]. The paper calls this size p.
+    /// Target size in bytes of [`T1`]. The paper calls this size p.
     target: f64,
     last: Miss,
 }
@@ -107,7 +107,7 @@ impl Adaptive {
         pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
         let slot = queues.first_unpinned(queue, pinned)?;
-        Some(queues.evict_to_ghosts(slot, queue + ONCE_GHOST))
+        Some(queues.evict_to_ghosts(slot, queue + B1))
     }
 
     /// The procedure REPLACE of the paper's figure 4.
@@ -116,12 +116,12 @@ impl Adaptive {
         queues: &mut Queues<K>,
         pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
-        let once = queues.list(ONCE).bytes() as f64;
-        let again_returns = self.last.ghost == Some(AGAIN_GHOST);
+        let once = queues.list(T1).bytes() as f64;
+        let again_returns = self.last.ghost == Some(B2);
         let over = once > self.target || once == self.target && again_returns;
         let (first, other) = match over {
-            true => (ONCE, AGAIN),
-            false => (AGAIN, ONCE),
+            true => (T1, T2),
+            false => (T2, T1),
         };
         Self::demote(queues, first, pinned).or_else(|| Self::demote(queues, other, pinned))
     }
@@ -133,18 +133,16 @@ impl Adaptive {
         pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
         let bytes = |queue: usize| queues.list(queue).bytes();
-        let once = bytes(ONCE).saturating_add(bytes(ONCE_GHOST));
-        let all = once
-            .saturating_add(bytes(AGAIN))
-            .saturating_add(bytes(AGAIN_GHOST));
+        let once = bytes(T1).saturating_add(bytes(B1));
+        let all = once.saturating_add(bytes(T2)).saturating_add(bytes(B2));
         if once.saturating_add(self.last.size) > self.capacity {
-            if let Some(oldest) = queues.list(ONCE_GHOST).front() {
+            if let Some(oldest) = queues.list(B1).front() {
                 queues.drop(oldest);
-            } else if let Some(slot) = queues.first_unpinned(ONCE, pinned) {
+            } else if let Some(slot) = queues.first_unpinned(T1, pinned) {
                 return queues.drop(slot).map(Victim::from);
             }
         } else if all >= self.capacity.saturating_mul(2)
-            && let Some(oldest) = queues.list(AGAIN_GHOST).front()
+            && let Some(oldest) = queues.list(B2).front()
         {
             queues.drop(oldest);
         }
@@ -153,7 +151,7 @@ impl Adaptive {
 
     fn trim<K: Key>(&self, queues: &mut Queues<K>) {
         let first = match self.parameters.bounded {
-            true => ONCE_GHOST,
+            true => B1,
             false => RETURNING,
         };
         for ghosts in first..=RETURNING {
@@ -170,7 +168,7 @@ impl QueueRule for Adaptive {
     type State = (f64, Option<usize>, u64);
 
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, _: &Access<K>) {
-        queues.move_to(slot, AGAIN);
+        queues.move_to(slot, T2);
     }
 
     fn miss<K: Key>(&mut self, queues: &mut Queues<K>, ghost: Option<Slot>, access: &Access<K>) {
@@ -190,8 +188,8 @@ impl QueueRule for Adaptive {
         };
         let step = |own: usize, other: usize| unit * (bytes(other) / bytes(own).max(1.0)).max(1.0);
         match queue {
-            ONCE_GHOST => self.target += step(ONCE_GHOST, AGAIN_GHOST),
-            AGAIN_GHOST => self.target -= step(AGAIN_GHOST, ONCE_GHOST),
+            B1 => self.target += step(B1, B2),
+            B2 => self.target -= step(B2, B1),
             _ => return,
         }
         self.target = self.target.clamp(0.0, self.capacity as f64);
@@ -200,7 +198,7 @@ impl QueueRule for Adaptive {
     }
 
     fn enter<K: Key>(&mut self, queues: &mut Queues<K>, ghost: Option<usize>, access: &Access<K>) {
-        let queue = if ghost.is_some() { AGAIN } else { ONCE };
+        let queue = if ghost.is_some() { T2 } else { T1 };
         queues.add(queue, access.key.clone(), access.size);
     }
 
@@ -261,10 +259,10 @@ mod tests {
             // Case II of the paper: the key enters the queue of keys that were requested again.
             ("a b * a", "a", "b|a|||"),
             ("a b * !a", "a", "b||||a"),
-            // The target is 5, so a key that was requested again leaves while ONCE has only 4
+            // The target is 5, so a key that was requested again leaves while T1 has only 4
             // bytes.
             ("a5 b4 c c !x * !a5 *", "ac", "b|||c|a"),
-            // Case III of the paper: the target falls to the 4 bytes of ONCE, which is enough for
+            // Case III of the paper: the target falls to the 4 bytes of T1, which is enough for
             // the ghost that was hit.
             ("a5 b4 c c !x * !a5 * d d !c *", "acb", "|d|b||ac"),
             // Case IV A of the paper without ghosts: no ghost is made.

@@ -25,22 +25,22 @@ Examples:
 
 Formats (detected from the file; --format overrides; files may be packed by zstd or gzip):
   oracle-general    libCacheSim's records of 24 bytes
-  csv               columns time, key, size, optionally cost (seconds) and shared;
-                    or --csv
+  csv               columns time, key, size, optionally cost (seconds) and shared (number
+                    of images that contain the object); other columns with --csv
   ibm-registry      the registry log of the FAST '18 study: successful GETs; the key is a
                     blob's hash
   ibm-object-store  the object store log of the HotStorage '20 study: GETs, each of a whole
                     object
   pierhead          the request log of pierhead serve
-  nginx             nginx's log in its `combined` format; $request_time behind it is taken as
-                    the cost
+  nginx             nginx's log in its `combined` format; a field $request_time after this format
+                    is the cost
   distribution      the log of CNCF distribution (docker.io/library/registry), as text or JSON
 In an access log, a request is a successful GET of a whole blob. The cost of a blob is the
 longest duration of its requests, since shorter ones may be cache hits.
 
-Rules for unusual requests:
+Unusual requests:
   size zero         left out, as in libCacheSim
-  above the cache   not stored: a miss each time, nothing is evicted for it
+  too large         above the cache size: not stored, a miss each time; evicts nothing
   time decreases    replaced by the latest time before
   truncated file    an error; with --cut-ok the complete requests are replayed
   unreadable        an error with the file, the line or record, and the fix
@@ -119,8 +119,8 @@ pub(crate) struct Cli {
     pub(crate) cut_ok: bool,
 
     /// Set of policy parameters: the defaults of pierhead, or the parameters of libCacheSim 0.3.5
-    #[arg(long, value_enum, default_value_t = Rules::Pierhead)]
-    pub(crate) rules: Rules,
+    #[arg(long, value_enum, default_value_t = Parameters::Pierhead)]
+    pub(crate) parameters: Parameters,
 
     /// Seeds for the random numbers of policies and generated workloads; each seed causes one
     /// replay
@@ -166,18 +166,18 @@ fn parse_policies(word: &str) -> Result<Policies, String> {
 
 /// A set of parameters for all policies.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Rules {
+pub(crate) enum Parameters {
     /// The defaults of `pierhead serve`
     Pierhead,
     /// The parameters of libCacheSim 0.3.5, for comparisons with its results
     Libcachesim,
 }
 
-impl From<Rules> for ParameterSet {
-    fn from(rules: Rules) -> Self {
-        match rules {
-            Rules::Pierhead => Self::Pierhead,
-            Rules::Libcachesim => Self::Libcachesim,
+impl From<Parameters> for ParameterSet {
+    fn from(parameters: Parameters) -> Self {
+        match parameters {
+            Parameters::Pierhead => Self::Pierhead,
+            Parameters::Libcachesim => Self::Libcachesim,
         }
     }
 }

@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Cli) -> Result<(), Failure> {
                 policies: &policies,
                 sizes: &args.size,
                 seed,
-                parameters: args.rules.into(),
+                parameters: args.parameters.into(),
                 admission: args.admission,
                 save: args.save_state.as_deref(),
                 restore: args.restore_state.as_deref(),

@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    fn said(rows: Vec<Row>, current: SimulatedPolicy) -> String {
+    fn verdict_text(rows: Vec<Row>, current: SimulatedPolicy) -> String {
         let report = Report {
             rows,
             ..Report::default()
@@ -175,20 +175,20 @@ mod tests {
             ]
         };
         assert_eq!(
-            said(rows(), LRU),
+            verdict_text(rows(), LRU),
             "verdict at 1%: gdsf waits 25.0 % less than lru, the current policy: 150 s instead of 200 s; set eviction.policy = \"gdsf\""
         );
-        assert!(said(rows(), GDSF).contains("keep gdsf"));
-        let absent = said(rows(), SimulatedPolicy::Sieve);
+        assert!(verdict_text(rows(), GDSF).contains("keep gdsf"));
+        let absent = verdict_text(rows(), SimulatedPolicy::Sieve);
         assert!(
             absent.contains("sieve, the current policy, was not replayed"),
             "{absent}"
         );
-        let short = said(vec![row("lru", 1, 11.2), row("gdsf", 1, 10.6)], LRU);
+        let short = verdict_text(vec![row("lru", 1, 11.2), row("gdsf", 1, 10.6)], LRU);
         assert!(short.contains("10.6 s instead of 11.2 s"), "{short}");
         // A difference of half a percent is noise, so the verdict recommends no change.
         let close = vec![row("lru", 1, 100.0), row("gdsf", 1, 99.5)];
-        assert!(said(close, LRU).contains("keep lru"));
+        assert!(verdict_text(close, LRU).contains("keep lru"));
         // No client waits, so no policy can save waiting. In this case, the percentage is 0,
         // because JSON needs a number.
         let idle = Report {
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(verdict.waits_less_percent, Some(0.0));
         assert!(verdict.to_string().contains("keep lru"), "{verdict}");
         assert_eq!(
-            said(vec![row("lru", 1, 2.0), row("belady", 1, 1.0)], LRU),
+            verdict_text(vec![row("lru", 1, 2.0), row("belady", 1, 1.0)], LRU),
             ""
         );
     }

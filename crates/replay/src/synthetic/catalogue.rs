@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::random::{Random, Zipf, whole};
-use super::{Kind, WorkloadParameters};
+use super::{ObjectKind, WorkloadParameters};
 use pierhead_eviction::building_blocks::hash::mix;
 
 /// A blob with its key and size.
@@ -88,7 +88,7 @@ impl Catalogue {
             if parent.is_none() {
                 let (low, high) = parameters.root_bytes;
                 let size = random.log_uniform(low, high);
-                own[0] = catalogue.blob(Kind::Layer, size);
+                own[0] = catalogue.blob(ObjectKind::Layer, size);
             }
             catalogue.bases.push(Base {
                 parent,
@@ -120,7 +120,7 @@ impl Catalogue {
         catalogue
     }
 
-    fn blob(&mut self, kind: Kind, size: f64) -> Blob {
+    fn blob(&mut self, kind: ObjectKind, size: f64) -> Blob {
         self.made += 1;
         Blob {
             key: kind.mark(mix(self.salt.wrapping_add(self.made))),
@@ -131,12 +131,12 @@ impl Catalogue {
     fn layer(&mut self, random: &mut Random) -> Blob {
         if random.chance(self.parameters.empty) {
             return Blob {
-                key: Kind::Layer.mark(mix(self.salt)),
+                key: ObjectKind::Layer.mark(mix(self.salt)),
                 size: EMPTY_BYTES,
             };
         }
         let size = random.quantile(&self.parameters.layer_bytes);
-        self.blob(Kind::Layer, size)
+        self.blob(ObjectKind::Layer, size)
     }
 
     /// Returns the layer that a repeated build step creates: a layer with another digest and about
@@ -146,7 +146,7 @@ impl Catalogue {
             return layer;
         }
         let size = layer.size as f64 * random.log_uniform(0.9, 1.1);
-        self.blob(Kind::Layer, size.max(EMPTY_BYTES as f64 + 1.0))
+        self.blob(ObjectKind::Layer, size.max(EMPTY_BYTES as f64 + 1.0))
     }
 
     fn image(&mut self, layers: Vec<Blob>, random: &mut Random) -> Image {
@@ -156,8 +156,8 @@ impl Catalogue {
             random.log_uniform(config.0, config.1),
         );
         Image {
-            manifest: self.blob(Kind::Manifest, manifest),
-            config: self.blob(Kind::Config, config),
+            manifest: self.blob(ObjectKind::Manifest, manifest),
+            config: self.blob(ObjectKind::Config, config),
             layers,
             pulled: false,
         }
@@ -319,7 +319,7 @@ mod tests {
         catalogue.release_base(base, &mut random);
         catalogue.release(at, &mut random);
         let rebuilt = keys(catalogue.pull(at, 0).0);
-        let empty = Kind::Layer.mark(mix(catalogue.salt));
+        let empty = ObjectKind::Layer.mark(mix(catalogue.salt));
         let kept = |key: &&u64| **key != empty && after[inherited..].contains(*key);
         assert_eq!(rebuilt.iter().find(kept), None, "all above is built anew");
     }

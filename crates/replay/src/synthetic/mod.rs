@@ -11,12 +11,12 @@
 //! [`WorkloadParameters`].
 
 mod catalogue;
-mod kind;
 mod node;
+mod object_kind;
 mod parameters;
 mod random;
 mod workload;
 
-pub use kind::Kind;
+pub use object_kind::ObjectKind;
 pub use parameters::{ParameterOutOfRange, WorkloadParameters};
 pub use workload::Workload;

@@ -135,7 +135,7 @@ impl Generator<'_> {
             67..75 => self.replace(),
             75..83 if upper => self.whiteout(),
             83..86 if upper => self.opaque(),
-            86..90 => self.again(),
+            86..90 => self.add_duplicate(),
             90..95 => {
                 // This change gives a directory new attributes, and keeps its entries.
                 let path = self.some_directory();
@@ -460,7 +460,7 @@ impl Generator<'_> {
     }
 
     /// Adds a second entry for a file of the current layer.
-    fn again(&mut self) {
+    fn add_duplicate(&mut self) {
         let of_file = |this: &Self, path: &Path| {
             let inode = this.names.get(path).map(|at| &this.inodes[*at]);
             let file = inode.is_some_and(|inode| matches!(inode.entry.kind, Kind::File { .. }));

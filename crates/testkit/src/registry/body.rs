@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::fault::{Fault, Gate};
-use super::log::Tracked;
+use super::log::LoggedRequest;
 use super::reply::{Framing, Reply};
 use super::shared::Shared;
 use super::wire::{Next, ServerConnection};
@@ -31,7 +31,7 @@ pub(super) async fn send(
     connection: &mut ServerConnection,
     reply: &Reply,
     faults: &[Fault],
-    tracked: &Tracked,
+    tracked: &LoggedRequest,
 ) -> io::Result<Next> {
     let _flight = reply
         .is_blob
@@ -47,7 +47,7 @@ pub(super) async fn send(
             }
         })
         .min();
-    let mut own_free = Instant::now();
+    let mut body_free_at = Instant::now();
     let mut sent = 0;
     loop {
         while stops.first().is_some_and(|(at, _)| *at <= sent) {
@@ -87,7 +87,7 @@ pub(super) async fn send(
         sent += piece.len() as u64;
         let shared = connection.shared.clone();
         connection
-            .unless_gone(pace(&shared, piece.len(), slow, &mut own_free))
+            .unless_gone(pace(&shared, piece.len(), slow, &mut body_free_at))
             .await?;
     }
     if reply.framing == Framing::Chunked {
@@ -120,17 +120,17 @@ fn stops(faults: &[Fault], len: u64) -> Vec<(u64, Stop)> {
 }
 
 /// Waits until the rates of the shared link and of this body allow `bytes` more.
-async fn pace(shared: &Shared, bytes: usize, slow: Option<u64>, own_free: &mut Instant) {
+async fn pace(shared: &Shared, bytes: usize, slow: Option<u64>, body_free_at: &mut Instant) {
     let now = Instant::now();
     let cost = |rate: u64| Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
     let earliest = now.checked_sub(MAX_CATCH_UP).unwrap_or(now);
     let mut until = now;
     if let Some(rate) = slow {
-        *own_free = (*own_free).max(earliest) + cost(rate);
-        until = until.max(*own_free);
+        *body_free_at = (*body_free_at).max(earliest) + cost(rate);
+        until = until.max(*body_free_at);
     }
     if let Some(rate) = shared.settings.lock().bandwidth {
-        let mut free = shared.link_free.lock();
+        let mut free = shared.link_free_at.lock();
         *free = (*free).max(earliest) + cost(rate);
         until = until.max(*free);
     }

@@ -93,7 +93,7 @@ impl Builder {
             rules: Rules::default(),
             log: Log::default(),
             issued: Mutex::default(),
-            link_free: Mutex::new(Instant::now()),
+            link_free_at: Mutex::new(Instant::now()),
             blobs_in_flight: AtomicUsize::new(0),
             peak_blobs_in_flight: AtomicUsize::new(0),
             tls,

@@ -58,7 +58,7 @@ impl Content {
         self
     }
 
-    pub(super) fn flipped(mut self, at: u64) -> Self {
+    pub(super) fn with_flipped_byte(mut self, at: u64) -> Self {
         self.flipped = Some(at);
         self
     }

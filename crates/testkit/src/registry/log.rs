@@ -87,12 +87,12 @@ impl Entry {
 
 /// The handle of a connection to its current request. Dropping this handle marks the response as
 /// ended.
-pub(super) struct Tracked {
+pub(super) struct LoggedRequest {
     entry: Arc<Entry>,
     changed: Arc<watch::Sender<u64>>,
 }
 
-impl Tracked {
+impl LoggedRequest {
     pub(super) fn answered(&self, status: u16) {
         self.entry.status.store(status, Ordering::SeqCst);
         self.changed.send_modify(|version| *version += 1);
@@ -104,7 +104,7 @@ impl Tracked {
     }
 }
 
-impl Drop for Tracked {
+impl Drop for LoggedRequest {
     fn drop(&mut self) {
         self.entry.done.store(true, Ordering::SeqCst);
         self.changed.send_modify(|version| *version += 1);
@@ -123,7 +123,7 @@ impl Log {
         self.connections.fetch_add(1, Ordering::SeqCst)
     }
 
-    pub(super) fn add(&self, request: RecordedRequest) -> Tracked {
+    pub(super) fn add(&self, request: RecordedRequest) -> LoggedRequest {
         let entry = Arc::new(Entry {
             request,
             status: AtomicU16::new(0),
@@ -132,7 +132,7 @@ impl Log {
         });
         self.entries.lock().push(Arc::clone(&entry));
         self.changed.send_modify(|version| *version += 1);
-        Tracked {
+        LoggedRequest {
             entry,
             changed: Arc::clone(&self.changed),
         }

@@ -218,7 +218,7 @@ fn cdn(shared: &Shared, request: &RecordedRequest, faults: &[Fault]) -> Reply {
 
 fn damaged(content: Content, faults: &[Fault]) -> Content {
     faults.iter().fold(content, |content, fault| match fault {
-        Fault::Corrupt(at) => content.flipped(*at),
+        Fault::Corrupt(at) => content.with_flipped_byte(*at),
         Fault::Truncate(len) => content.truncated(*len),
         Fault::Pad(by) => content.padded(*by),
         Fault::Replace(bytes) => Content::memory(bytes.clone()),

@@ -21,7 +21,7 @@ pub(super) struct Shared {
     pub(super) log: Log,
     pub(super) issued: Mutex<Issued>,
     /// The time at which the simulated link, which all bodies share, has sent all bytes so far.
-    pub(super) link_free: Mutex<Instant>,
+    pub(super) link_free_at: Mutex<Instant>,
     pub(super) blobs_in_flight: AtomicUsize,
     pub(super) peak_blobs_in_flight: AtomicUsize,
     pub(super) tls: Option<Identity>,

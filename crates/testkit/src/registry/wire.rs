@@ -148,13 +148,13 @@ impl ServerConnection {
     }
 
     /// Waits until the client closes the connection. Bytes that arrive meanwhile are kept.
-    async fn gone(&mut self) {
+    async fn wait_for_disconnect(&mut self) {
         while matches!(self.socket.read_buf(&mut self.received).await, Ok(1..)) {}
     }
 
     /// Sends nothing until the client disconnects.
     pub(super) async fn hang(&mut self) -> io::Result<Next> {
-        self.gone().await;
+        self.wait_for_disconnect().await;
         Ok(Next::Cut)
     }
 
@@ -162,7 +162,7 @@ impl ServerConnection {
     pub(super) async fn unless_gone(&mut self, event: impl Future<Output = ()>) -> io::Result<()> {
         tokio::select! {
             () = event => Ok(()),
-            () = self.gone() => Err(io::ErrorKind::ConnectionAborted.into()),
+            () = self.wait_for_disconnect() => Err(io::ErrorKind::ConnectionAborted.into()),
         }
     }
 

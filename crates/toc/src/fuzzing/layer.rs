@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use pierhead_oci::{Algorithm, Digest};
 
-use crate::layer::{self, LayerIndex, Limits, Request, Unpaced};
+use crate::layer::{self, LayerIndex, Limits, NoPacing, Request};
 use crate::{Blob, Error, FileDigest, Kind, Source};
 
 /// Maximum uncompressed size of an input, in bytes.
@@ -44,7 +44,7 @@ pub fn layer(bytes: &[u8], folder: &Path) {
                 max_window: 1 << 20,
             },
         };
-        layer::index(&*blob, &request, &mut Unpaced, &out)
+        layer::index(&*blob, &request, &mut NoPacing, &out)
     };
     // The diff ID of a fuzzer's input is unknown, but the error of a first attempt contains it.
     let Err(Error::Digest { found, .. }) = index(&Digest::of(Algorithm::Sha256, b"nothing")) else {

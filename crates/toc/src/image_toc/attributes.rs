@@ -10,12 +10,12 @@ use super::format::reader;
 use super::layout::{Layout, widen};
 
 /// Maximum length of the name of an extended attribute in bytes, which is the limit of Linux.
-const MAX_XATTR: usize = 255;
+const MAX_XATTR_NAME: usize = 255;
 /// Maximum length of the value of an extended attribute in bytes, which is the limit of Linux.
-const MAX_VALUE: usize = 64 << 10;
+const MAX_XATTR_VALUE: usize = 64 << 10;
 
 /// Number of bytes of memory that an extended attribute takes besides its name and value.
-const XATTR: usize = 48;
+const XATTR_OVERHEAD: usize = 48;
 /// Maximum memory of all extended attributes of a TOC, in bytes.
 pub(super) const MAX_HELD: usize = 32 << 20;
 
@@ -67,13 +67,13 @@ fn pair<'a>(reader: &mut Reader<'a>) -> Result<(&'a [u8], &'a [u8]), Error> {
 
 /// All attribute sets of a TOC, by their number.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Numbered<'a> {
+pub(super) struct AttributeSets<'a> {
     section: &'a [u8],
     /// Offset of each attribute set in the section of attributes.
     starts: &'a [u32],
 }
 
-impl<'a> Numbered<'a> {
+impl<'a> AttributeSets<'a> {
     pub(super) const fn new(section: &'a [u8], starts: &'a [u32]) -> Self {
         Self { section, starts }
     }
@@ -83,7 +83,7 @@ impl<'a> Numbered<'a> {
     }
 
     pub(super) fn get(&self, number: u32) -> Option<Attributes<'a>> {
-        let mut reader = reader(self.coded(widen(number))?);
+        let mut reader = reader(self.encoded_set(widen(number))?);
         let attributes = Attributes {
             mode: reader.u32().ok()?,
             uid: reader.u32().ok()?,
@@ -101,10 +101,10 @@ impl<'a> Numbered<'a> {
     /// one encoded form.
     pub(super) fn has_twice(&self) -> bool {
         let mut seen = HashSet::with_capacity(self.len());
-        (0..self.len()).any(|number| !seen.insert(self.coded(number)))
+        (0..self.len()).any(|number| !seen.insert(self.encoded_set(number)))
     }
 
-    fn coded(&self, number: usize) -> Option<&'a [u8]> {
+    fn encoded_set(&self, number: usize) -> Option<&'a [u8]> {
         let start = widen(*self.starts.get(number)?);
         let end = self.starts.get(number + 1);
         let end = end.map_or(self.section.len(), |end| widen(*end));
@@ -128,14 +128,14 @@ pub(super) fn starts(layout: &Layout, bytes: &[u8]) -> Result<Vec<u32>, Error> {
         let mut last: Option<&[u8]> = None;
         for _ in 0..reader.count()? {
             let (name, value) = pair(&mut reader)?;
-            let sound = !name.is_empty() && name.len() <= MAX_XATTR && !name.contains(&0);
-            if !sound || value.len() > MAX_VALUE {
+            let sound = !name.is_empty() && name.len() <= MAX_XATTR_NAME && !name.contains(&0);
+            if !sound || value.len() > MAX_XATTR_VALUE {
                 return Err(reader.wrong("an invalid extended attribute"));
             }
             if last.is_some_and(|last| last >= name) {
                 return Err(reader.wrong("extended attributes out of order"));
             }
-            held += XATTR + name.len() + value.len();
+            held += XATTR_OVERHEAD + name.len() + value.len();
             if held > MAX_HELD {
                 return Err(reader.wrong("extended attributes that exceed the memory limit"));
             }
@@ -161,7 +161,7 @@ pub(super) fn encode(entry: &Entry, mode: u32, out: &mut Vec<u8>) {
 }
 
 /// Returns the memory that the extended attributes of an entry take, in bytes.
-pub(super) fn held(entry: &Entry) -> usize {
-    let held = |(name, value): &(Vec<u8>, Vec<u8>)| XATTR + name.len() + value.len();
+pub(super) fn xattr_memory(entry: &Entry) -> usize {
+    let held = |(name, value): &(Vec<u8>, Vec<u8>)| XATTR_OVERHEAD + name.len() + value.len();
     entry.xattrs.iter().map(held).sum()
 }

@@ -15,7 +15,7 @@ use crate::FileBlob;
 use crate::{Blob, Error, FileDigest};
 
 use super::contents::Index;
-use super::format::{MAX_TOC, WHAT};
+use super::format::{FORMAT_NAME, MAX_TOC};
 use super::layout::{DIGEST, HEAD, Layout, widen};
 
 /// Number of bytes per checksum. The number is the size of a page, so a lookup reads no more bytes
@@ -78,7 +78,7 @@ impl Blocks {
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Error::Missing(path.display().to_string()),
-            io::ErrorKind::InvalidData => Error::malformed(WHAT, error.to_string()),
+            io::ErrorKind::InvalidData => Error::malformed(FORMAT_NAME, error.to_string()),
             _ => Error::io(format!("open {}", path.display()), error),
         };
         let file = open_regular(path).map_err(failed)?;
@@ -87,7 +87,7 @@ impl Blocks {
     }
 
     pub(super) fn new(blob: Box<dyn Blob>, name: String) -> Result<Self, Error> {
-        let wrong = |why: &str| Error::malformed(WHAT, why);
+        let wrong = |why: &str| Error::malformed(FORMAT_NAME, why);
         let mut blocks = Self {
             blob,
             sums: Vec::new(),
@@ -154,7 +154,7 @@ impl Blocks {
         match sum {
             Some(sum) if crc32c::crc32c(block).to_le_bytes() == *sum => Ok(()),
             _ => Err(Error::malformed(
-                WHAT,
+                FORMAT_NAME,
                 format!("a checksum of {} does not match", self.name),
             )),
         }
@@ -164,7 +164,7 @@ impl Blocks {
     fn read_raw(&self, at: u64, out: &mut [u8]) -> Result<(), Error> {
         let read = self.blob.read_at(at, out);
         read.map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => Error::malformed(WHAT, "it ends too early"),
+            io::ErrorKind::UnexpectedEof => Error::malformed(FORMAT_NAME, "it ends too early"),
             _ => Error::io(format!("read {}", self.name), error),
         })
     }
@@ -275,7 +275,7 @@ impl TocFile {
         file.layout = Layout::read(&head, len)?;
         match file.layout.end() + Index::len_of(file.layout.contents) == len {
             true => Ok(file),
-            false => Err(Error::malformed(WHAT, "a wrong length")),
+            false => Err(Error::malformed(FORMAT_NAME, "a wrong length")),
         }
     }
 
@@ -294,7 +294,10 @@ impl TocFile {
             self.read(order + middle * 4, &mut number)?;
             let number = u32::from_le_bytes(number);
             if number >= self.layout.contents {
-                return Err(Error::malformed(WHAT, "a content number out of range"));
+                return Err(Error::malformed(
+                    FORMAT_NAME,
+                    "a content number out of range",
+                ));
             }
             let mut digest = [0; DIGEST];
             self.read(digests + widen(number) * DIGEST, &mut digest)?;
@@ -325,7 +328,7 @@ impl TocFile {
                 }
             };
             let found = block.get(from..).filter(|found| !found.is_empty());
-            let found = found.ok_or_else(|| Error::malformed(WHAT, "it ends too early"))?;
+            let found = found.ok_or_else(|| Error::malformed(FORMAT_NAME, "it ends too early"))?;
             let len = found.len().min(out.len());
             let (now, later) = out.split_at_mut(len);
             now.copy_from_slice(&found[..len]);

@@ -3,7 +3,7 @@
 
 use crate::{Error, FileDigest, Time};
 
-use super::format::WHAT;
+use super::format::FORMAT_NAME;
 use super::layout::widen;
 use super::{ImageToc, Node};
 
@@ -16,8 +16,8 @@ pub(super) fn check(toc: &ImageToc) -> Result<(), Error> {
 
 /// Checks that entries are in canonical form, and that hard links agree with their targets.
 fn check_rows(toc: &ImageToc) -> Result<(), Error> {
-    let wrong = |why: &str| Err(Error::malformed(WHAT, why));
-    if toc.numbered().has_twice() {
+    let wrong = |why: &str| Err(Error::malformed(FORMAT_NAME, why));
+    if toc.attribute_sets().has_twice() {
         return wrong("duplicate attributes");
     }
     /// The attribute number and the time of an entry, which must equal the values of all hard links
@@ -55,7 +55,7 @@ fn check_layers(toc: &ImageToc) -> Result<(), Error> {
         let layer = layer?;
         for number in std::iter::once(layer.skeleton).chain(layer.files) {
             if number > next {
-                return Err(Error::malformed(WHAT, "contents out of order"));
+                return Err(Error::malformed(FORMAT_NAME, "contents out of order"));
             }
             if number == next {
                 next += 1;
@@ -63,12 +63,12 @@ fn check_layers(toc: &ImageToc) -> Result<(), Error> {
         }
     }
     if toc.layout.layer_count == 0 && !toc.layout.layers(&toc.bytes).is_empty() {
-        return Err(Error::malformed(WHAT, "layers that are not counted"));
+        return Err(Error::malformed(FORMAT_NAME, "layers that are not counted"));
     }
     if next == toc.contents().len() {
         Ok(())
     } else {
-        Err(Error::malformed(WHAT, "unused contents"))
+        Err(Error::malformed(FORMAT_NAME, "unused contents"))
     }
 }
 
@@ -80,13 +80,13 @@ fn check_contents(toc: &ImageToc) -> Result<(), Error> {
         .iter()
         .any(|(content, size)| (size == 0) != (content == empty))
     {
-        return Err(Error::malformed(WHAT, "a content with a wrong size"));
+        return Err(Error::malformed(FORMAT_NAME, "a content with a wrong size"));
     }
     let mut last = None;
     for number in toc.by_digest().iter() {
         let content = contents.content(number);
         if content == last {
-            return Err(Error::malformed(WHAT, "duplicate contents"));
+            return Err(Error::malformed(FORMAT_NAME, "duplicate contents"));
         }
         last = content;
     }

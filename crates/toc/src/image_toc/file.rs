@@ -10,7 +10,7 @@ use crate::Error;
 
 use super::blocks::{self, Blocks};
 use super::contents::Index;
-use super::format::WHAT;
+use super::format::FORMAT_NAME;
 use super::layout::Layout;
 use super::{ImageToc, attributes};
 
@@ -43,7 +43,7 @@ impl ImageToc {
         let mut bytes = Blocks::open(path)?.all()?;
         let layout = Layout::read(&bytes, bytes.len())?;
         if bytes.len() != layout.end() + Index::len_of(layout.contents) {
-            return Err(Error::malformed(WHAT, "a wrong length"));
+            return Err(Error::malformed(FORMAT_NAME, "a wrong length"));
         }
         let index = Index::read(bytes.split_off(layout.end()));
         bytes.shrink_to_fit();

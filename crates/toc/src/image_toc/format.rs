@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use crate::varint::Reader;
 
 /// The name of the format in error messages.
-pub(super) const WHAT: &str = "TOC";
+pub(super) const FORMAT_NAME: &str = "TOC";
 
 /// Maximum size of a TOC in bytes. A TOC of a million entries is smaller.
 pub const MAX_TOC: usize = 256 << 20;
@@ -37,5 +37,5 @@ pub(super) const fn rank(byte: u8) -> u8 {
 
 /// Returns a reader of one section of a TOC.
 pub(super) fn reader(section: &[u8]) -> Reader<'_> {
-    Reader::new(WHAT, section)
+    Reader::new(FORMAT_NAME, section)
 }

@@ -3,7 +3,7 @@
 
 use crate::Error;
 
-use super::format::{MAX_ENTRIES, MAX_TOC, WHAT};
+use super::format::{FORMAT_NAME, MAX_ENTRIES, MAX_TOC};
 
 /// First bytes of every TOC. The last of these bytes is the version of the format.
 pub(super) const MAGIC: [u8; 8] = *b"phtable\x01";
@@ -56,7 +56,7 @@ impl Layout {
     /// Parses the head of a TOC of `len` bytes. Checks that each section fits into the TOC, and
     /// that each count fits into its section.
     pub(super) fn read(bytes: &[u8], len: usize) -> Result<Self, Error> {
-        let wrong = |why: &str| Error::malformed(WHAT, why);
+        let wrong = |why: &str| Error::malformed(FORMAT_NAME, why);
         let (magic, rest) = bytes
             .split_first_chunk::<8>()
             .ok_or_else(|| wrong("it ends too early"))?;

@@ -7,6 +7,7 @@
 mod attributes;
 mod blocks;
 mod check;
+mod compression;
 mod contents;
 mod file;
 mod format;
@@ -15,7 +16,6 @@ mod layers;
 mod layout;
 mod merge;
 mod rows;
-mod wire;
 mod write;
 
 #[cfg(test)]
@@ -23,21 +23,21 @@ mod tests;
 
 pub use attributes::{Attributes, Xattrs};
 pub use blocks::{BlockCache, TocFile};
+pub use compression::{compress, decompress};
 pub use contents::{ByDigest, Contents};
 pub use format::{MAX_ENTRIES, MAX_TOC, compare};
 pub use layers::{Layers, TocLayer};
 pub use merge::LayerEntries;
 pub use rows::{Node, Row, Rows};
-pub use wire::{decode, encode};
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::fmt;
 
-use crate::layer::{LayerIndex, Pace, Unpaced};
+use crate::layer::{LayerIndex, NoPacing, Pace};
 use crate::{Entry, Error, FileDigest};
 use contents::Index;
-use format::WHAT;
+use format::FORMAT_NAME;
 use layout::Layout;
 
 /// The TOC (table of contents) of one image. Several threads may share a TOC by reference.
@@ -57,14 +57,14 @@ impl ImageToc {
     /// # Errors
     /// `Image` when a runtime could not unpack the image; errors of the layer indexes.
     pub fn build(layers: &[&LayerIndex]) -> Result<Self, Error> {
-        Self::build_at(layers, &mut Unpaced)
+        Self::build_paced(layers, &mut NoPacing)
     }
 
     /// Merges indexed layers as [`Self::build`] does, and calls `pace` every few hundred entries.
     ///
     /// # Errors
     /// The same errors as from [`Self::build`], and [`Error::Stopped`] from `pace`.
-    pub fn build_at(layers: &[&LayerIndex], pace: &mut dyn Pace) -> Result<Self, Error> {
+    pub fn build_paced(layers: &[&LayerIndex], pace: &mut dyn Pace) -> Result<Self, Error> {
         let pace = &RefCell::new(pace);
         Self::merge(layers.iter().map(|layer| LayerEntries {
             diff_id: layer.diff_id(),
@@ -117,7 +117,7 @@ impl ImageToc {
         Rows::new(
             self.layout.names(&self.bytes),
             self.layout.nodes(&self.bytes),
-            self.numbered(),
+            self.attribute_sets(),
             self.layout.entries,
             self.layout.visible,
         )
@@ -171,7 +171,7 @@ impl ImageToc {
     fn trusted(bytes: Vec<u8>) -> Result<Self, Error> {
         let layout = Layout::read(&bytes, bytes.len())?;
         if layout.end() != bytes.len() {
-            return Err(Error::malformed(WHAT, "bytes after its end"));
+            return Err(Error::malformed(FORMAT_NAME, "bytes after its end"));
         }
         let attributes = attributes::starts(&layout, &bytes)?;
         let index = Index::of(&layout, &bytes)?;
@@ -183,8 +183,8 @@ impl ImageToc {
         })
     }
 
-    fn numbered(&self) -> attributes::Numbered<'_> {
-        attributes::Numbered::new(self.layout.attributes(&self.bytes), &self.attributes)
+    fn attribute_sets(&self) -> attributes::AttributeSets<'_> {
+        attributes::AttributeSets::new(self.layout.attributes(&self.bytes), &self.attributes)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::varint::Reader;
 use crate::{Entry, Error, Kind, Time};
 
-use super::attributes::{Attributes, Numbered};
+use super::attributes::{AttributeSets, Attributes};
 use super::contents::Contents;
 use super::format::{rank, reader};
 use super::layout::widen;
@@ -30,8 +30,9 @@ pub(super) mod flag {
     /// The nanoseconds of the time are not 0.
     pub(crate) const NANOS: u8 = 32;
     /// The entry is a file whose content an earlier entry also has.
-    pub(crate) const AGAIN: u8 = 64;
-    pub(crate) const NONE: u8 = 128;
+    pub(crate) const KNOWN_CONTENT: u8 = 64;
+    /// No entry has this bit.
+    pub(crate) const UNUSED: u8 = 128;
 }
 
 /// Number of nanoseconds in a second.
@@ -115,7 +116,7 @@ impl Row<'_, '_> {
 pub struct Rows<'a> {
     names: Reader<'a>,
     nodes: Reader<'a>,
-    attributes: Numbered<'a>,
+    attributes: AttributeSets<'a>,
     path: Vec<u8>,
     /// Attribute number of the previous row.
     pub(super) number: u32,
@@ -139,9 +140,10 @@ pub(super) struct State {
     pub(super) seconds: [i64; 2],
 }
 
-/// Returns the class of a kind of entry. Directories and files have separate classes, since their
-/// times have different sources: unpacking for directories, and the build for files.
-pub(super) const fn class(of: u8) -> usize {
+/// Returns the class of a kind of entry for [`State::seconds`]. Directories and files have separate
+/// classes, since their times have different sources: unpacking for directories, and the build for
+/// files.
+pub(super) const fn time_class(of: u8) -> usize {
     if of == kind::DIRECTORY { 0 } else { 1 }
 }
 
@@ -149,7 +151,7 @@ impl<'a> Rows<'a> {
     pub(super) fn new(
         names: &'a [u8],
         nodes: &'a [u8],
-        attributes: Numbered<'a>,
+        attributes: AttributeSets<'a>,
         entries: u32,
         visible: u32,
     ) -> Self {
@@ -182,8 +184,8 @@ impl<'a> Rows<'a> {
         let flags = self.nodes.byte()?;
         let of = flags & kind::MASK;
         if widen(of.into()) >= kind::COUNT
-            || flags & flag::NONE != 0
-            || (flags & flag::AGAIN != 0 && of != kind::FILE)
+            || flags & flag::UNUSED != 0
+            || (flags & flag::KNOWN_CONTENT != 0 && of != kind::FILE)
             || (ordinal == 0 && of != kind::DIRECTORY)
         {
             return Err(self.nodes.wrong("an entry of an unknown kind"));
@@ -277,7 +279,7 @@ impl<'a> Rows<'a> {
     }
 
     fn time(&mut self, flags: u8) -> Result<Time, Error> {
-        let seconds = &mut self.state.seconds[class(flags & kind::MASK)];
+        let seconds = &mut self.state.seconds[time_class(flags & kind::MASK)];
         if flags & flag::SECONDS != 0 {
             let delta = self.nodes.i64()?;
             if delta == 0 {
@@ -300,7 +302,7 @@ impl<'a> Rows<'a> {
 
     fn content(&mut self, flags: u8) -> Result<u32, Error> {
         let next = self.state.next_content;
-        if flags & flag::AGAIN != 0 {
+        if flags & flag::KNOWN_CONTENT != 0 {
             let distance = self.nodes.u32()?;
             return match next.checked_sub(distance) {
                 Some(number) if distance > 0 => Ok(number),

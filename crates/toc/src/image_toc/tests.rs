@@ -423,15 +423,18 @@ fn a_table_travels_alone_or_against_another() {
     let old = sample();
     let new = merge(&[&[file("a", "new")]]).expect("merged");
     for base in [None, Some(&old)] {
-        let frame = encode(&new, base, 3).expect("encoded");
-        assert_eq!(decode(&frame, base).expect("decoded").bytes(), new.bytes());
+        let frame = compress(&new, base, 3).expect("encoded");
+        assert_eq!(
+            decompress(&frame, base).expect("decoded").bytes(),
+            new.bytes()
+        );
         let more = [&frame[..], b"x"].concat();
-        assert!(decode(&more, base).is_err());
-        assert!(decode(&frame[..frame.len() - 1], base).is_err());
+        assert!(decompress(&more, base).is_err());
+        assert!(decompress(&frame[..frame.len() - 1], base).is_err());
     }
-    let same = encode(&old, Some(&old), 3).expect("encoded");
+    let same = compress(&old, Some(&old), 3).expect("encoded");
     assert!(same.len() < 40, "{}", same.len());
-    assert!(decode(&same, None).is_err());
+    assert!(decompress(&same, None).is_err());
 }
 
 #[test]

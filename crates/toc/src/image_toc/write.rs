@@ -9,7 +9,7 @@ use super::format::{MAX_ENTRIES, MAX_PATH_ERROR, MAX_TOC};
 use super::layout::{HEAD, Layout};
 use super::merge::{Merged, MergedNode};
 use super::rows;
-use super::rows::{State, class, flag, kind};
+use super::rows::{State, flag, kind, time_class};
 
 /// Assigns numbers to identifiers, in the order of first use.
 #[derive(Default)]
@@ -145,7 +145,7 @@ impl Entries {
         self.nodes.push(of);
         let mut flags = of;
         self.put_attributes(of, attributes, &mut flags)?;
-        let seconds = &mut self.state.seconds[class(of)];
+        let seconds = &mut self.state.seconds[time_class(of)];
         if *seconds != modified.seconds {
             flags |= flag::SECONDS;
             put_signed(&mut self.nodes, modified.seconds.wrapping_sub(*seconds));
@@ -159,7 +159,7 @@ impl Entries {
             MergedNode::File(content) => {
                 let (number, new) = self.contents.get(*content)?;
                 if !new {
-                    flags |= flag::AGAIN;
+                    flags |= flag::KNOWN_CONTENT;
                     let distance = count(self.contents.order.len())? - number;
                     put(&mut self.nodes, distance.into());
                 }

@@ -32,7 +32,7 @@ const FOOT: usize = 32;
 /// Maximum size of a directory in bytes: 2^20 blocks.
 const MAX_DIRECTORY: u64 = 32 << 20;
 
-const WHAT: &str = "layer index";
+const FORMAT_NAME: &str = "layer index";
 
 /// The stream (the type of records) to which a block belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ pub(super) enum Stream {
     /// The decompressor windows (the bytes before a checkpoint, to which compressed data refers).
     Windows,
     /// The checkpoints: positions at which decoding of the compressed layer can start.
-    Points,
+    Checkpoints,
 }
 
 const STREAM_COUNT: usize = 7;
@@ -192,15 +192,15 @@ const ALL: [Stream; STREAM_COUNT] = [
     Stream::Chunks,
     Stream::Extents,
     Stream::Windows,
-    Stream::Points,
+    Stream::Checkpoints,
 ];
 
 pub(super) fn bug(error: postcard::Error) -> Error {
-    Error::malformed(WHAT, error.to_string())
+    Error::malformed(FORMAT_NAME, error.to_string())
 }
 
 fn narrow(len: usize) -> Result<u32, Error> {
-    u32::try_from(len).map_err(|_| Error::malformed(WHAT, "a block of 4 GiB"))
+    u32::try_from(len).map_err(|_| Error::malformed(FORMAT_NAME, "a block of 4 GiB"))
 }
 
 /// The row of one block in the directory of the file.
@@ -226,14 +226,14 @@ impl IndexReader {
     /// when it is read.
     pub(super) fn open<S: for<'a> Deserialize<'a>>(path: &Path) -> Result<(Self, S), Error> {
         let io = |error: io::Error| match error.kind() {
-            io::ErrorKind::InvalidData => Error::malformed(WHAT, error.to_string()),
+            io::ErrorKind::InvalidData => Error::malformed(FORMAT_NAME, error.to_string()),
             _ => Error::io(format!("open {}", path.display()), error),
         };
         let file = open_regular(path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
         let body = len
             .checked_sub(FOOT as u64)
-            .ok_or_else(|| Error::malformed(WHAT, "too short"))?;
+            .ok_or_else(|| Error::malformed(FORMAT_NAME, "too short"))?;
         let mut foot = [0; FOOT];
         file.read_exact_at(&mut foot, body).map_err(io)?;
         let word = |at: usize| {
@@ -244,14 +244,14 @@ impl IndexReader {
         };
         let (at, size) = (word(0), word(8));
         if &foot[24..] != MAGIC || size > MAX_DIRECTORY || at.checked_add(size) != Some(body) {
-            return Err(Error::malformed(WHAT, "its foot is damaged"));
+            return Err(Error::malformed(FORMAT_NAME, "its foot is damaged"));
         }
-        let size =
-            usize::try_from(size).map_err(|_| Error::malformed(WHAT, "directory too long"))?;
+        let size = usize::try_from(size)
+            .map_err(|_| Error::malformed(FORMAT_NAME, "directory too long"))?;
         let mut directory = vec![0; size];
         file.read_exact_at(&mut directory, at).map_err(io)?;
         if u64::from(crc32c::crc32c(&directory)) != word(16) {
-            return Err(Error::malformed(WHAT, "directory damaged"));
+            return Err(Error::malformed(FORMAT_NAME, "directory damaged"));
         }
         let (summary, rows): (S, Vec<Row>) = postcard::from_bytes(&directory).map_err(bug)?;
         let mut streams: [Vec<Block>; STREAM_COUNT] = Default::default();
@@ -260,7 +260,7 @@ impl IndexReader {
             let blocks = &mut streams[row.stream as usize];
             let ordered = blocks.last().is_none_or(|last| last.key <= row.key);
             if row.raw as usize > MAX_BLOCK || row.stored > row.raw || !ordered {
-                return Err(Error::malformed(WHAT, "a block out of bounds"));
+                return Err(Error::malformed(FORMAT_NAME, "a block out of bounds"));
             }
             blocks.push(Block {
                 at: next,
@@ -272,7 +272,7 @@ impl IndexReader {
             next += u64::from(row.stored);
         }
         if next != at {
-            return Err(Error::malformed(WHAT, "blocks do not fill the file"));
+            return Err(Error::malformed(FORMAT_NAME, "blocks do not fill the file"));
         }
         let path = path.to_owned();
         Ok((
@@ -313,15 +313,15 @@ impl IndexReader {
             .read_exact_at(&mut stored, block.at)
             .map_err(|e| Error::io(format!("read {}", self.path.display()), e))?;
         if crc32c::crc32c(&stored) != block.sum {
-            return Err(Error::malformed(WHAT, "a block is damaged"));
+            return Err(Error::malformed(FORMAT_NAME, "a block is damaged"));
         }
         if block.stored == block.raw {
             return Ok(Some(stored));
         }
         let raw = zstd::bulk::decompress(&stored, block.raw as usize)
-            .map_err(|e| Error::malformed(WHAT, e.to_string()))?;
+            .map_err(|e| Error::malformed(FORMAT_NAME, e.to_string()))?;
         if raw.len() != block.raw as usize {
-            return Err(Error::malformed(WHAT, "a block of a wrong length"));
+            return Err(Error::malformed(FORMAT_NAME, "a block of a wrong length"));
         }
         Ok(Some(raw))
     }

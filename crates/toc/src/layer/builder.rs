@@ -13,7 +13,7 @@ use super::decoder::Coding;
 use super::record;
 use super::skeleton::Encoder;
 use super::stored::{ContentRow, EXTENT, LayerIndex, Summary, prefix, raw};
-use super::stream::{self, Found, Point};
+use super::stream::{self, Checkpoint, FoundCheckpoint};
 
 /// The properties of the whole layer, which the walk determines.
 pub(super) struct Outcome {
@@ -34,7 +34,7 @@ pub(super) struct Builder {
     chunks: u32,
     extents: u32,
     windows: u32,
-    points: u64,
+    checkpoints: u64,
     entries: u64,
     files: u64,
     skeleton: Encoder,
@@ -58,7 +58,7 @@ impl Builder {
             chunks: 0,
             extents: 0,
             windows: 0,
-            points: 0,
+            checkpoints: 0,
             entries: 0,
             files: 0,
             skeleton,
@@ -85,7 +85,11 @@ impl Builder {
     }
 
     /// Adds a file of the tar that is not an entry of the tree.
-    pub(super) fn unseen(&mut self, content: FileDigest, size: u64) -> Result<(), Error> {
+    pub(super) fn file_without_entry(
+        &mut self,
+        content: FileDigest,
+        size: u64,
+    ) -> Result<(), Error> {
         self.record.clear();
         record::encode_unseen(content, size, &mut self.record)?;
         self.file.make_room(Stream::Entries, self.record.len())?;
@@ -161,14 +165,14 @@ impl Builder {
     }
 
     /// Adds a checkpoint (a position at which decoding can start).
-    pub(super) fn point(&mut self, found: Found) -> Result<(), Error> {
-        let mut point = Point {
+    pub(super) fn checkpoint(&mut self, found: FoundCheckpoint) -> Result<(), Error> {
+        let mut checkpoint = Checkpoint {
             at: found.at,
             blob_at: found.blob_at,
             window: None,
         };
         if let Some((bits, byte, window)) = found.window {
-            point.window = Some(stream::BlockStart {
+            checkpoint.window = Some(stream::BlockStart {
                 block: self.windows,
                 bits,
                 byte,
@@ -178,9 +182,10 @@ impl Builder {
             self.file.flush(Stream::Windows)?;
             self.windows = next(self.windows)?;
         }
-        let record = postcard::to_stdvec(&point).map_err(super::blocks::bug)?;
-        self.file.put(Stream::Points, self.points, &record)?;
-        self.points += 1;
+        let record = postcard::to_stdvec(&checkpoint).map_err(super::blocks::bug)?;
+        self.file
+            .put(Stream::Checkpoints, self.checkpoints, &record)?;
+        self.checkpoints += 1;
         Ok(())
     }
 

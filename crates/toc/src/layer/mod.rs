@@ -31,7 +31,7 @@ mod walk;
 use std::path::Path;
 
 pub use chunks::{CHUNK_AVERAGE, CHUNK_MAX, CHUNK_MIN, CHUNKED_FROM, Chunk};
-pub use pace::{Pace, Unpaced};
+pub use pace::{NoPacing, Pace};
 pub use reader::LayerReader;
 pub use request::{Limits, RATIO_FREE, Request};
 pub use skeleton::rebuild;

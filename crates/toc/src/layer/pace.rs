@@ -13,9 +13,9 @@ pub trait Pace {
 
 /// A [`Pace`] that never blocks and never stops the work.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Unpaced;
+pub struct NoPacing;
 
-impl Pace for Unpaced {
+impl Pace for NoPacing {
     fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
         Ok(())
     }

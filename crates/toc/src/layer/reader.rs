@@ -10,9 +10,9 @@ use crate::{Blob, Error, FileDigest, Source};
 
 use super::blocks::Stream;
 use super::decoder::Coding;
-use super::pace::Unpaced;
+use super::pace::NoPacing;
 use super::stored::{ContentRow, EXTENT, LayerIndex, as_io, little};
-use super::stream::{INPUT, Point, PositionedDecoder};
+use super::stream::{Checkpoint, INPUT, PositionedDecoder};
 
 /// Maximum number of open decoders, for reads that continue where an earlier read ended. Each
 /// decoder takes 250 KiB.
@@ -32,7 +32,7 @@ pub struct LayerReader {
 
 #[derive(Default)]
 struct State {
-    points: Option<Vec<Point>>,
+    checkpoints: Option<Vec<Checkpoint>>,
     /// Open decoders, in the order of their last use.
     positions: Vec<PositionedDecoder>,
     /// The row of the content of the last read. The reader keeps this row because reads of one
@@ -85,7 +85,7 @@ impl LayerReader {
         }
         let mut stream = self.position(state, at)?;
         while !buf.is_empty() {
-            if !stream.fill(&*self.blob, &mut Unpaced)? {
+            if !stream.fill(&*self.blob, &mut NoPacing)? {
                 return Err(Error::malformed(
                     "layer",
                     "its blob ends before its index does",
@@ -116,17 +116,17 @@ impl LayerReader {
     /// of two checkpoints.
     fn position(&self, state: &mut State, at: u64) -> Result<PositionedDecoder, Error> {
         let summary = &self.index.summary;
-        let points = match &mut state.points {
-            Some(points) => points,
-            none => none.insert(self.index.points()?),
+        let checkpoints = match &mut state.checkpoints {
+            Some(checkpoints) => checkpoints,
+            none => none.insert(self.index.checkpoints()?),
         };
-        let last = points.partition_point(|point| point.at <= at);
-        let point = last.checked_sub(1).and_then(|last| points.get(last));
+        let last = checkpoints.partition_point(|checkpoint| checkpoint.at <= at);
+        let checkpoint = last.checked_sub(1).and_then(|last| checkpoints.get(last));
         let begin = match summary.coding {
             // In an uncompressed layer, reading can start anywhere. So an open stream is used only
             // if the position is in its buffer.
             Coding::Plain => at.saturating_sub(INPUT as u64),
-            _ => point.map_or(0, |point| point.at),
+            _ => checkpoint.map_or(0, |checkpoint| checkpoint.at),
         };
         let kept = state
             .positions
@@ -139,8 +139,8 @@ impl LayerReader {
             return Ok(state.positions.remove(number));
         }
         let window = summary.max_window;
-        match point {
-            Some(Point {
+        match checkpoint {
+            Some(Checkpoint {
                 at,
                 blob_at,
                 window: Some(entry),
@@ -152,7 +152,7 @@ impl LayerReader {
                     .ok_or_else(|| Error::malformed("layer index", "a window is missing"))?;
                 PositionedDecoder::enter(*at, *blob_at, entry, &window)
             }
-            Some(Point { at, blob_at, .. }) => {
+            Some(Checkpoint { at, blob_at, .. }) => {
                 PositionedDecoder::at(summary.coding, *at, *blob_at, window)
             }
             None if summary.coding == Coding::Plain => {

@@ -44,7 +44,7 @@ const MAX_PARTS: u64 = 1 << 16;
 /// Size of the copy buffer in bytes.
 const COPY: usize = 256 << 10;
 
-const WHAT: &str = "layer skeleton";
+const FORMAT_NAME: &str = "layer skeleton";
 
 /// Returns the number of zero bytes that pad `len` bytes to whole blocks.
 pub(super) fn padding(len: u64) -> u64 {
@@ -380,7 +380,7 @@ impl Tar<'_> {
 }
 
 fn bad(why: &str) -> Error {
-    Error::malformed(WHAT, why)
+    Error::malformed(FORMAT_NAME, why)
 }
 
 fn read(error: io::Error) -> Error {

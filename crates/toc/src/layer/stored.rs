@@ -15,7 +15,7 @@ use super::chunks::{self, Chunk};
 use super::decoder::Coding;
 use super::reader::LayerReader;
 use super::record::{self, Item};
-use super::stream::Point;
+use super::stream::Checkpoint;
 
 /// The properties of the whole layer in its index.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -269,15 +269,19 @@ impl LayerIndex {
     }
 
     /// Returns all checkpoints of the layer, in order.
-    pub(super) fn points(&self) -> Result<Vec<Point>, Error> {
+    pub(super) fn checkpoints(&self) -> Result<Vec<Checkpoint>, Error> {
         let mut all = Vec::new();
-        for number in 0..self.file.blocks(Stream::Points) {
-            let block = self.file.read(Stream::Points, number)?.unwrap_or_default();
+        for number in 0..self.file.blocks(Stream::Checkpoints) {
+            let block = self
+                .file
+                .read(Stream::Checkpoints, number)?
+                .unwrap_or_default();
             let mut rest = &block[..];
             while !rest.is_empty() {
-                let (point, after) = postcard::take_from_bytes(rest).map_err(super::blocks::bug)?;
+                let (checkpoint, after) =
+                    postcard::take_from_bytes(rest).map_err(super::blocks::bug)?;
                 rest = after;
-                all.push(point);
+                all.push(checkpoint);
             }
         }
         Ok(all)

@@ -25,7 +25,7 @@ const OUTPUT: usize = WINDOW + (128 << 10);
 
 /// A checkpoint: a position where decoding can start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Point {
+pub(super) struct Checkpoint {
     /// Offset in the uncompressed bytes.
     pub(super) at: u64,
     /// Offset in the blob.
@@ -44,7 +44,7 @@ pub(super) struct BlockStart {
 }
 
 /// A checkpoint that the search has found, with its window.
-pub(super) struct Found {
+pub(super) struct FoundCheckpoint {
     pub(super) at: u64,
     pub(super) blob_at: u64,
     pub(super) window: Option<(u8, u8, Vec<u8>)>,
@@ -73,7 +73,7 @@ struct Seeking {
     /// Earliest offset of the next attempt to find a checkpoint ([`RETRY`]).
     tried: u64,
     pending: Option<Pending>,
-    found: Vec<Found>,
+    found: Vec<FoundCheckpoint>,
 }
 
 struct Pending {
@@ -152,7 +152,7 @@ impl PositionedDecoder {
     }
 
     /// Returns the checkpoints that were found since the last call.
-    pub(super) fn found(&mut self) -> Vec<Found> {
+    pub(super) fn found(&mut self) -> Vec<FoundCheckpoint> {
         self.seeking
             .as_mut()
             .map(|seeking| std::mem::take(&mut seeking.found))
@@ -264,7 +264,7 @@ impl PositionedDecoder {
                 && let Some((bits, byte)) = right
             {
                 seeking.last = pending.at;
-                seeking.found.push(Found {
+                seeking.found.push(FoundCheckpoint {
                     at: pending.at,
                     blob_at: pending.blob_at,
                     window: Some((bits, byte, pending.window)),
@@ -275,7 +275,7 @@ impl PositionedDecoder {
             seeking.pending = None;
             if due {
                 seeking.last = at;
-                seeking.found.push(Found {
+                seeking.found.push(FoundCheckpoint {
                     at,
                     blob_at,
                     window: None,

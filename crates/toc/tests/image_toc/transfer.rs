@@ -26,14 +26,14 @@ proptest! {
             return Ok(());
         };
         for base in [None, Some(&base)] {
-            let frame = image_toc::encode(&new, base, level).unwrap();
-            prop_assert!(image_toc::encode(&new, base, level).unwrap() == frame);
-            let decoded = image_toc::decode(&frame, base).unwrap();
+            let frame = image_toc::compress(&new, base, level).unwrap();
+            prop_assert!(image_toc::compress(&new, base, level).unwrap() == frame);
+            let decoded = image_toc::decompress(&frame, base).unwrap();
             prop_assert!(decoded.bytes() == new.bytes());
         }
-        let frame = image_toc::encode(&new, Some(&base), level).unwrap();
+        let frame = image_toc::compress(&new, Some(&base), level).unwrap();
         // Decoding without the base must fail, unless the frame uses no byte of the base.
-        if let Ok(decoded) = image_toc::decode(&frame, None) {
+        if let Ok(decoded) = image_toc::decompress(&frame, None) {
             prop_assert!(decoded.bytes() == new.bytes());
         }
     }
@@ -47,7 +47,7 @@ proptest! {
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         len in any::<prop::sample::Index>(),
     ) {
-        prop_assert!(image_toc::decode(&random, None).is_err());
+        prop_assert!(image_toc::decompress(&random, None).is_err());
         prop_assert!(ImageToc::parse(random).is_err());
         let Ok(toc) = model::merge(&layers) else { return Ok(()) };
         let mut bytes = toc.bytes().to_vec();

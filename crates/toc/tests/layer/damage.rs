@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::source::MemoryBlob;
-use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
+use pierhead_toc::layer::{self, LayerIndex, Limits, NoPacing, Request};
 use pierhead_toc::{Blob, Error, FileDigest, Kind, Source};
 
 use crate::making::{Counted, Packing, Tar, indexed, random};
@@ -135,7 +135,7 @@ fn damage_anywhere_is_told_not_served() {
         diff_id: &diff_id,
         limits: Limits::default(),
     };
-    let index = layer::index(&*blob, &request, &mut Unpaced, &path).unwrap();
+    let index = layer::index(&*blob, &request, &mut NoPacing, &path).unwrap();
     let right = told(&index, &blob).unwrap();
     let bytes = fs::read(&path).unwrap();
     for at in (0..bytes.len())
@@ -220,7 +220,7 @@ struct Twin<'a>(&'a MemoryBlob, &'a Request<'a>, &'a std::path::Path, bool);
 impl layer::Pace for Twin<'_> {
     fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
         if !std::mem::replace(&mut self.3, true) {
-            layer::index(self.0, self.1, &mut Unpaced, self.2)?;
+            layer::index(self.0, self.1, &mut NoPacing, self.2)?;
         }
         Ok(())
     }
@@ -282,7 +282,7 @@ fn a_content_is_read_right_after_another_one_failed() {
     };
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("index");
-    layer::index(&*blob, &request, &mut Unpaced, &out).unwrap();
+    layer::index(&*blob, &request, &mut NoPacing, &out).unwrap();
     let sound = fs::read(&out).unwrap();
     let [few, many] = contents;
     let mut failed = 0;

@@ -252,17 +252,17 @@ fn a_layer_that_is_not_its_diff_id_is_reported_and_leaves_nothing() {
     let wrong = Digest::of(Algorithm::Sha256, b"other");
     let long = Digest::of(Algorithm::Sha512, &tar);
     let plain = "application/vnd.oci.image.layer.v1.tar";
-    let lied = index(&wrong, plain, &mut layer::Unpaced);
+    let lied = index(&wrong, plain, &mut layer::NoPacing);
     assert!(matches!(lied, Err(Error::Digest { .. })));
-    let other = index(&long, plain, &mut layer::Unpaced);
+    let other = index(&long, plain, &mut layer::NoPacing);
     assert!(matches!(other, Err(Error::Image(_))));
     let sealed = format!("{plain}+encrypted");
-    let sealed = index(&right, &sealed, &mut layer::Unpaced);
+    let sealed = index(&right, &sealed, &mut layer::NoPacing);
     assert!(matches!(sealed, Err(Error::Image(_))));
     let stopped = index(&right, plain, &mut Stop);
     assert!(matches!(stopped, Err(Error::Stopped)));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-    assert!(index(&right, plain, &mut layer::Unpaced).is_ok());
+    assert!(index(&right, plain, &mut layer::NoPacing).is_ok());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 

@@ -13,7 +13,7 @@ mod random;
 
 use std::sync::Arc;
 
-use pierhead_toc::layer::{self, LayerIndex, Unpaced};
+use pierhead_toc::layer::{self, LayerIndex, NoPacing};
 use pierhead_toc::{Blob, FileDigest, Kind, Source};
 
 use pierhead_testkit::images::{Image, TreeOptions};
@@ -184,7 +184,7 @@ fn hot_ranges_are_sufficient_to_read_the_contents() {
             FileDigest::of(b"elsewhere"),
         ];
         let touched =
-            |hot: &[FileDigest]| index.hot_ranges(blob.clone(), hot, &mut Unpaced).unwrap();
+            |hot: &[FileDigest]| index.hot_ranges(blob.clone(), hot, &mut NoPacing).unwrap();
         let ranges = touched(&hot);
         assert!(
             ranges.is_sorted_by(|a, b| a.end < b.start),

@@ -8,7 +8,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::source::MemoryBlob;
-use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
+use pierhead_toc::layer::{self, LayerIndex, Limits, NoPacing, Request};
 use pierhead_toc::{Blob, Error};
 
 /// A blob that counts its reads and the bytes that were read.
@@ -126,7 +126,7 @@ pub(crate) fn indexed_with(
     };
     let folder = tempfile::tempdir().unwrap();
     // The index stays readable after its folder was deleted, since its file is open.
-    layer::index(blob, &request, &mut Unpaced, &folder.path().join("index"))
+    layer::index(blob, &request, &mut NoPacing, &folder.path().join("index"))
 }
 
 /// A tar, written header by header.

@@ -319,9 +319,9 @@ pub(super) struct MinimumRate {
 }
 
 impl MinimumRate {
-    /// Adds the waiting time and the received bytes of one read of a response. Returns `false` if
-    /// the response is too slow.
-    pub(super) fn is_met(&mut self, waited: Duration, bytes: u64) -> bool {
+    /// Counts the waiting time and the bytes of one read of a response. Returns `false` if the
+    /// response is slower than the minimum rate.
+    pub(super) fn count_read(&mut self, waited: Duration, bytes: u64) -> bool {
         self.waited = self.waited.saturating_add(waited);
         self.bytes = self.bytes.saturating_add(bytes);
         if self.waited < RATE_WINDOW {
@@ -352,7 +352,7 @@ impl Read for CountedStream {
         })?;
         let count = u64::try_from(read).unwrap_or(u64::MAX);
         self.received.fetch_add(count, Ordering::Relaxed);
-        if !self.rate.is_met(started.elapsed(), count) {
+        if !self.rate.count_read(started.elapsed(), count) {
             let why = format!(
                 "fewer than {} KiB arrived in two minutes",
                 MIN_BYTES_PER_WINDOW >> 10

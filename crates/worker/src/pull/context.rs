@@ -29,7 +29,7 @@ impl PullContext<'_> {
 
     /// Returns the wanted image if the reference has a digest and the store has the complete image.
     /// This lookup needs no server.
-    pub(super) fn stored(&self) -> Result<Option<store::Image>, Error> {
+    pub(super) fn stored_image(&self) -> Result<Option<store::Image>, Error> {
         match &self.image.target {
             Target::Digest(digest) => Ok(self.store.complete(digest, self.with_layers)?),
             Target::Tag(_) => Ok(None),

@@ -131,7 +131,7 @@ fn pull_when_free(
 }
 
 fn pull_once(context: &PullContext<'_>, report: &mut PullReport) -> Result<CompleteImage, Error> {
-    if let Some(image) = context.stored()? {
+    if let Some(image) = context.stored_image()? {
         report.contents.reused = u64::from(image.toc.visible());
         return Ok(image.into());
     }

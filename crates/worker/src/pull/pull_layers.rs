@@ -10,7 +10,7 @@ use crate::store::{Apply, ApplyOutcome, Image, NewFetch};
 use pierhead_bundle::api::BundleQuery;
 use pierhead_bundle::format::{Frames, Header, Sizes, WireToc};
 use pierhead_oci::{Descriptor, Digest};
-use pierhead_toc::layer::{self, LayerIndex, Limits, Unpaced};
+use pierhead_toc::layer::{self, LayerIndex, Limits, NoPacing};
 use pierhead_toc::{FileBlob, FileDigest, ImageToc, Source as _, image_toc};
 use serde::Deserialize;
 
@@ -79,7 +79,7 @@ pub(super) fn pull(
             limits: Limits::default(),
         };
         let index = path(blob).with_extension("index");
-        let index = layer::index(&file, &request, &mut Unpaced, &index)?;
+        let index = layer::index(&file, &request, &mut NoPacing, &index)?;
         progress.advance(blob.size);
         readers.push(index.reader(Arc::new(file)));
     }
@@ -97,7 +97,7 @@ pub(super) fn pull(
             base: None,
             digest: *FileDigest::of(toc.bytes()).as_bytes(),
             len: u32::try_from(toc.bytes().len()).unwrap_or(u32::MAX),
-            coded: image_toc::encode(&toc, None, TOC_LEVEL)?,
+            coded: image_toc::compress(&toc, None, TOC_LEVEL)?,
         },
         frames: Frames::encode([], &NoSizes)?,
         records: 0,

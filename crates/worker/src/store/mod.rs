@@ -19,6 +19,7 @@
 
 mod apply;
 mod content_dir;
+mod content_writer;
 mod fetch;
 mod fetch_dir;
 mod folder;
@@ -31,9 +32,9 @@ mod stamps;
 pub(crate) mod tests;
 
 pub use apply::{Apply, ApplyCounts, ApplyOutcome, CompleteImage, TransferCount};
+pub use content_writer::ContentWriter;
 pub use fetch::{NewFetch, decode_toc};
 pub use folder::{FolderKind, kind};
 pub use image::Image;
 pub use image_store::{Store, StoredImage};
 pub use maintenance::{CollectReport, VerifyReport};
-pub use partial_file::ContentWriter;

@@ -107,7 +107,7 @@ pub fn record(options: RecordOptions, progress: &dyn Progress) -> Result<Recordi
     };
     progress.note(&format!(
         "recording the files that are opened below {}",
-        watch.root().shown()
+        watch.root().display()
     ));
     let started = Instant::now();
     let deadline = options.max_duration.map(|longest| started + longest);
@@ -124,7 +124,7 @@ pub fn record(options: RecordOptions, progress: &dyn Progress) -> Result<Recordi
         }
     };
     watch.read_pending().map_err(Error::Trace)?;
-    let root = watch.root().shown().to_string();
+    let root = watch.root().display().to_string();
     let (paths, is_incomplete) = watch.finish();
     if paths.is_empty() {
         return Err(Error::Trace(nothing_opened(pid, &root, started.elapsed())));

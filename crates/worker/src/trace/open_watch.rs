@@ -64,7 +64,7 @@ impl ImageRoot {
     }
 
     /// Returns the path of the root folder, for messages.
-    pub(super) fn shown(&self) -> std::path::Display<'_> {
+    pub(super) fn display(&self) -> std::path::Display<'_> {
         self.shown.display()
     }
 
@@ -106,7 +106,7 @@ impl OpenWatch {
                         "this system has no openat2 ({error}): recording needs Linux 5.6 or later"
                     )
                 }
-                other => format!("the root {}: {other}", root.shown()),
+                other => format!("the root {}: {other}", root.display()),
             })?;
         let flags = InitFlags::FAN_CLOEXEC
             | InitFlags::FAN_NONBLOCK
@@ -212,7 +212,7 @@ impl AsFd for OpenWatch {
 }
 
 fn cannot_watch(root: &ImageRoot, error: Errno) -> String {
-    let root = root.shown();
+    let root = root.display();
     match error {
         Errno::EPERM => {
             "recording needs root (CAP_SYS_ADMIN): run pierhead with sudo, outside of containers"

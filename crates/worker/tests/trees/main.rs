@@ -13,7 +13,7 @@ use compare::{LinkCount, compare_tree};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions, digest_of};
 use pierhead_testkit::source::{MemoryBlob, MemorySource};
 use pierhead_toc::image_toc::{LayerEntries, Node};
-use pierhead_toc::layer::{self, LayerIndex, Limits, Pace, Request, Unpaced};
+use pierhead_toc::layer::{self, LayerIndex, Limits, NoPacing, Pace, Request};
 use pierhead_toc::{Entry, FileDigest, ImageToc, Kind, Time};
 use pierhead_worker::Error;
 use pierhead_worker::export::rootfs::{
@@ -38,7 +38,7 @@ fn layers(image: &TreeImage) -> Vec<LayerIndex> {
                 limits: Limits::default(),
             };
             let out = folder.path().join(nth.to_string());
-            layer::index(&MemoryBlob(tar.clone()), &request, &mut Unpaced, &out).expect("indexed")
+            layer::index(&MemoryBlob(tar.clone()), &request, &mut NoPacing, &out).expect("indexed")
         })
         .collect()
 }
@@ -632,13 +632,13 @@ fn the_merge_of_layers_stops_when_its_pace_returns_an_error() {
     let layers = layers(&Image::tree(1, &TreeOptions::default()));
     let layers: Vec<_> = layers.iter().collect();
     for pauses in 0..2 {
-        let stopped = ImageToc::build_at(&layers, &mut StopsAfter(pauses));
+        let stopped = ImageToc::build_paced(&layers, &mut StopsAfter(pauses));
         assert!(
             matches!(stopped, Err(pierhead_toc::Error::Stopped)),
             "{pauses}"
         );
     }
-    let built = ImageToc::build_at(&layers, &mut StopsAfter(u32::MAX)).expect("built");
+    let built = ImageToc::build_paced(&layers, &mut StopsAfter(u32::MAX)).expect("built");
     let expected = ImageToc::build(&layers).expect("built");
     assert!(built.bytes() == expected.bytes());
 }

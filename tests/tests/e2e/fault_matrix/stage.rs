@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 use pierhead_testkit::registry::{Auth, Background, FakeRegistry};
 use pierhead_tests::{
-    clients::Pulled,
+    clients::PullResult,
     image::images,
     layout::Image,
     paths,
@@ -40,7 +40,7 @@ pub(super) struct Stage {
     /// The relay between the client and pierhead.
     pub(super) mirror: Relay,
     pub(super) image: Image,
-    pub(super) expected: Pulled,
+    pub(super) expected: PullResult,
     folder: TempDir,
 }
 
@@ -60,9 +60,9 @@ impl Stage {
             proxy: Relay::proxy_to(origin.addr())?,
             mirror: Relay::to(origin.addr())?,
             origin,
-            expected: Pulled {
+            expected: PullResult {
                 root: image.root.clone(),
-                config: image.here()?.config.clone(),
+                config: image.for_this_platform()?.config.clone(),
             },
             image,
             folder: paths::scratch("matrix")?,
@@ -128,13 +128,23 @@ impl Stage {
 
     /// The digest of a layer of some 300 kB.
     pub(super) fn layer(&self) -> Result<&str> {
-        let layer = self.image.here()?.layers.get(1).context("a second layer")?;
+        let layer = self
+            .image
+            .for_this_platform()?
+            .layers
+            .get(1)
+            .context("a second layer")?;
         Ok(layer)
     }
 
     /// The digest of a layer of some 40 kB.
     pub(super) fn small_layer(&self) -> Result<&str> {
-        let layer = self.image.here()?.layers.get(2).context("a third layer")?;
+        let layer = self
+            .image
+            .for_this_platform()?
+            .layers
+            .get(2)
+            .context("a third layer")?;
         Ok(layer)
     }
 

@@ -11,7 +11,9 @@ use anyhow::{Context, Result, ensure};
 use pierhead_testkit::{http::End, images::Image, registry::FakeRegistry};
 use pierhead_tests::{pierhead::Pierhead, wait};
 
-use super::{diagnosis, image, memory, number, region, stat, wait_for_write_back, with_tier};
+use super::{
+    diagnosis, image, memory_folder, number, region, stat, wait_for_write_back, with_tier,
+};
 use crate::requests::{committed, get, pull, start_in_front};
 
 /// Requests all layers repeatedly until `over` is set. A wrong response is an error.
@@ -33,7 +35,7 @@ fn client(pierhead: &Pierhead, image: &Image, over: &AtomicBool, pulls: &AtomicU
 
 #[test]
 fn the_limit_changes_during_pulls() -> Result<()> {
-    let folder = memory()?;
+    let folder = memory_folder()?;
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), with_tier(folder.path(), ""))?;
     let hub = &hub;
     let images: Vec<_> = (0..4).map(image).collect();
@@ -87,7 +89,7 @@ fn the_limit_changes_during_pulls() -> Result<()> {
 /// Another program truncates the region file while pierhead reads blobs from it.
 #[test]
 fn a_truncated_region_file_stops_the_tier_and_not_the_daemon() -> Result<()> {
-    let folder = memory()?;
+    let folder = memory_folder()?;
     let (hub, mut pierhead) =
         start_in_front(FakeRegistry::builder(), with_tier(folder.path(), ""))?;
     let (image, later) = (image(1), super::image(2));

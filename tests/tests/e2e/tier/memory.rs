@@ -16,7 +16,7 @@ use pierhead_tests::{
     wait,
 };
 
-use super::{memory, number, region, section, stat, wait_for_write_back};
+use super::{memory_folder, number, region, section, stat, wait_for_write_back};
 use crate::requests::{get, pull, start_in_front};
 
 /// The last layer is the largest one, and still small enough for the socket buffers of a
@@ -40,7 +40,7 @@ fn begin(pierhead: &Pierhead, path: &str) -> Result<TcpStream> {
 
 #[test]
 fn a_slow_client_gets_its_own_blob_after_the_memory_is_reused() -> Result<()> {
-    let folder = memory()?;
+    let folder = memory_folder()?;
     let tier = section(&region(folder.path()), "32MiB", "");
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new().config(&tier))?;
     let slow = image(1);
@@ -97,7 +97,7 @@ fn fill(path: &Path) -> Result<()> {
 
 #[test]
 fn a_full_tmpfs_loses_only_the_blobs_of_the_tier() -> Result<()> {
-    let folder = memory()?;
+    let folder = memory_folder()?;
     let at = folder.path();
     let words = namespace::mounted(&format!("mount -t tmpfs -o size=36m none {}", at.display()));
     let tier = section(&region(at), "32MiB", "");

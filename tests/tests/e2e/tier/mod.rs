@@ -30,7 +30,7 @@ fn image(seed: u64) -> Image {
 }
 
 /// A volatile folder (tmpfs) with space for the region files of all concurrent tests.
-fn memory() -> Result<TempDir> {
+fn memory_folder() -> Result<TempDir> {
     const NEEDED: u64 = 512 << 20;
     let stat = rustix::fs::statvfs("/dev/shm")?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
@@ -45,7 +45,7 @@ fn memory() -> Result<TempDir> {
 }
 
 /// A folder on disk, which survives a reboot.
-fn lasting() -> Result<TempDir> {
+fn disk_folder() -> Result<TempDir> {
     paths::scratch("tier")
 }
 

@@ -18,7 +18,8 @@ use pierhead_testkit::{
 use pierhead_tests::pierhead::{Options, Pierhead};
 
 use super::{
-    NO_WRITE_BACK, diagnosis, image, lasting, number, region, section, stat, wait_for_write_back,
+    NO_WRITE_BACK, diagnosis, disk_folder, image, number, region, section, stat,
+    wait_for_write_back,
 };
 use crate::requests::{committed, get, pull, start_in_front};
 
@@ -35,7 +36,7 @@ fn name(number: u64) -> String {
 #[test]
 fn over_three_boots() -> Result<()> {
     let Some(fast) = env::var_os("PIERHEAD_PMEM_DIR") else {
-        let folder = lasting()?;
+        let folder = disk_folder()?;
         let site = Site {
             kind: "file",
             fast: folder.path().to_owned(),

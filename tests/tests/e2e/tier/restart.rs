@@ -11,7 +11,8 @@ use pierhead_testkit::{
 use pierhead_tests::{pierhead::Pierhead, wait};
 
 use super::{
-    NO_WRITE_BACK, diagnosis, image, lasting, memory, number, stat, wait_for_write_back, with_tier,
+    NO_WRITE_BACK, diagnosis, disk_folder, image, memory_folder, number, stat, wait_for_write_back,
+    with_tier,
 };
 use crate::requests::{committed, get, pull, start_in_front};
 
@@ -30,7 +31,7 @@ fn fetched(hub: &Background, image: &Image) -> Vec<usize> {
 
 #[test]
 fn a_volatile_tier_is_written_back_at_shutdown() -> Result<()> {
-    let folder = memory()?;
+    let folder = memory_folder()?;
     let (hub, mut pierhead, image) = start(folder.path(), NO_WRITE_BACK)?;
     pull(&pierhead, "library/app", &image)?;
     let before = stat(&pierhead)?;
@@ -58,7 +59,7 @@ fn a_volatile_tier_is_written_back_at_shutdown() -> Result<()> {
 
 #[test]
 fn a_crash_loses_only_unwritten_blobs_of_a_volatile_tier() -> Result<()> {
-    let folder = memory()?;
+    let folder = memory_folder()?;
     let (hub, mut pierhead, image) = start(folder.path(), NO_WRITE_BACK)?;
     pull(&pierhead, "library/app", &image)?;
     pierhead.kill()?;
@@ -71,7 +72,7 @@ fn a_crash_loses_only_unwritten_blobs_of_a_volatile_tier() -> Result<()> {
 
 #[test]
 fn a_crash_loses_no_blob_of_a_persistent_tier() -> Result<()> {
-    let folder = lasting()?;
+    let folder = disk_folder()?;
     let (hub, mut pierhead, image) = start(folder.path(), NO_WRITE_BACK)?;
     pull(&pierhead, "library/app", &image)?;
     let before = stat(&pierhead)?;
@@ -94,7 +95,7 @@ fn a_crash_loses_no_blob_of_a_persistent_tier() -> Result<()> {
 /// pierhead is killed when half of the large layer is on the tier.
 #[test]
 fn a_kill_during_a_fill_keeps_the_tier_usable() -> Result<()> {
-    for folder in [memory()?, lasting()?] {
+    for folder in [memory_folder()?, disk_folder()?] {
         let (hub, mut pierhead, image) = start(folder.path(), "")?;
         let large = &image.blobs[2];
         let gate = Gate::new();
@@ -132,7 +133,7 @@ fn a_kill_during_a_fill_keeps_the_tier_usable() -> Result<()> {
 /// pierhead is killed when a part of the large layer is written back to the disk.
 #[test]
 fn a_kill_during_write_back_loses_no_blob() -> Result<()> {
-    for folder in [memory()?, lasting()?] {
+    for folder in [memory_folder()?, disk_folder()?] {
         let slow = "write_back_rate = \"4KiB/s\"";
         let (hub, pierhead) =
             start_in_front(FakeRegistry::builder(), with_tier(folder.path(), slow))?;

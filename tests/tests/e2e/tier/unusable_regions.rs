@@ -17,7 +17,9 @@ use pierhead_tests::{
     tool::or_skip,
 };
 
-use super::{diagnosis, image, memory, region, section, stat, wait_for_write_back, with_tier};
+use super::{
+    diagnosis, image, memory_folder, region, section, stat, wait_for_write_back, with_tier,
+};
 use crate::requests::{get, pull, start_in_front};
 
 /// Starts pierhead. Asserts that it runs without a tier, and that the log, `cache tier` and doctor
@@ -50,8 +52,9 @@ fn serves_without(options: Options, why: &str) -> Result<Pierhead> {
     Ok(pierhead)
 }
 
-/// Creates a region file with an image, and stops its daemon.
-fn made(folder: &Path) -> Result<()> {
+/// Starts a daemon that writes an image through a new region file, and stops the daemon. The region
+/// file stays.
+fn create_region_file(folder: &Path) -> Result<()> {
     let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), with_tier(folder, ""))?;
     let image = image(1);
     hub.push("library/app", "1", &image);
@@ -67,8 +70,8 @@ fn of_size(folder: &Path, size: &str) -> Options {
 
 #[test]
 fn a_region_of_another_size_is_refused() -> Result<()> {
-    let folder = memory()?;
-    made(folder.path())?;
+    let folder = memory_folder()?;
+    create_region_file(folder.path())?;
     let before = fs::read(region(folder.path()))?;
     serves_without(of_size(folder.path(), "128MiB"), "remove it")?;
     serves_without(
@@ -84,8 +87,8 @@ fn a_region_of_another_size_is_refused() -> Result<()> {
 
 #[test]
 fn a_region_of_another_version_or_with_damaged_headers_is_refused() -> Result<()> {
-    let folder = memory()?;
-    made(folder.path())?;
+    let folder = memory_folder()?;
+    create_region_file(folder.path())?;
     let whole = fs::read(region(folder.path()))?;
     let file = File::options().write(true).open(region(folder.path()))?;
     for at in [0, 4096] {
@@ -130,7 +133,7 @@ fn a_region_without_space_or_folder_is_refused() -> Result<()> {
 
 #[test]
 fn a_region_in_use_is_refused() -> Result<()> {
-    let folder = memory()?;
+    let folder = memory_folder()?;
     let (hub, first) = start_in_front(FakeRegistry::builder(), with_tier(folder.path(), ""))?;
     let image = image(1);
     hub.push("library/app", "1", &image);
@@ -143,7 +146,7 @@ fn a_region_in_use_is_refused() -> Result<()> {
 
 #[test]
 fn invalid_tier_commands_are_refused() -> Result<()> {
-    let folder = memory()?;
+    let folder = memory_folder()?;
     let (_hub, pierhead) = start_in_front(FakeRegistry::builder(), with_tier(folder.path(), ""))?;
     let limit = stat(&pierhead)?["limit"].clone();
     for (words, text) in [

@@ -177,7 +177,7 @@ struct Disk {
     /// Files whose rename is not synced, with their contents before the rename.
     unnamed: Vec<(PathBuf, Option<Vec<u8>>)>,
     /// The change that the writer made last.
-    last: Option<Made>,
+    last: Option<LastStep>,
     /// The digests that each tag may have after a power cut: the last digest that was acknowledged,
     /// or a digest whose change is in progress.
     promised: Promises,
@@ -195,7 +195,7 @@ enum Lost {
     BytesAndNames,
 }
 
-enum Made {
+enum LastStep {
     Synced(PathBuf),
     FolderSynced,
 }
@@ -203,8 +203,8 @@ enum Made {
 impl Disk {
     fn before(&mut self, step: Step<'_>) {
         match self.last.take() {
-            Some(Made::Synced(path)) => self.unsynced.retain(|it| *it != path),
-            Some(Made::FolderSynced) => self.unnamed.clear(),
+            Some(LastStep::Synced(path)) => self.unsynced.retain(|it| *it != path),
+            Some(LastStep::FolderSynced) => self.unnamed.clear(),
             None => {}
         }
         for lost in [Lost::Nothing, Lost::Bytes, Lost::BytesAndNames] {
@@ -212,7 +212,7 @@ impl Disk {
         }
         match step {
             Step::Write(path) => self.unsynced.push(path.to_owned()),
-            Step::Sync(path) => self.last = Some(Made::Synced(path.to_owned())),
+            Step::Sync(path) => self.last = Some(LastStep::Synced(path.to_owned())),
             Step::Rename(from, path) => {
                 for unsynced in self.unsynced.iter_mut().filter(|it| **it == from) {
                     path.clone_into(unsynced);
@@ -220,7 +220,7 @@ impl Disk {
                 self.unnamed.push((path.to_owned(), fs::read(path).ok()));
             }
             Step::Remove(path) => self.unnamed.push((path.to_owned(), fs::read(path).ok())),
-            Step::SyncFolder(_) => self.last = Some(Made::FolderSynced),
+            Step::SyncFolder(_) => self.last = Some(LastStep::FolderSynced),
         }
     }
 

@@ -25,7 +25,7 @@ const GAPS: usize = 3;
 const STEPS: f32 = 2048.0;
 /// Size in bytes below which the round trip takes more than half of the time
 /// [`crate::Access::prior`].
-const SMALL: u64 = 468_000;
+const SMALL_SIZE: u64 = 468_000;
 
 /// The policy's data about one key, in 24 bytes. A time is the number of requests so far, which
 /// wraps around. An age is the difference of two times.
@@ -160,7 +160,7 @@ impl Note {
             lg(self.cost.max(1e-6)) * 0.25,
             lg(f32::from(self.shared) + 1.0) * 0.25,
             hour.sin(),
-            if size < SMALL { 1.0 } else { 0.0 },
+            if size < SMALL_SIZE { 1.0 } else { 0.0 },
         ]
     }
 }

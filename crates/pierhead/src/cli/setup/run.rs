@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use pierhead_client_setup::{
-    Address, Change, Client, ConfigRoot, Error, Fault, Hold, Lock, Options, Outcome, Reload, Setup,
-    Undo, is_held, probe, read_ca,
+    Address, Change, Client, ConfigRoot, Error, Fault, HoldMark, Options, Outcome, Reload, Setup,
+    SetupLock, Undo, is_held, probe, read_ca,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -93,16 +93,16 @@ fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let begin = || {
             set_up(args, root)?;
-            anyhow::Ok(Hold::begin(args.client.into(), root)?)
+            anyhow::Ok(HoldMark::create(args.client.into(), root)?)
         };
         let held = match begin() {
-            Ok(hold) => {
+            Ok(mark) => {
                 note!("holding the setup until SIGTERM or SIGINT");
                 tokio::select! {
                     _ = terminate.recv() => {}
                     _ = interrupt.recv() => {}
                 }
-                drop(hold);
+                drop(mark);
                 Ok(())
             }
             Err(error) => Err(error),
@@ -217,8 +217,8 @@ fn undo(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
 
 /// Takes the lock of the setup. A dry run takes no lock, since the lock needs a folder that a dry
 /// run must not create.
-fn lock<'a>(args: &SetupArgs, root: &'a ConfigRoot) -> anyhow::Result<Option<Lock<'a>>> {
-    let lock = (!args.dry_run).then(|| Lock::take(root));
+fn lock<'a>(args: &SetupArgs, root: &'a ConfigRoot) -> anyhow::Result<Option<SetupLock<'a>>> {
+    let lock = (!args.dry_run).then(|| SetupLock::take(root));
     Ok(lock.transpose()?)
 }
 
@@ -273,7 +273,7 @@ fn reload(args: &SetupArgs, root: &ConfigRoot, changes: &[Change]) -> anyhow::Re
     if !args.restart {
         note!(
             "to apply the change: {}   (or pass --restart)",
-            reload.shown()
+            reload.command_text()
         );
         return Ok(());
     }

@@ -44,8 +44,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
         help: "Maximum number of parallel downloads of blobs from all upstreams; further \
                downloads wait. One client gets at most half of these downloads, and 503 when its \
                running and waiting downloads are four times this half. One registry gets at most \
-               three quarters of these downloads. A quarter is reserved for registries that this \
-               file names, and an eighth for clients that have less than an eighth. Raise this \
+               three quarters of these downloads. One quarter of all downloads is reserved for \
+               registries that the configuration file names. One eighth of all downloads is \
+               reserved for clients whose running downloads are fewer than one eighth. Raise this \
                value if downloads wait while the uplink has free bandwidth.",
         kind: Kind::Count { min: 1, max: 4096 },
         example: "32",

@@ -1,17 +1,17 @@
 //! Applies a profile (a preset for a kind of machine) and a memory budget to the configuration:
 //! both change the defaults of other keys.
 
-use pierhead_bundle_server::{RECENT_MEMORY, WORKER_MEMORY};
+use pierhead_bundle_server::{INDEXER_MEMORY, RECENT_MEMORY};
 use pierhead_host::cgroup::Version;
 use pierhead_host::machine::{CpuSelection, Machine, format_cpu_list};
 use pierhead_host::pressure::Resource;
 use pierhead_host::profile::{
-    BudgetSource, MemoryRequest, MemoryShares, Misfit, PROFILES, Profile, WorkerMemory,
+    BudgetSource, IndexerMemory, MemoryRequest, MemoryShares, Misfit, PROFILES, Profile,
     memory_budget,
 };
 use pierhead_oci::units::human_bytes;
 
-use super::settings::{Config, Origins};
+use super::settings::{Config, DefaultSources};
 use super::size::Size;
 
 const MIB: u64 = 1 << 20;
@@ -47,34 +47,34 @@ pub(super) fn apply_profile(
     config: &mut Config,
     request: MemoryRequest,
     machine: &Machine,
-) -> Result<Origins, UnfitKey> {
+) -> Result<DefaultSources, UnfitKey> {
     config.profile = request.profile;
-    let mut origins = Origins::new();
+    let mut sources = DefaultSources::new();
     let budget = memory_budget(request, machine);
     let budget = budget.map_err(|misfit| unfit_key(&misfit, request, machine))?;
     let Some(budget) = budget else {
-        return Ok(origins);
+        return Ok(sources);
     };
     if let Some(source) = shown_source(budget.source) {
         config.limits.memory = Some(budget.bytes);
-        origins.push(("limits.memory", source));
+        sources.push(("limits.memory", source));
     }
     if let Some(profile) = request.profile {
-        apply_table(config, profile, &mut origins);
+        apply_table(config, profile, &mut sources);
     }
     let wanted = match request.profile {
         Some(profile) => profile.memory_shares(),
         None => default_shares(config),
     };
     let divided = budget.bytes.saturating_sub(request.tier);
-    let shares = MemoryShares::divide(divided, wanted, worker_memory());
-    apply_shares(config, shares, &mut origins);
-    for (_, source) in &mut origins {
+    let shares = MemoryShares::divide(divided, wanted, indexer_memory());
+    apply_shares(config, shares, &mut sources);
+    for (_, source) in &mut sources {
         if let Some(profile) = request.profile {
             *source = format!("profile {}: {source}", profile.name);
         }
     }
-    Ok(origins)
+    Ok(sources)
 }
 
 /// Describes where a default memory budget comes from. Returns `None` if the operator set the
@@ -97,9 +97,9 @@ fn shown_source(source: BudgetSource) -> Option<String> {
     }
 }
 
-fn worker_memory() -> WorkerMemory {
-    WorkerMemory {
-        each: WORKER_MEMORY,
+fn indexer_memory() -> IndexerMemory {
+    IndexerMemory {
+        each: INDEXER_MEMORY,
         shared: u64::try_from(RECENT_MEMORY).unwrap_or(u64::MAX),
     }
 }
@@ -107,34 +107,34 @@ fn worker_memory() -> WorkerMemory {
 fn default_shares(defaults: &Config) -> MemoryShares {
     let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     MemoryShares {
-        workers: count(defaults.bundle.workers),
+        indexing_threads: count(defaults.bundle.workers),
         connections: count(defaults.limits.connections),
         responses: count(defaults.limits.response_memory),
         small_blobs: defaults.cache.memory,
     }
 }
 
-fn apply_shares(config: &mut Config, shares: MemoryShares, origins: &mut Origins) {
+fn apply_shares(config: &mut Config, shares: MemoryShares, sources: &mut DefaultSources) {
     let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
-    if shares.workers == 0 {
+    if shares.indexing_threads == 0 {
         config.bundle.size = None;
     }
-    config.bundle.workers = count(shares.workers.max(1));
+    config.bundle.workers = count(shares.indexing_threads.max(1));
     config.limits.connections = count(shares.connections);
     config.limits.response_memory = count(shares.responses);
     config.cache.memory = shares.small_blobs;
     let keys = [
-        (shares.workers == 0).then_some("bundle.size"),
+        (shares.indexing_threads == 0).then_some("bundle.size"),
         Some("bundle.workers"),
         Some("limits.connections"),
     ];
     let keys = keys.into_iter().flatten();
-    origins.extend(keys.map(|key| (key, "computed from limits.memory".to_owned())));
+    sources.extend(keys.map(|key| (key, "computed from limits.memory".to_owned())));
 }
 
 /// Applies the values of a profile that do not depend on the memory of the machine.
-fn apply_table(config: &mut Config, profile: &Profile, origins: &mut Origins) {
-    let mut from = |key, of: &str| origins.push((key, of.to_owned()));
+fn apply_table(config: &mut Config, profile: &Profile, sources: &mut DefaultSources) {
+    let mut from = |key, of: &str| sources.push((key, of.to_owned()));
     if profile.cores > 0 {
         config.limits.cores = CpuSelection::Last(profile.cores);
         from("limits.cores", "value of the profile");

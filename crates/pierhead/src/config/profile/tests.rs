@@ -39,17 +39,14 @@ fn error_message(name: &str, machine: &Machine) -> String {
 fn the_memory_is_the_cgroup_limit_or_a_share_of_the_host() {
     let budget =
         |name, machine: &Machine| config_with_profile(name, machine).unwrap().limits.memory;
-    let card = |limit| machine(16 << 30, limit, 8);
+    let dpu = |limit| machine(16 << 30, limit, 8);
     assert_eq!(
-        budget("bluefield2", &card(None)),
+        budget("bluefield2", &dpu(None)),
         Some(1 << 30),
         "the maximum of the profile"
     );
-    assert_eq!(
-        budget("bluefield2", &card(Some(700 * MIB))),
-        Some(700 * MIB)
-    );
-    assert_eq!(budget("bluefield2", &card(Some(3 << 30))), Some(1 << 30));
+    assert_eq!(budget("bluefield2", &dpu(Some(700 * MIB))), Some(700 * MIB));
+    assert_eq!(budget("bluefield2", &dpu(Some(3 << 30))), Some(1 << 30));
     // On a small DPU, the budget is a share of the DPU's memory, but at least the minimum of the
     // profile.
     assert_eq!(
@@ -95,12 +92,12 @@ fn a_profile_that_does_not_fit_is_an_error_with_one_that_does() {
 
 #[test]
 fn the_defaults_of_a_profile_have_their_source() {
-    let mut card = machine(16 << 30, Some(1 << 30), 8);
+    let mut dpu = machine(16 << 30, Some(1 << 30), 8);
     let mut config = Config::with_data("/data".into());
     let profile = profile_named("bluefield2").unwrap();
-    let origins = apply_profile(&mut config, request(Some(profile), None), &card).unwrap();
+    let sources = apply_profile(&mut config, request(Some(profile), None), &dpu).unwrap();
     assert_eq!(config.bundle.workers, 1);
-    assert_eq!(worker_threads(&config, &card), 2, "one for each core");
+    assert_eq!(worker_threads(&config, &dpu), 2, "one for each core");
     assert_eq!(
         config.limits.cores,
         pierhead_host::machine::CpuSelection::Last(2)
@@ -115,32 +112,32 @@ fn the_defaults_of_a_profile_have_their_source() {
         limits.response_memory_per_client,
         config.limits.response_memory / 2
     );
-    let of = |key| origins.iter().find(|(it, _)| *it == key).unwrap().1.clone();
+    let of = |key| sources.iter().find(|(it, _)| *it == key).unwrap().1.clone();
     assert_eq!(
         of("limits.memory"),
         "profile bluefield2: the memory limit of the cgroup (version 2)"
     );
     let known: Vec<_> = crate::config::paths().collect();
-    for (key, _) in &origins {
+    for (key, _) in &sources {
         assert!(known.iter().any(|it| it == key), "{key} is not a key");
     }
     // With a CPU quota of half a core, one thread is enough.
-    card.cpu_limit = Some(CpuLimit {
+    dpu.cpu_limit = Some(CpuLimit {
         amount: 500,
         period: Duration::from_millis(100),
         stat: "cpu.stat".into(),
     });
-    assert_eq!(worker_threads(&config, &card), 1);
+    assert_eq!(worker_threads(&config, &dpu), 1);
 }
 
 #[test]
 fn limits_memory_works_without_a_profile_and_overrides_that_of_a_profile() {
-    let card = machine(16 << 30, Some(1 << 30), 8);
+    let dpu = machine(16 << 30, Some(1 << 30), 8);
     let profile = Profile::named("small");
     let mut config = Config::with_data("/data".into());
     // The parser sets the key, before it applies the profile.
     config.limits.memory = Some(200 * MIB);
-    apply_profile(&mut config, request(profile, Some(200 * MIB)), &card).unwrap();
+    apply_profile(&mut config, request(profile, Some(200 * MIB)), &dpu).unwrap();
     assert!(config.bundle.size.is_none(), "no room for a worker");
     let toc_memory = |config: &Config| {
         let space = crate_configs::FileSystemSpace { total: 0, free: 0 };
@@ -149,15 +146,15 @@ fn limits_memory_works_without_a_profile_and_overrides_that_of_a_profile() {
     assert_eq!(toc_memory(&config), 25 * MIB, "an eighth");
     let mut config = Config::with_data("/data".into());
     assert_eq!(toc_memory(&config), 64 * MIB, "without a limit");
-    let origins = apply_profile(&mut config, request(None, Some(512 * MIB)), &card).unwrap();
+    let sources = apply_profile(&mut config, request(None, Some(512 * MIB)), &dpu).unwrap();
     assert_eq!(toc_memory(&config), 64 * MIB);
     assert!(config.limits.connections < 4096);
-    assert!(origins.iter().all(|(_, of)| !of.contains("profile")));
-    let more = apply_profile(&mut config, request(None, Some(2 << 30)), &card).unwrap_err();
+    assert!(sources.iter().all(|(_, of)| !of.contains("profile")));
+    let more = apply_profile(&mut config, request(None, Some(2 << 30)), &dpu).unwrap_err();
     assert!(more.message.contains("the host has 1.0 GiB"), "{more:?}");
     let mut plain = Config::with_data("/data".into());
     assert_eq!(
-        apply_profile(&mut plain, MemoryRequest::default(), &card),
+        apply_profile(&mut plain, MemoryRequest::default(), &dpu),
         Ok(Vec::new())
     );
     assert_eq!(plain.limits.connections, 4096);
@@ -186,7 +183,7 @@ fn memory_below_the_minimum_of_a_profile_is_an_error() {
 
 #[test]
 fn the_size_of_a_tier_in_memory_is_subtracted_from_the_budget() {
-    let card = |limit| machine(16 << 30, limit, 8);
+    let dpu = |limit| machine(16 << 30, limit, 8);
     let apply = |request: MemoryRequest, machine: &Machine| {
         let mut config = Config::with_data("/data".into());
         apply_profile(&mut config, request, machine).map(|_| config)
@@ -196,16 +193,16 @@ fn the_size_of_a_tier_in_memory_is_subtracted_from_the_budget() {
         memory: None,
         tier,
     };
-    let without = apply(tiered("bluefield2", 0), &card(Some(1 << 30))).unwrap();
+    let without = apply(tiered("bluefield2", 0), &dpu(Some(1 << 30))).unwrap();
     // Asserts that a pod whose memory limit includes the tier has the same defaults as a pod
     // without a tier.
-    let beside = apply(tiered("bluefield2", 1 << 30), &card(Some(2 << 30))).unwrap();
+    let beside = apply(tiered("bluefield2", 1 << 30), &dpu(Some(2 << 30))).unwrap();
     assert_eq!(beside.limits.memory, Some(2 << 30));
     assert_eq!(
         beside.limits.response_memory,
         without.limits.response_memory
     );
-    let tight = apply(tiered("bluefield2", 512 * MIB), &card(Some(1 << 30))).unwrap();
+    let tight = apply(tiered("bluefield2", 512 * MIB), &dpu(Some(1 << 30))).unwrap();
     assert!(tight.limits.response_memory < without.limits.response_memory);
     // With `limits.memory`, the result is the same, with and without a profile.
     for profile in [None, Some("bluefield2")] {
@@ -214,9 +211,9 @@ fn the_size_of_a_tier_in_memory_is_subtracted_from_the_budget() {
             ..tiered(profile.unwrap_or("none"), tier)
         };
         let (all, less) = (request(0), request(400 * MIB));
-        let of = |request| apply(request, &card(None)).unwrap().limits.connections;
+        let of = |request| apply(request, &dpu(None)).unwrap().limits.connections;
         assert!(of(less) <= of(all), "{profile:?}");
-        assert_eq!(apply(less, &card(None)).unwrap().limits.memory, None);
+        assert_eq!(apply(less, &dpu(None)).unwrap().limits.memory, None);
     }
     // The error names the tier, whether a request or a limit restricts the memory.
     for (request, limit) in [
@@ -231,11 +228,11 @@ fn the_size_of_a_tier_in_memory_is_subtracted_from_the_budget() {
             None,
         ),
     ] {
-        let UnfitKey { key, message } = apply(request, &card(limit)).err().unwrap();
+        let UnfitKey { key, message } = apply(request, &dpu(limit)).err().unwrap();
         assert_eq!(key, "tier.size", "{message}");
         assert!(message.contains("tier.size = "), "{message}");
     }
-    let output = apply(tiered("bluefield2", 1 << 30), &card(Some(1 << 30)));
+    let output = apply(tiered("bluefield2", 1 << 30), &dpu(Some(1 << 30)));
     let output = output.err().unwrap().message;
     assert!(output.contains("write 512.0 MiB or less"), "{output}");
     // If the kernel reports no data of the host, an oversized tier is no error.

@@ -16,7 +16,7 @@ const STEPS: usize = 160;
 
 /// Counts the states after power cuts that one run examined.
 #[derive(Default)]
-struct Seen {
+struct CutReport {
     images: u64,
     sites: BTreeSet<Site>,
     failure: Option<String>,
@@ -24,13 +24,13 @@ struct Seen {
 
 /// Runs one workload with a power cut at each flush and fence. Flushes and fences at the place
 /// `ignored` of the code have no effect. Stops at the first failure.
-fn run(seed: u64, ignored: Option<Site>) -> Seen {
+fn run(seed: u64, ignored: Option<Site>) -> CutReport {
     let medium = medium();
     if let Some(site) = ignored {
         medium.ignore(site);
     }
     let model = Arc::new(Mutex::new(Model::default()));
-    let seen = Arc::new(Mutex::new(Seen::default()));
+    let seen = Arc::new(Mutex::new(CutReport::default()));
     let random = Mutex::new(fastrand::Rng::with_seed(seed));
     let (of_probe, to_probe) = (Arc::clone(&model), Arc::clone(&seen));
     medium.probe(Some(Arc::new(move |medium: &ShadowMedium| {
@@ -64,7 +64,7 @@ fn survive(
     medium: &ShadowMedium,
     mut model: Model,
     random: &mut fastrand::Rng,
-    seen: &mut Seen,
+    seen: &mut CutReport,
 ) -> Result<(), String> {
     // A killed process leaves all its stores in the CPU cache, and a power cut afterwards may lose
     // them.
@@ -100,7 +100,7 @@ fn survive(
 fn reopen(
     image: &ShadowMedium,
     model: &mut Model,
-    seen: &mut Seen,
+    seen: &mut CutReport,
 ) -> Result<Log<ShadowMedium>, String> {
     seen.images += 1;
     let (log, found) = Log::open(image.clone(), OPTIONS).map_err(|error| error.to_string())?;

@@ -23,7 +23,7 @@ use http::{Method, Response, StatusCode};
 use http_body::Body as _;
 use tokio::net::TcpStream;
 
-use crate::access::admit::admit_body;
+use crate::access::admit::admit_before_body;
 use crate::context::RequestContext;
 use crate::error::Error;
 use crate::http::body::{Body, BodyPiece};
@@ -220,7 +220,7 @@ async fn read_body(
     len: usize,
 ) -> io::Result<Result<Bytes, Error>> {
     socket.deadline.clear();
-    let admitted = admit_body(context, peer, parts);
+    let admitted = admit_before_body(context, peer, parts);
     if let Err(error) = socket.unless_gone(admitted).await? {
         return Ok(Err(error));
     }

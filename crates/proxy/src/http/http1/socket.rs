@@ -71,11 +71,11 @@ impl Socket<'_> {
         tokio::select! {
             biased;
             done = work => Ok(done),
-            gone = self.gone() => Err(gone),
+            gone = self.wait_for_disconnect() => Err(gone),
         }
     }
 
-    async fn gone(&mut self) -> io::Error {
+    async fn wait_for_disconnect(&mut self) -> io::Error {
         loop {
             // The buffer is full, so pierhead reads no more bytes. Without reads, pierhead notices
             // that the client disconnected only when it sends the response.

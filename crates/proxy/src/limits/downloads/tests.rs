@@ -22,7 +22,7 @@ mod poll_once {
     }
 }
 
-const ALL: usize = 32;
+const SLOTS: usize = 32;
 
 fn limits(change: impl FnOnce(&mut config::Limits)) -> ResourceLimits {
     let mut bounds = config::Limits::default();
@@ -59,8 +59,8 @@ fn at_once(
 /// In a test, returns all slots that one client gets if each download is from another registry.
 fn greedy(limits: &ResourceLimits, client: &Arc<ClientUsage>, name: &str) -> Vec<DownloadSlot> {
     let registry = |nth| format!("{name}-{nth}.example");
-    (0..2 * ALL)
-        .map_while(|nth| at_once(limits, client, download(&registry(nth), nth, false), ALL))
+    (0..2 * SLOTS)
+        .map_while(|nth| at_once(limits, client, download(&registry(nth), nth, false), SLOTS))
         .collect()
 }
 
@@ -78,17 +78,17 @@ async fn two_clients_with_registries_of_their_own_leave_slots_to_configured_ones
     let others = greedy(&limits, &four, "four");
     assert_eq!(others.len(), 3, "the reserved eighth of 24");
     let other = download("three.example", 0, false);
-    assert!(at_once(&limits, &three, other, ALL).is_none());
+    assert!(at_once(&limits, &three, other, SLOTS).is_none());
     let hub = |nth| download("docker.io", nth, true);
-    let configured: Vec<_> = (0..ALL)
-        .map_while(|nth| at_once(&limits, &three, hub(nth), ALL))
+    let configured: Vec<_> = (0..SLOTS)
+        .map_while(|nth| at_once(&limits, &three, hub(nth), SLOTS))
         .collect();
     assert_eq!(
         configured.len(),
         4,
         "an eighth is reserved for clients with less"
     );
-    assert!(at_once(&limits, &five, hub(99), ALL).is_some());
+    assert!(at_once(&limits, &five, hub(99), SLOTS).is_some());
 }
 
 #[tokio::test]
@@ -96,8 +96,8 @@ async fn two_clients_that_want_one_registry_leave_slots_of_it_to_others() {
     let limits = limits(|_| {});
     let [one, two, three] = [1, 2, 3].map(|last| client(&limits, last));
     let take = |client, first| -> Vec<_> {
-        (first..first + ALL)
-            .map_while(|nth| at_once(&limits, client, download("docker.io", nth, true), ALL))
+        (first..first + SLOTS)
+            .map_while(|nth| at_once(&limits, client, download("docker.io", nth, true), SLOTS))
             .collect()
     };
     let taken = (take(&one, 0), take(&two, 100));

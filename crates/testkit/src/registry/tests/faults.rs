@@ -9,7 +9,7 @@ use crate::images::digest_of;
 
 /// Sends two GET requests for the layer: one that the fault affects, and one that it does not
 /// affect.
-async fn spoiled(fault: Fault) -> (Response, Response) {
+async fn with_and_without(fault: Fault) -> (Response, Response) {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let injected = registry.inject(fault.on_blob(&digest).times(1));
     let spoiled = ask(&registry, &blob_path(&digest), &[]).await;
@@ -73,14 +73,14 @@ async fn status_faults() {
 
 #[tokio::test]
 async fn redirect_faults() {
-    let (loops, _) = spoiled(Fault::RedirectLoop).await;
+    let (loops, _) = with_and_without(Fault::RedirectLoop).await;
     assert_eq!(loops.status, 307);
     assert!(
         loops
             .header("location")
             .is_some_and(|path| path.starts_with("/v2/") && path.contains("/blobs/"))
     );
-    let (away, _) = spoiled(Fault::RedirectTo("http://10.0.0.1/".to_owned())).await;
+    let (away, _) = with_and_without(Fault::RedirectTo("http://10.0.0.1/".to_owned())).await;
     assert_eq!(
         (away.status, away.header("location")),
         (307, Some("http://10.0.0.1/"))
@@ -91,7 +91,7 @@ async fn redirect_faults() {
 async fn truncated_bodies() {
     for fault in [Fault::CutBody(70_000), Fault::ResetBody(70_000)] {
         let reset = matches!(fault, Fault::ResetBody(_));
-        let (cut, whole) = spoiled(fault).await;
+        let (cut, whole) = with_and_without(fault).await;
         assert_eq!((cut.status, cut.end), (200, End::Cut));
         assert_eq!(cut.header("content-length"), Some("300000"));
         // A reset may discard bytes that the client has not read.
@@ -167,7 +167,7 @@ async fn gates_delay_responses_until_released() {
 #[tokio::test]
 async fn a_slow_body_has_its_rate() {
     let began = tokio::time::Instant::now();
-    let (slow, _) = spoiled(Fault::Slow(1_500_000)).await;
+    let (slow, _) = with_and_without(Fault::Slow(1_500_000)).await;
     assert_eq!(slow.end, End::Clean);
     assert!(
         began.elapsed() > Duration::from_millis(150),
@@ -178,7 +178,7 @@ async fn a_slow_body_has_its_rate() {
 
 #[tokio::test]
 async fn wrong_content_lengths() {
-    let (long, whole) = spoiled(Fault::LengthTooLong(5)).await;
+    let (long, whole) = with_and_without(Fault::LengthTooLong(5)).await;
     assert_eq!(long.header("content-length"), Some("300005"));
     assert_eq!((long.end, long.body), (End::Cut, whole.body.clone()));
 
@@ -199,21 +199,21 @@ async fn wrong_content_lengths() {
 
 #[tokio::test]
 async fn wrong_contents() {
-    let (flipped, whole) = spoiled(Fault::Corrupt(200_000)).await;
+    let (flipped, whole) = with_and_without(Fault::Corrupt(200_000)).await;
     let mut expected = whole.body.to_vec();
     expected[200_000] ^= 1;
     assert_eq!((flipped.end, flipped.body), (End::Clean, expected.into()));
     assert_eq!(flipped.headers, whole.headers);
 
-    let (shorter, whole) = spoiled(Fault::Truncate(1000)).await;
+    let (shorter, whole) = with_and_without(Fault::Truncate(1000)).await;
     assert_eq!(
         (shorter.end, shorter.body),
         (End::Clean, whole.body.slice(..1000))
     );
-    let (longer, whole) = spoiled(Fault::Pad(1000)).await;
+    let (longer, whole) = with_and_without(Fault::Pad(1000)).await;
     assert_eq!((longer.end, longer.body.len()), (End::Clean, SIZE + 1000));
     assert_eq!(longer.body.slice(..SIZE), whole.body);
-    let (other, _) = spoiled(Fault::Replace(Bytes::from_static(b"<html>"))).await;
+    let (other, _) = with_and_without(Fault::Replace(Bytes::from_static(b"<html>"))).await;
     assert_eq!(
         (other.end, other.body),
         (End::Clean, Bytes::from_static(b"<html>"))
@@ -269,10 +269,10 @@ async fn wrong_and_missing_headers() {
 
 #[tokio::test]
 async fn bodies_without_content_length() {
-    let (chunked, whole) = spoiled(Fault::Chunked).await;
+    let (chunked, whole) = with_and_without(Fault::Chunked).await;
     assert_eq!(chunked.header("content-length"), None);
     assert_eq!((chunked.end, &chunked.body), (End::Clean, &whole.body));
-    let (until_close, whole) = spoiled(Fault::UntilClose).await;
+    let (until_close, whole) = with_and_without(Fault::UntilClose).await;
     assert_eq!(until_close.header("content-length"), None);
     assert_eq!(
         (until_close.end, &until_close.body),

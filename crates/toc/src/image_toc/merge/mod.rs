@@ -269,7 +269,7 @@ impl Merged {
         if self.attributes.find(&coded).is_none() {
             // The bytes of the attributes count twice, since they are in memory twice: in this
             // table, and in the TOC.
-            self.hold(2 * attributes::held(of))?;
+            self.hold(2 * attributes::xattr_memory(of))?;
         }
         let attributes = self.attributes.get(&coded).ok_or_else(many)?;
         self.coded = coded;

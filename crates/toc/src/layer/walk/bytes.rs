@@ -112,7 +112,7 @@ impl<'a> Bytes<'a> {
             )));
         }
         for found in self.stream.found() {
-            builder.point(found)?;
+            builder.checkpoint(found)?;
         }
         self.pace.pause(count)?;
         Ok(some)

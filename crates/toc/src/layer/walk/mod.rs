@@ -214,7 +214,7 @@ impl Walk<'_> {
             && size > 0
             && (rootless || matches!(kind, Kind::Whiteout | Kind::Opaque))
         {
-            self.builder.unseen(content, size)?;
+            self.builder.file_without_entry(content, size)?;
         }
         if rootless {
             return Ok(());

@@ -94,7 +94,7 @@ impl<'t> Folders<'t> {
     }
 
     /// Returns the descriptor of the current folder.
-    pub(super) fn here(&self) -> io::Result<&OwnedFd> {
+    pub(super) fn current(&self) -> io::Result<&OwnedFd> {
         match self.entered.last() {
             None => Ok(&self.root),
             Some(entered) => entered
@@ -112,7 +112,7 @@ impl<'t> Folders<'t> {
         attributes: Attributes<'t>,
         modified: Time,
     ) -> io::Result<()> {
-        let parent = self.here()?;
+        let parent = self.current()?;
         let mode = Mode::from_raw_mode(0o700);
         let fd = match sys::mkdirat(parent, name, mode) {
             Err(Errno::EXIST) if over => match sys::openat(parent, name, FOLDER, Mode::empty()) {

@@ -103,7 +103,7 @@ impl<'a> Walk<'a> {
             self.folders.go_to_parent(row.path, self.counts)?,
             self.options.over,
         );
-        let parent = self.folders.here()?;
+        let parent = self.folders.current()?;
         let mut is_created = true;
         match row.node {
             Node::Directory => {
@@ -160,13 +160,13 @@ impl<'a> Walk<'a> {
         let content = all.content(number).zip(all.size(number));
         let (content, size) = content.ok_or(io::ErrorKind::InvalidData)?;
         if self.options.over {
-            clear(self.folders.here()?, name)?;
+            clear(self.folders.current()?, name)?;
         }
         let (file, store_inode) = match self.link_from_store(name, row, number, &content, size)? {
             StoreLink::Shared => return Ok(true),
             StoreLink::Exclusive(file, changed) => (file, Some(changed)),
             StoreLink::None => {
-                let file = create(self.folders.here()?, name, row.attributes.mode)?;
+                let file = create(self.folders.current()?, name, row.attributes.mode)?;
                 (file.into(), None)
             }
         };
@@ -207,7 +207,7 @@ impl<'a> Walk<'a> {
         }
         // With `over`, a file of an older export in the folder may already be the same inode.
         let may_share = !self.options.over;
-        let parent = self.folders.here()?;
+        let parent = self.folders.current()?;
         let is_stored = || files.is_current(content, &file);
         let seen = link::changed(&meta);
         let linked = link::link(&file, parent, name, row, seen, may_share, is_stored)?;

@@ -246,15 +246,15 @@ fn a_response_below_the_minimum_rate_fails_and_a_long_wait_does_not() {
     let second = Duration::from_secs(1);
     let fails = |bytes_per_second: u64| {
         let mut rate = connection::MinimumRate::default();
-        (0..1000).any(|_| !rate.is_met(second, bytes_per_second))
+        (0..1000).any(|_| !rate.count_read(second, bytes_per_second))
     };
     assert!(fails(0) && fails(1) && fails(100));
     assert!(!fails(1000) && !fails(1 << 20));
     // In this case, the server plans a bundle for a minute, and then sends the whole bundle at
     // once.
     let mut rate = connection::MinimumRate::default();
-    assert!(rate.is_met(59 * second, 1) && rate.is_met(second, 1 << 20));
-    assert!(rate.is_met(60 * second, 1));
+    assert!(rate.count_read(59 * second, 1) && rate.count_read(second, 1 << 20));
+    assert!(rate.count_read(60 * second, 1));
 }
 
 #[test]

@@ -8,10 +8,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use super::content_writer::ContentWriter;
 use super::fetch_dir::FetchDir;
 use super::image::{Image, needed};
 use super::image_store::Store;
-use super::partial_file::{ContentWriter, PartialFile};
+use super::partial_file::PartialFile;
 use crate::Error;
 use parking_lot::{Condvar, Mutex};
 use pierhead_bundle::api::BundleQuery;
@@ -400,7 +401,7 @@ impl Apply {
         let shared = Arc::clone(shared);
         let recording = thread::Builder::new()
             .name("record".into())
-            .spawn(move || shared.record())
+            .spawn(move || shared.save_image())
             .map_err(|error| Error::io("start a thread", error))?;
         Ok(ApplyOutcome::Complete(Box::new(CompleteImage {
             image,

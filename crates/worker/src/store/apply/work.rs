@@ -1,4 +1,4 @@
-//! The threads that apply a bundle: they decode frames into file contents, and record the complete
+//! The threads that apply a bundle: they decode frames into file contents, and save the complete
 //! image in the store.
 
 use std::collections::BTreeSet;
@@ -134,7 +134,7 @@ impl Shared {
                     bounded::decompress_into(payload, out, &bases, &mut decoded)
                 {
                     return self
-                        .is_base_damaged(frame)?
+                        .remove_damaged_bases(frame)?
                         .then_some(false)
                         .ok_or(error.into());
                 }
@@ -184,7 +184,7 @@ impl Shared {
             }
         }
         if !is_complete && !frame.bases.is_empty() {
-            self.is_base_damaged(frame)?;
+            self.remove_damaged_bases(frame)?;
         }
         Ok(is_complete)
     }
@@ -253,7 +253,7 @@ impl Shared {
 
     /// Hashes the base contents of a frame that could not be decoded. Removes corrupt base
     /// contents, and returns whether there were any.
-    fn is_base_damaged(&self, frame: &Frame) -> Result<bool, Error> {
+    fn remove_damaged_bases(&self, frame: &Frame) -> Result<bool, Error> {
         let mut is_any_damaged = false;
         let mut seen = BTreeSet::new();
         for base in &frame.bases {
@@ -285,8 +285,8 @@ impl Shared {
         })
     }
 
-    /// Syncs all file contents, and then records the image in the store.
-    pub(super) fn record(&self) -> Result<Image, Error> {
+    /// Syncs all file contents, and then saves the image in the store.
+    pub(super) fn save_image(&self) -> Result<Image, Error> {
         self.store.0.contents.sync()?;
         let header = &self.header;
         let images = self.store.0.path.join("images");

@@ -179,7 +179,7 @@ fn forged(test_image: &TestImage, change: impl Fn(&mut Entry)) -> (ImageToc, Enc
         base: None,
         digest: *FileDigest::of(toc.bytes()).as_bytes(),
         len: u32::try_from(toc.bytes().len()).unwrap(),
-        coded: image_toc::encode(&toc, None, 3).unwrap(),
+        coded: image_toc::compress(&toc, None, 3).unwrap(),
     };
     let (prelude, body) = header.encode(3).unwrap();
     let encoded = Encoded {

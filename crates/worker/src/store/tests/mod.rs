@@ -287,7 +287,7 @@ fn encode_frames(
             base: base_toc.as_ref().map(|_| 0),
             digest: *FileDigest::of(toc.bytes()).as_bytes(),
             len: u32::try_from(toc.bytes().len()).unwrap(),
-            coded: image_toc::encode(&toc, base_toc.as_ref(), 3).unwrap(),
+            coded: image_toc::compress(&toc, base_toc.as_ref(), 3).unwrap(),
         },
         frames: Frames::encode(frames, &sizes).unwrap(),
         records: 0,
@@ -1075,18 +1075,18 @@ mod hostile;
 
 #[test]
 fn a_new_store_may_be_opened_by_several_at_once() {
-    const MANY: usize = 8;
+    const OPENERS: usize = 8;
     for _ in 0..5 {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("new");
-        let start = std::sync::Barrier::new(MANY);
+        let start = std::sync::Barrier::new(OPENERS);
         std::thread::scope(|scope| {
             let open = || {
                 start.wait();
                 let store = Store::open(&path, &[]).map_err(|error| error.to_string())?;
                 store.mark_unsynced().map_err(|error| error.to_string())
             };
-            let all: Vec<_> = (0..MANY).map(|_| scope.spawn(open)).collect();
+            let all: Vec<_> = (0..OPENERS).map(|_| scope.spawn(open)).collect();
             for opened in all {
                 assert_eq!(opened.join().unwrap(), Ok(()));
             }

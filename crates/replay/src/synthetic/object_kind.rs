@@ -1,9 +1,9 @@
-//! Kinds of the keys in a generated workload: manifest, config or layer.
+//! The kinds of objects in a generated workload: manifest, config or layer.
 
-/// The kind of a key of a `Workload`, stored in the two lowest bits of the key. Policies do not use
-/// this kind.
+/// The kind of the object with a key of a `Workload`, stored in the two lowest bits of the key.
+/// Policies do not use this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ObjectKind {
     /// The manifest of one version of a repository.
     Manifest,
     /// The config of one version of a repository.
@@ -12,7 +12,7 @@ pub enum Kind {
     Layer,
 }
 
-impl Kind {
+impl ObjectKind {
     pub(super) fn mark(self, key: u64) -> u64 {
         key & !3 | self as u64
     }

@@ -10,7 +10,7 @@ use zstd::zstd_safe::CParameter;
 use crate::Error;
 
 use super::ImageToc;
-use super::format::{MAX_TOC, WHAT};
+use super::format::{FORMAT_NAME, MAX_TOC};
 
 /// Returns the base-2 logarithm of a zstd window that covers both the prefix and the TOC.
 fn window(base: usize, toc: usize) -> u32 {
@@ -26,7 +26,7 @@ const MAX_WINDOW: u32 = 29;
 /// From this level on, the search tables of zstd would take 64 MiB, which is the whole memory of an
 /// indexing thread. The two limits below reduce the tables to 12 MiB. The limits do not reduce the
 /// compression, since repetitions in a TOC are near each other.
-const SLOW: i32 = 13;
+const FIRST_LIMITED_LEVEL: i32 = 13;
 const HASH_LOG: u32 = 20;
 const CHAIN_LOG: u32 = 21;
 
@@ -35,14 +35,14 @@ const CHAIN_LOG: u32 = 21;
 ///
 /// # Errors
 /// `Io` when zstd has no memory.
-pub fn encode(toc: &ImageToc, base: Option<&ImageToc>, level: i32) -> Result<Vec<u8>, Error> {
+pub fn compress(toc: &ImageToc, base: Option<&ImageToc>, level: i32) -> Result<Vec<u8>, Error> {
     let bytes = toc.bytes();
     let base = base.map_or(&[][..], ImageToc::bytes);
     let run = || {
         let mut encoder = Encoder::with_ref_prefix(Vec::new(), level, base)?;
         encoder.set_pledged_src_size(Some(bytes.len() as u64))?;
         encoder.set_parameter(CParameter::WindowLog(window(base.len(), bytes.len())))?;
-        if level >= SLOW {
+        if level >= FIRST_LIMITED_LEVEL {
             encoder.set_parameter(CParameter::HashLog(HASH_LOG))?;
             encoder.set_parameter(CParameter::ChainLog(CHAIN_LOG))?;
         }
@@ -64,8 +64,8 @@ pub fn encode(toc: &ImageToc, base: Option<&ImageToc>, level: i32) -> Result<Vec
 ///
 /// # Errors
 /// `Malformed` when the zstd frame is malformed, or was compressed with another prefix.
-pub fn decode(frame: &[u8], base: Option<&ImageToc>) -> Result<ImageToc, Error> {
-    let wrong = |error: std::io::Error| Error::malformed(WHAT, error.to_string());
+pub fn decompress(frame: &[u8], base: Option<&ImageToc>) -> Result<ImageToc, Error> {
+    let wrong = |error: std::io::Error| Error::malformed(FORMAT_NAME, error.to_string());
     let base = base.map_or(&[][..], ImageToc::bytes);
     let mut decoder = Decoder::with_ref_prefix(frame, base)
         .map_err(wrong)?
@@ -76,10 +76,10 @@ pub fn decode(frame: &[u8], base: Option<&ImageToc>) -> Result<ImageToc, Error> 
     let mut limited = decoder.by_ref().take(limit + 1);
     limited.read_to_end(&mut bytes).map_err(wrong)?;
     if bytes.len() as u64 > limit {
-        return Err(Error::malformed(WHAT, "it is longer than the limit"));
+        return Err(Error::malformed(FORMAT_NAME, "it is longer than the limit"));
     }
     if !decoder.finish().is_empty() {
-        return Err(Error::malformed(WHAT, "bytes after the end"));
+        return Err(Error::malformed(FORMAT_NAME, "bytes after the end"));
     }
     ImageToc::parse(bytes)
 }

@@ -16,16 +16,16 @@ use crate::error::Error;
 /// Marks the setup of one client below one root folder as held, until this value is dropped. Only
 /// processes in the same network namespace can see the mark.
 #[derive(Debug)]
-pub struct Hold {
+pub struct HoldMark {
     _socket: UnixDatagram,
 }
 
-impl Hold {
+impl HoldMark {
     /// Creates the mark.
     ///
     /// # Errors
     /// [`Error::Hold`] if another process holds the same setup.
-    pub fn begin(client: Client, root: &ConfigRoot) -> Result<Self, Error> {
+    pub fn create(client: Client, root: &ConfigRoot) -> Result<Self, Error> {
         let bound = address(client, root).and_then(|it| UnixDatagram::bind_addr(&it));
         let socket = bound.map_err(|source| Error::Hold { client, source })?;
         Ok(Self { _socket: socket })
@@ -58,21 +58,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_setup_is_held_until_the_hold_is_dropped() {
+    fn a_setup_is_held_until_the_mark_is_dropped() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = ConfigRoot::system(folder.path());
         let held_now = || is_held(Client::Containerd, &root).expect("an answer");
         assert!(!held_now());
-        let held = Hold::begin(Client::Containerd, &root).expect("held");
+        let mark = HoldMark::create(Client::Containerd, &root).expect("held");
         assert!(held_now());
         assert!(!is_held(Client::Crio, &root).expect("an answer"));
         let other = ConfigRoot::system(&folder.path().join("other"));
         assert!(!is_held(Client::Containerd, &other).expect("an answer"));
         assert!(
-            Hold::begin(Client::Containerd, &root).is_err(),
+            HoldMark::create(Client::Containerd, &root).is_err(),
             "held twice"
         );
-        drop(held);
+        drop(mark);
         assert!(!held_now());
     }
 }

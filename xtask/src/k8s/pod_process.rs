@@ -15,11 +15,11 @@ use super::{binaries::Binaries, cluster::Cluster, release::node, server::Server}
 
 /// The process of a pod's only container. Paths in its arguments are below the folder that stands
 /// for the container's root.
-pub(super) struct Played {
+pub(super) struct PodProcess {
     server: Server,
 }
 
-impl Played {
+impl PodProcess {
     /// Starts `program` as the container of `pod`, with the root folder `root`. Existing files in
     /// `root` stand for files of the node.
     ///
@@ -111,7 +111,7 @@ fn bring(cluster: &Cluster, pod: &Value, name: &Value, folder: &Path) -> Result<
             fs::write(folder.join(file), content.as_str().unwrap_or_default())?;
         }
     } else if volume["hostPath"].is_null() {
-        bail!("a volume that is not played: {volume}");
+        bail!("a volume that is not supported: {volume}");
     }
     Ok(())
 }
@@ -122,7 +122,7 @@ fn environment(pod: &Value, container: &Value) -> Result<Vec<(String, String)>> 
         let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
             Some("spec.nodeName") => &pod["spec"]["nodeName"],
             Some("status.hostIP") => &pod["status"]["hostIP"],
-            Some(other) => bail!("a field that is not played: {other}"),
+            Some(other) => bail!("a field that is not supported: {other}"),
             None => &variable["value"],
         };
         let text = |it: &Value| it.as_str().map(str::to_owned);

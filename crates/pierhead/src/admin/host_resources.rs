@@ -15,7 +15,7 @@ use pierhead_host::machine::Machine;
 /// The metrics about the profile, limits and CPU throttling of this process. All clones share the
 /// same metrics.
 #[derive(Clone)]
-pub(crate) struct HostShareMetrics {
+pub(crate) struct HostResourceMetrics {
     profile: &'static str,
     memory: Gauge,
     threads: Gauge,
@@ -26,7 +26,7 @@ pub(crate) struct HostShareMetrics {
     cpu_stat: Option<PathBuf>,
 }
 
-impl HostShareMetrics {
+impl HostResourceMetrics {
     /// Creates the metrics of a process with this configuration and this number of worker threads.
     pub(crate) fn new(config: &Config, machine: &Machine, threads: usize) -> Self {
         let metrics = Self {
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use pierhead_host::machine::CpuLimit;
 
-    fn metrics_text(metrics: &HostShareMetrics) -> String {
+    fn metrics_text(metrics: &HostResourceMetrics) -> String {
         let mut registry = Registry::default();
         metrics.register(&mut registry);
         let mut text = String::new();
@@ -132,7 +132,7 @@ mod tests {
         config.limits.memory = Some(1 << 30);
         config.limits.cores = "last 2".parse().unwrap();
         config.limits.upstream_bandwidth = Some(7);
-        let metrics = HostShareMetrics::new(&config, &machine, 3);
+        let metrics = HostResourceMetrics::new(&config, &machine, 3);
         config.limits.upstream_bandwidth = Some(312_000_000);
         metrics.update(&config);
         let output = metrics_text(&metrics);
@@ -152,7 +152,7 @@ mod tests {
         std::fs::remove_file(stat).unwrap();
         assert!(!metrics_text(&metrics).contains("cpu_quota_periods"));
         let without_profile =
-            HostShareMetrics::new(&Config::with_data("data".into()), &Machine::default(), 2);
+            HostResourceMetrics::new(&Config::with_data("data".into()), &Machine::default(), 2);
         let output = metrics_text(&without_profile);
         assert!(
             output.contains("pierhead_profile_info{profile=\"none\"} 1\n"),
