@@ -70,19 +70,19 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
     );
     let (mut small, mut large) = (Sum::default(), Sum::default());
     for Pair { old, new } in bench.pairs() {
-        let have = [bench.layout.image(&old)?.manifest];
+        let base_images = [bench.layout.image(&old)?.manifest];
         let compressed = bench.layout.image(&new)?.compressed();
         server.warm(&old, &[])?;
         // Lets the server index and pack the image before the measurement, which then includes only
         // the work for the pair of versions.
         server.bundle(&new, &[])?;
         let unprepared = match options.unprepared {
-            true => format!("{:.2}", mega(server.bundle(&new, &have)?.bytes)),
+            true => format!("{:.2}", mega(server.bundle(&new, &base_images)?.bytes)),
             false => String::new(),
         };
         server.settle()?;
         let before = server.process.cpu_seconds()?;
-        let bytes = server.warm(&new, &have)?.bytes;
+        let bytes = server.warm(&new, &base_images)?.bytes;
         let cpu = server.process.cpu_seconds()? - before;
         let columns = match ideal.get(&(old.clone(), new.clone())) {
             None => "| | | |".to_owned(),

@@ -42,32 +42,32 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
     for pair in bench.pairs() {
         // Starts a new server for each image, because the peak of a process's memory never shrinks.
         let mut server = bench.server()?;
-        let have = [bench.layout.image(&pair.old)?.manifest];
+        let base_images = [bench.layout.image(&pair.old)?.manifest];
         server.warm(&pair.old, &[])?;
         server.warm(&pair.new, &[])?;
-        server.warm(&pair.new, &have)?;
+        server.warm(&pair.new, &base_images)?;
         // Restarts the server, so that the peak does not include the preparation of the bundle.
         server.restart()?;
-        let first = |have: &[_]| -> Result<(f64, u64)> {
+        let first = |base_images: &[_]| -> Result<(f64, u64)> {
             let mut times = Vec::new();
             let mut bytes = 0;
             for _ in 0..options.requests {
-                let response = server.bundle(&pair.new, have)?;
+                let response = server.bundle(&pair.new, base_images)?;
                 times.push(response.first_byte.as_secs_f64() * 1e3);
                 bytes = response.bytes;
             }
             Ok((median(&mut times)?, bytes))
         };
-        let (fresh, update) = (first(&[])?, first(&have)?);
+        let (fresh, update) = (first(&[])?, first(&base_images)?);
         server.settle()?;
         let idle = server.process.peak_mib()?;
         let start = Instant::now();
         std::thread::scope(|scope| {
             let asking: Vec<_> = (0..options.clients)
                 .map(|nth| {
-                    let have = if nth % 2 == 0 { &have[..] } else { &[] };
+                    let base_images = if nth % 2 == 0 { &base_images[..] } else { &[] };
                     let (server, new) = (&server, &pair.new);
-                    scope.spawn(move || server.bundle(new, have))
+                    scope.spawn(move || server.bundle(new, base_images))
                 })
                 .collect();
             for thread in asking {

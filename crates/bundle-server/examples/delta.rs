@@ -44,19 +44,22 @@ fn main() -> Fallible<()> {
     let verbose = rest.iter().any(|arg| arg == "-v");
     let layout = PathBuf::from(layout);
     let mut source = Memory(HashMap::new());
-    let have = image(&layout, old, &mut source)?;
+    let base_image = image(&layout, old, &mut source)?;
     let want = image(&layout, new, &mut source)?;
-    let toc = compress(&want, Some(&have), 19)?.len();
+    let toc = compress(&want, Some(&base_image), 19)?.len();
     let start = cpu_seconds()?;
     let (mut sent, mut frames, mut plain) = (toc, 0, 0);
     let mut by: BTreeMap<String, (u64, usize)> = BTreeMap::new();
     let effort = level.map_or(Effort::Idle, |level| Effort::Level(Level::new(level)));
-    let (have, want) = (TocView::with_layers(&have), TocView::with_layers(&want));
+    let (base_image, want) = (
+        TocView::with_layers(&base_image),
+        TocView::with_layers(&want),
+    );
     let names = Tree::of(want)?;
     let expected = Expected::default();
     prepare(
         want,
-        have,
+        base_image,
         &expected,
         &source,
         effort,

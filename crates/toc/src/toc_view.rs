@@ -37,17 +37,17 @@ impl<'a> TocView<'a> {
     }
 
     /// Says for each content number whether the content is in this view, is not empty, and is in
-    /// none of the views `haves`. Compares sorted lists of digests.
-    pub fn lacking(&self, haves: &[TocView<'_>]) -> Vec<bool> {
+    /// none of the views `base_images`. Compares sorted lists of digests.
+    pub fn lacking(&self, base_images: &[TocView<'_>]) -> Vec<bool> {
         let contents = self.toc.contents();
         let mut lacking: Vec<bool> = (0..contents.len())
             .map(|number| self.content(number).is_some_and(|(_, size)| size > 0))
             .collect();
-        for have in haves {
-            let old = have.toc.by_digest();
+        for base_image in base_images {
+            let old = base_image.toc.by_digest();
             let mut theirs = old
                 .iter()
-                .filter_map(|number| Some(have.content(number)?.0))
+                .filter_map(|number| Some(base_image.content(number)?.0))
                 .peekable();
             for number in self.toc.by_digest().iter() {
                 let Some(content) = contents.content(number) else {

@@ -126,19 +126,19 @@ impl Sizes for TocSizes<'_> {
         Some(self.0.content(content)?.1)
     }
 
-    fn base(&self, have: u16, content: u32) -> Option<u64> {
-        Some(self.1.get(usize::from(have))?.content(content)?.1)
+    fn base(&self, base_image: u16, content: u32) -> Option<u64> {
+        Some(self.1.get(usize::from(base_image))?.content(content)?.1)
     }
 }
 
 /// Encodes and applies the frames of a plan, and verifies the digest of every wanted content.
 pub(crate) fn apply(
     want: TocView<'_>,
-    haves: &[TocView<'_>],
+    base_images: &[TocView<'_>],
     frames: &[(Frame, Option<Coded>)],
     source: &MemorySource,
 ) {
-    let sizes = TocSizes(want, haves);
+    let sizes = TocSizes(want, base_images);
     let list =
         Frames::encode(frames.iter().map(|(frame, _)| frame), &sizes).expect("of the format");
     list.check(&sizes).expect("of the format, read again");
@@ -149,7 +149,7 @@ pub(crate) fn apply(
         assert!(len <= MAX_FRAME && base <= MAX_BASE);
         let mut prefix = Vec::new();
         for base in &frame.bases {
-            let (content, _) = haves[usize::from(base.image)]
+            let (content, _) = base_images[usize::from(base.image)]
                 .content(base.slice.content)
                 .expect("a base that is had");
             let start = usize::try_from(base.slice.offset).expect("small");
@@ -181,7 +181,7 @@ pub(crate) fn apply(
             rest = behind;
         }
     }
-    for (number, lacks) in (0..).zip(want.lacking(haves)) {
+    for (number, lacks) in (0..).zip(want.lacking(base_images)) {
         let (content, _) = want.content(number).unwrap_or((FileDigest::of(b""), 0));
         match made.remove(&content) {
             Some(bytes) => assert_eq!(FileDigest::of(&bytes), content),

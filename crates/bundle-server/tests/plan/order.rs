@@ -121,7 +121,7 @@ fn the_frames_of_a_pair_follow_the_order() {
         new.push((format!("a/{nth}"), text(&mut rng, 3 << 20)));
     }
     let mut source = MemorySource::default();
-    let have = toc(&Files::new(), &mut source);
+    let base_image = toc(&Files::new(), &mut source);
     let want = toc(&new, &mut source);
     let want = TocView::mounted(&want);
     let tree = Tree::of(want).expect("a sound table");
@@ -133,7 +133,7 @@ fn the_frames_of_a_pair_follow_the_order() {
     let mut ranks = Vec::new();
     prepare(
         want,
-        TocView::mounted(&have),
+        TocView::mounted(&base_image),
         &expected,
         &source,
         Effort::Level(Level::FAST),

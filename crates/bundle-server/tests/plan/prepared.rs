@@ -14,14 +14,14 @@ use crate::images::{Files, apply, edited, text, toc, versions};
 
 fn prepared(
     want: TocView<'_>,
-    have: TocView<'_>,
+    base_image: TocView<'_>,
     source: &dyn Source,
     effort: Effort,
 ) -> Vec<(Frame, Option<Coded>)> {
     let mut frames = Vec::new();
     prepare(
         want,
-        have,
+        base_image,
         &Expected::default(),
         source,
         effort,
@@ -47,16 +47,23 @@ fn a_prepared_pair_makes_the_new_image_and_always_has_the_same_frames() {
         let mut rng = Rng::with_seed(seed);
         let (old, new) = versions(&mut rng);
         let mut source = MemorySource::default();
-        let have = toc(&old, &mut source);
+        let base_image = toc(&old, &mut source);
         let want = toc(&new, &mut source);
         let effort = Effort::Level(Level::new([1, 3, 6][usize::try_from(seed).unwrap() % 3]));
-        let (want, have) = match seed % 2 {
-            0 => (TocView::mounted(&want), TocView::mounted(&have)),
-            _ => (TocView::with_layers(&want), TocView::with_layers(&have)),
+        let (want, base_image) = match seed % 2 {
+            0 => (TocView::mounted(&want), TocView::mounted(&base_image)),
+            _ => (
+                TocView::with_layers(&want),
+                TocView::with_layers(&base_image),
+            ),
         };
-        let frames = prepared(want, have, &source, effort);
-        apply(want, &[have], &frames, &source);
-        assert_eq!(frames, prepared(want, have, &source, effort), "seed {seed}");
+        let frames = prepared(want, base_image, &source, effort);
+        apply(want, &[base_image], &frames, &source);
+        assert_eq!(
+            frames,
+            prepared(want, base_image, &source, effort),
+            "seed {seed}"
+        );
         // For an update from an image to itself, no frame is made.
         assert!(prepared(want, want, &source, effort).is_empty());
     }
@@ -68,11 +75,11 @@ fn one(old: &[(&str, &[u8])], new: (&str, &[u8])) -> Vec<(Frame, Option<Coded>)>
     let old: Files = old.iter().map(owned).collect();
     let new: Files = vec![owned(&new)];
     let mut source = MemorySource::default();
-    let have = toc(&old, &mut source);
+    let base_image = toc(&old, &mut source);
     let want = toc(&new, &mut source);
-    let (want, have) = (TocView::mounted(&want), TocView::mounted(&have));
-    let frames = prepared(want, have, &source, Effort::Level(Level::FAST));
-    apply(want, &[have], &frames, &source);
+    let (want, base_image) = (TocView::mounted(&want), TocView::mounted(&base_image));
+    let frames = prepared(want, base_image, &source, Effort::Level(Level::FAST));
+    apply(want, &[base_image], &frames, &source);
     frames
 }
 
@@ -138,10 +145,10 @@ fn an_error_of_the_pause_callback_stops_preparation() {
     let mut rng = Rng::with_seed(10);
     let (old, new) = versions(&mut rng);
     let mut source = MemorySource::default();
-    let (have, want) = (toc(&old, &mut source), toc(&new, &mut source));
+    let (base_image, want) = (toc(&old, &mut source), toc(&new, &mut source));
     let stopped = prepare(
         TocView::mounted(&want),
-        TocView::mounted(&have),
+        TocView::mounted(&base_image),
         &Expected::default(),
         &source,
         Effort::Idle,
@@ -153,7 +160,7 @@ fn an_error_of_the_pause_callback_stops_preparation() {
     let nothing = MemorySource::default();
     let missing = prepare(
         TocView::mounted(&want),
-        TocView::mounted(&have),
+        TocView::mounted(&base_image),
         &Expected::default(),
         &nothing,
         Effort::Idle,
@@ -171,12 +178,12 @@ fn a_pair_beyond_the_limit_is_not_prepared_while_a_client_waits() {
     let mut source = MemorySource::default();
     let files = |name: &str, bytes: &[u8]| -> Files { vec![(name.to_owned(), bytes.to_vec())] };
     let mut is_made = |old_name: &str, most| {
-        let have = toc(&files(old_name, &old), &mut source);
+        let base_image = toc(&files(old_name, &old), &mut source);
         let want = toc(&files("bin/a", &new), &mut source);
         let mut frames = 0;
         let is_made = prepare(
             TocView::mounted(&want),
-            TocView::mounted(&have),
+            TocView::mounted(&base_image),
             &Expected::default(),
             &source,
             Effort::Waiting(most),

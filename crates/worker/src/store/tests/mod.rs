@@ -160,17 +160,20 @@ impl Sizes for TocSizes<'_> {
         self.0.contents().size(content)
     }
 
-    fn base(&self, have: u16, content: u32) -> Option<u64> {
-        self.1.get(usize::from(have))?.contents().size(content)
+    fn base(&self, base_image: u16, content: u32) -> Option<u64> {
+        self.1
+            .get(usize::from(base_image))?
+            .contents()
+            .size(content)
     }
 }
 
 /// Plans the frames of a test bundle. A content is sent as a patch against the base file at the
 /// same path, as a copy of the beginning that it shares with this file, in a group of small files,
 /// or in ranges of a large file.
-fn plan(want: &TestImage, have: Option<&TestImage>, layers: bool) -> Vec<Frame> {
+fn plan(want: &TestImage, base_image: Option<&TestImage>, layers: bool) -> Vec<Frame> {
     let toc = want.toc();
-    let base_toc = have.map(TestImage::toc);
+    let base_toc = base_image.map(TestImage::toc);
     let contents = want.contents();
     let mut frames: Vec<Frame> = Vec::new();
     let count = if layers {
@@ -199,7 +202,7 @@ fn plan(want: &TestImage, have: Option<&TestImage>, layers: bool) -> Vec<Frame> 
             .find(|(_, bytes)| *bytes == new)
             .map(|(path, _)| path);
         let old = path
-            .and_then(|path| have?.files.get(path))
+            .and_then(|path| base_image?.files.get(path))
             .filter(|old| !old.is_empty());
         let base = old.map(|old| BaseSlice {
             image: 0,
@@ -258,27 +261,27 @@ fn plan(want: &TestImage, have: Option<&TestImage>, layers: bool) -> Vec<Frame> 
     frames
 }
 
-pub(crate) fn encode(want: &TestImage, have: Option<&TestImage>, layers: bool) -> Encoded {
-    encode_frames(want, have, layers, &plan(want, have, layers))
+pub(crate) fn encode(want: &TestImage, base_image: Option<&TestImage>, layers: bool) -> Encoded {
+    encode_frames(want, base_image, layers, &plan(want, base_image, layers))
 }
 
 fn encode_frames(
     want: &TestImage,
-    have: Option<&TestImage>,
+    base_image: Option<&TestImage>,
     layers: bool,
     frames: &[Frame],
 ) -> Encoded {
     let toc = want.toc();
-    let base_toc = have.map(TestImage::toc);
+    let base_toc = base_image.map(TestImage::toc);
     let sizes = TocSizes(&toc, base_toc.iter().collect());
     let header = Header {
         layers,
         media_type: "application/vnd.oci.image.manifest.v1+json".into(),
         manifest: want.manifest(),
         config: want.config(),
-        base_images: have
-            .map(|have| BaseImage {
-                manifest: have.digest(),
+        base_images: base_image
+            .map(|base_image| BaseImage {
+                manifest: base_image.digest(),
                 usable: UsableContents::Visible,
             })
             .into_iter()
@@ -302,7 +305,7 @@ fn encode_frames(
     let (prelude, body) = header.encode(3).unwrap();
     assert_eq!(Header::decode(&prelude, &body).unwrap(), header);
     let contents = want.contents();
-    let base_contents = have.map(TestImage::contents).unwrap_or_default();
+    let base_contents = base_image.map(TestImage::contents).unwrap_or_default();
     let (mut records, mut payloads) = (Vec::new(), 0);
     for frame in frames {
         let members = frame.members.iter();
@@ -425,8 +428,8 @@ fn finish(apply: &Apply) -> Image {
     }
 }
 
-fn pull(store: &Store, want: &TestImage, have: Option<&TestImage>, layers: bool) -> Apply {
-    let apply = feed(store, &encode(want, have, layers).bytes(), 1000).unwrap();
+fn pull(store: &Store, want: &TestImage, base_image: Option<&TestImage>, layers: bool) -> Apply {
+    let apply = feed(store, &encode(want, base_image, layers).bytes(), 1000).unwrap();
     let image = finish(&apply);
     assert_eq!(image.digest(), want.digest());
     assert_eq!(image.toc.bytes(), want.toc().bytes());
