@@ -599,7 +599,7 @@ fn the_help_explains_every_flag_and_keeps_its_columns() {
         assert!(line.chars().count() <= 98, "{line}");
     }
     assert!(
-        formats.contains("\n                    the cost\n"),
+        formats.contains("\n                    is the cost\n"),
         "{formats}"
     );
 }
