@@ -77,7 +77,7 @@ async fn read(tail: &TailReader, range: Range<u64>) -> Result<Bytes, Error> {
     Ok(bytes.into())
 }
 
-async fn begun(cache: &Cache, seed: u64, size: u64) -> (Fill, TailReader, Pieces, Bytes) {
+async fn started(cache: &Cache, seed: u64, size: u64) -> (Fill, TailReader, Pieces, Bytes) {
     let (digest, content) = blob(seed, usize::try_from(size).unwrap());
     let (mut fill, tail) = lead(cache, &digest).await;
     fill.begin(Some(size)).await.unwrap();
@@ -90,7 +90,7 @@ async fn a_range_ahead_is_readable_at_once_and_its_bytes_are_written_once() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     let size = 4 * MIB + 12_345;
-    let (mut fill, tail, pieces, content) = begun(&cache, 1, size).await;
+    let (mut fill, tail, pieces, content) = started(&cache, 1, size).await;
     stream(&mut fill, &content, 100_000).await.unwrap();
     let last = size - 65_536..size;
     let reader = tail.for_range(last.clone());
@@ -127,7 +127,7 @@ fn fill_digest(content: &Bytes) -> pierhead_oci::Digest {
 async fn a_claim_ends_at_the_next_piece_and_a_later_claim_cuts_it() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
-    let (fill, tail, pieces, content) = begun(&cache, 2, 8 * MIB).await;
+    let (fill, tail, pieces, content) = started(&cache, 2, 8 * MIB).await;
     let mut long = pieces.claim(2 * MIB..u64::MAX).unwrap();
     assert_eq!((long.position(), long.end()), (2 * MIB, 8 * MIB));
     // A range near the position of a running claim waits for this claim.
@@ -165,7 +165,7 @@ async fn a_claim_ends_at_the_next_piece_and_a_later_claim_cuts_it() {
 async fn a_reader_that_waits_for_a_claim_may_claim_what_the_holder_gives_up() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
-    let (fill, tail, pieces, content) = begun(&cache, 3, 2 * MIB).await;
+    let (fill, tail, pieces, content) = started(&cache, 3, 2 * MIB).await;
     let claim = pieces.claim(MIB..2 * MIB).unwrap();
     let reader = tail.for_range(MIB..MIB + 10);
     let waiting = tokio::spawn(async move { reader.arrival(MIB).await.unwrap() });
@@ -184,7 +184,7 @@ async fn a_reader_that_waits_for_a_claim_may_claim_what_the_holder_gives_up() {
 async fn further_connections_take_the_gaps_behind_the_front() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
-    let (mut fill, tail, pieces, content) = begun(&cache, 4, 20 * MIB + 77).await;
+    let (mut fill, tail, pieces, content) = started(&cache, 4, 20 * MIB + 77).await;
     let first = pieces.claim_next(MIB).await.unwrap();
     assert_eq!((first.position(), first.end()), (MIB, 2 * MIB));
     assert_eq!(fill.front(), 0..MIB);
@@ -225,7 +225,7 @@ async fn further_connections_take_the_gaps_behind_the_front() {
 async fn a_whole_reader_gets_the_end_only_after_the_digest() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
-    let (fill, tail, pieces, content) = begun(&cache, 5, 2 * MIB).await;
+    let (fill, tail, pieces, content) = started(&cache, 5, 2 * MIB).await;
     let last = 2 * MIB - 4096..2 * MIB;
     fetch(pieces.claim(last.clone()).unwrap(), &content)
         .await
@@ -252,7 +252,7 @@ async fn a_whole_reader_gets_the_end_only_after_the_digest() {
 async fn wrong_bytes_in_a_piece_discard_everything() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
-    let (fill, tail, pieces, content) = begun(&cache, 6, 3 * MIB).await;
+    let (fill, tail, pieces, content) = started(&cache, 6, 3 * MIB).await;
     let wrong = Bytes::from(vec![7; content.len()]);
     fetch(pieces.claim(2 * MIB..2 * MIB + 9).unwrap(), &wrong)
         .await
@@ -266,7 +266,7 @@ async fn wrong_bytes_in_a_piece_discard_everything() {
     assert_eq!(common::files_below(folder.path(), "staging"), 0);
     assert_eq!(common::files_below(folder.path(), "origins"), 0);
     assert_eq!((cache.stat().used, cache.stat().reserved), (0, 0));
-    let (fill, ..) = begun(&cache, 6, 3 * MIB).await;
+    let (fill, ..) = started(&cache, 6, 3 * MIB).await;
     assert_eq!((fill.offset(), fill.front()), (0, 0..3 * MIB));
     complete(fill, &content).await.unwrap();
 }
@@ -275,7 +275,7 @@ async fn wrong_bytes_in_a_piece_discard_everything() {
 async fn a_restart_discards_the_pieces_and_fails_their_writers() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
-    let (mut fill, tail, pieces, content) = begun(&cache, 7, 3 * MIB).await;
+    let (mut fill, tail, pieces, content) = started(&cache, 7, 3 * MIB).await;
     let wrong = Bytes::from(vec![7; content.len()]);
     fetch(pieces.claim(MIB..MIB + 9).unwrap(), &wrong)
         .await
@@ -368,7 +368,7 @@ async fn pieces_survive_the_end_of_a_fill_and_of_the_process() {
     let cache = open(folder.path());
     let reserved = cache.stat().reserved;
     assert!(reserved > MIB && reserved < 2 * MIB, "{reserved}");
-    let (fill, tail, ..) = begun(&cache, 12, size).await;
+    let (fill, tail, ..) = started(&cache, 12, size).await;
     complete(fill, &content).await.unwrap();
     assert_eq!(read_all(&tail).await.unwrap(), content);
     assert_eq!(cache.stat().reserved, 0);
@@ -403,11 +403,11 @@ async fn a_close_ends_all_fills_at_the_same_time() {
         Ok(())
     });
     let cache = common::open_on(config, tier);
-    let (one, _, pieces, content) = begun(&cache, 20, 2 * MIB).await;
+    let (one, _, pieces, content) = started(&cache, 20, 2 * MIB).await;
     fetch(pieces.claim(MIB..MIB + 9).unwrap(), &content)
         .await
         .unwrap();
-    let (two, _, pieces, content) = begun(&cache, 21, 2 * MIB).await;
+    let (two, _, pieces, content) = started(&cache, 21, 2 * MIB).await;
     fetch(pieces.claim(MIB..MIB + 9).unwrap(), &content)
         .await
         .unwrap();

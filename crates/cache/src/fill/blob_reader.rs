@@ -11,7 +11,7 @@ use crate::blob::StoredBlob;
 use crate::blob::buffer::BUFFER;
 use crate::blocking::blocking;
 use crate::error::Error;
-use crate::fill::piece_table::{At, LEAD};
+use crate::fill::piece_table::{At, CLAIM_DISTANCE};
 use crate::fill::pieces::Pieces;
 use crate::fill::shared_fill::{Progress, SharedFill};
 use crate::origin::Origin;
@@ -177,7 +177,7 @@ impl TailReader {
         let staged = match offset {
             _ if offset >= limit => 0,
             _ if offset < progress.written => progress.written,
-            _ => match self.shared_fill.pieces.table().at(offset, LEAD) {
+            _ => match self.shared_fill.pieces.table().at(offset, CLAIM_DISTANCE) {
                 At::Staged(end) => end,
                 At::InFlight(_) | At::Gap { .. } => 0,
             },
@@ -201,7 +201,7 @@ impl TailReader {
                 return None;
             }
             let table = self.shared_fill.pieces.table();
-            let is_gap = matches!(table.at(offset, LEAD), At::Gap { .. });
+            let is_gap = matches!(table.at(offset, CLAIM_DISTANCE), At::Gap { .. });
             (is_gap && table.is_claimable()).then_some(Arrival::Missing)
         })
         .await

@@ -20,7 +20,7 @@ const ALIGNMENT: u64 = 4096;
 
 /// Number of bytes ahead of the position of a download that a reader waits for, instead of claiming
 /// them. These bytes are probably in flight already.
-pub(crate) const LEAD: u64 = 128 * 1024;
+pub(crate) const CLAIM_DISTANCE: u64 = 128 * 1024;
 
 /// Maximum number of separate pieces of a fill. The number is limited, because a client chooses the
 /// ranges.
@@ -250,7 +250,7 @@ impl PieceTable {
     /// Claims the lowest gap of the blob, but at most `max` bytes. Cuts the front stream, and no
     /// other claim: each cut wastes the bytes in transit.
     pub(crate) fn claim_next(&mut self, max: u64) -> Option<ClaimKey> {
-        self.claim_with(0..u64::MAX, max, max.max(LEAD), u64::MAX)
+        self.claim_with(0..u64::MAX, max, max.max(CLAIM_DISTANCE), u64::MAX)
     }
 
     fn claim_with(

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 use crate::blob::open_blob::BlobOwner as _;
 use crate::error::Error;
-use crate::fill::piece_table::{ClaimKey, LEAD, PieceTable};
+use crate::fill::piece_table::{CLAIM_DISTANCE, ClaimKey, PieceTable};
 use crate::fill::piece_writer::PieceWriter;
 use crate::fill::reservation;
 use crate::fill::shared_fill::{Order, SharedFill};
@@ -35,7 +35,7 @@ pub(crate) struct FillPieces {
     gate: RwLock<bool>,
     sink: OnceLock<PieceSink>,
     /// Whether the registry and the first map are recorded, so that pieces may be written.
-    is_begun: AtomicBool,
+    is_started: AtomicBool,
     recorder: Mutex<Recorder>,
     /// Number of bytes that were staged since the last record.
     unrecorded: AtomicU64,
@@ -92,7 +92,7 @@ impl FillPieces {
     pub(crate) fn restart<R>(&self, clear: impl FnOnce() -> R) -> R {
         let _gate = self.gate.write();
         let cleared = clear();
-        self.is_begun.store(false, Ordering::Relaxed);
+        self.is_started.store(false, Ordering::Relaxed);
         let mut table = self.table.lock();
         table.restart();
         table.is_refused = self.sink.get().is_none();
@@ -119,13 +119,13 @@ impl SharedFill {
         let io = |action, error| store.staged_error(action, &self.digest, error);
         store.spend(self, len)?;
         reservation::extend_by(store, self, len)?;
-        if !self.pieces.is_begun.load(Ordering::Relaxed) {
+        if !self.pieces.is_started.load(Ordering::Relaxed) {
             // The registry is recorded before bytes that a later fill may resume.
             store.origins.set(&self.digest, self.origin)?;
             let prefix = self.pieces.table().prefix();
-            let begun = sink.medium.begin(prefix);
-            begun.map_err(|error| io("record the pieces of", error))?;
-            self.pieces.is_begun.store(true, Ordering::Relaxed);
+            let started = sink.medium.begin(prefix);
+            started.map_err(|error| io("record the pieces of", error))?;
+            self.pieces.is_started.store(true, Ordering::Relaxed);
         }
         let slices: Vec<&[u8]> = bytes.iter().map(|piece| &piece[..]).collect();
         let written = sink.medium.write_at(range.start, &slices);
@@ -242,7 +242,10 @@ impl Pieces {
     /// [`Fill::begin`]: crate::Fill::begin
     pub fn claim(&self, range: Range<u64>) -> Option<PieceWriter> {
         let shared_fill = self.0.upgrade()?;
-        let key = shared_fill.pieces.table().claim(range, u64::MAX, LEAD)?;
+        let key = shared_fill
+            .pieces
+            .table()
+            .claim(range, u64::MAX, CLAIM_DISTANCE)?;
         Some(PieceWriter::new(shared_fill, key))
     }
 
