@@ -2,6 +2,7 @@
 //! and commits it, while the followers of the fill read the bytes.
 
 pub(crate) mod blob_reader;
+pub(crate) mod fill_pieces;
 mod ingest;
 pub(crate) mod piece_table;
 pub(crate) mod piece_writer;
@@ -78,7 +79,7 @@ impl Fill {
         match store.stage(&shared_fill.digest, shared_fill.origin) {
             Ok((staged, reserved)) => {
                 shared_fill.set_staged(&*staged, reserved);
-                shared_fill.pieces.open(store, &*staged);
+                shared_fill.pieces.open(store.clone(), &*staged);
                 let fill = Self::new(store.clone(), shared_fill.clone(), staged.size());
                 let ingest = Ingest::new(store.clone(), shared_fill, staged);
                 shared_fill.start(Box::new(ingest));

@@ -1,104 +1,37 @@
-//! The pieces of a running fill: who may claim them, where they are written, and when they are
-//! recorded for a later fill.
-//!
-//! Lock order: the gate, then the queue of a fill or of a claim, then the table. No thread waits for
-//! anything while it holds the table.
+//! The claims of the pieces of a running fill: how pieces are written, and when they are recorded for
+//! a later fill.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
-use parking_lot::{Mutex, MutexGuard, RwLock};
 use pierhead_host::BackgroundTask;
-use tokio::sync::Notify;
 
-use crate::blob::open_blob::BlobOwner as _;
 use crate::error::Error;
-use crate::fill::piece_table::{CLAIM_DISTANCE, ClaimKey, PieceTable};
+use crate::fill::fill_pieces::PieceStore;
+use crate::fill::piece_table::{CLAIM_DISTANCE, ClaimKey};
 use crate::fill::piece_writer::PieceWriter;
 use crate::fill::reservation;
 use crate::fill::shared_fill::{Order, SharedFill};
 use crate::store::Store;
-use crate::tier::{PieceMedium, Staged};
 
 /// Number of bytes after which a fill with pieces records its staged bytes, also while no piece
 /// ends. A kill loses at most so many bytes of the prefix.
 const RECORD_INTERVAL: u64 = 32 << 20;
 
-/// The pieces of one fill, as leader, worker, readers and claims share them.
-#[derive(Default)]
-pub(crate) struct FillPieces {
-    table: Mutex<PieceTable>,
-    /// Held for reading during each write of a piece and each record. The worker takes it for
-    /// writing before it deletes or commits the staged bytes. Contains whether the fill has ended.
-    gate: RwLock<bool>,
-    sink: OnceLock<PieceSink>,
-    /// Whether the registry and the first map are recorded, so that pieces may be written.
-    is_started: AtomicBool,
-    recorder: Mutex<Recorder>,
-    /// Number of bytes that were staged since the last record.
-    unrecorded: AtomicU64,
-    /// Notified when a claim ends, when the worker has hashed a piece, and when the fill ends.
-    pub(crate) changed: Notify,
-}
-
-/// Where the pieces are written.
-struct PieceSink {
-    store: Arc<Store>,
-    medium: Arc<dyn PieceMedium>,
-}
-
-#[derive(Default)]
-struct Recorder {
-    is_running: bool,
-    /// Whether something changed since the running record began.
-    is_due: bool,
-}
-
-impl FillPieces {
-    /// Sets the bytes that an earlier fill staged, and the medium. Called before the worker starts.
-    pub(crate) fn open(&self, store: &Arc<Store>, staged: &dyn Staged) {
-        let mut table = self.table.lock();
-        table.recover(staged.size(), staged.ahead().iter().cloned());
-        match staged.piece_medium() {
-            // The result is ignored: no other code sets `sink`, so setting it succeeds.
-            Some(medium) => drop(self.sink.set(PieceSink {
-                store: store.clone(),
-                medium,
-            })),
-            None => table.is_refused = true,
-        }
+impl PieceStore for Store {
+    fn reserve_piece(&self, shared_fill: &Arc<SharedFill>, bytes: u64) -> Result<(), Error> {
+        self.spend(shared_fill, bytes)?;
+        reservation::extend_by(self, shared_fill, bytes)
     }
 
-    pub(crate) fn table(&self) -> MutexGuard<'_, PieceTable> {
-        self.table.lock()
+    fn record_origin(&self, shared_fill: &SharedFill) -> Result<(), Error> {
+        self.origins.set(&shared_fill.digest, shared_fill.origin)
     }
 
-    /// Refuses further claims, because the fill is about to end.
-    pub(crate) fn end(&self) {
-        self.table.lock().set_ended();
-        self.changed.notify_waiters();
-    }
-
-    /// Ends all writes of pieces and all records. Blocks until the running ones are done.
-    pub(crate) fn close(&self) {
-        *self.gate.write() = true;
-        self.table.lock().set_ended();
-        self.changed.notify_waiters();
-    }
-
-    /// Calls `clear` to delete all staged bytes, and forgets all pieces and claims.
-    pub(crate) fn restart<R>(&self, clear: impl FnOnce() -> R) -> R {
-        let _gate = self.gate.write();
-        let cleared = clear();
-        self.is_started.store(false, Ordering::Relaxed);
-        let mut table = self.table.lock();
-        table.restart();
-        table.is_refused = self.sink.get().is_none();
-        drop(table);
-        self.changed.notify_waiters();
-        cleared
+    fn count_piece(&self, bytes: u64) {
+        self.metrics.written_bytes.inc_by(bytes);
     }
 }
 
@@ -116,12 +49,10 @@ impl SharedFill {
             return Err(Error::Restarted);
         };
         let (store, len) = (&sink.store, range.end - range.start);
-        let io = |action, error| store.staged_error(action, &self.digest, error);
-        store.spend(self, len)?;
-        reservation::extend_by(store, self, len)?;
+        let io = |action, error| self.owner.staged_error(action, &self.digest, error);
+        store.reserve_piece(self, len)?;
         if !self.pieces.is_started.load(Ordering::Relaxed) {
-            // The registry is recorded before bytes that a later fill may resume.
-            store.origins.set(&self.digest, self.origin)?;
+            store.record_origin(self)?;
             let prefix = self.pieces.table().prefix();
             let started = sink.medium.begin(prefix);
             started.map_err(|error| io("record the pieces of", error))?;
@@ -131,7 +62,7 @@ impl SharedFill {
         let written = sink.medium.write_at(range.start, &slices);
         written.map_err(|error| io("write", error))?;
         self.staged.fetch_add(len, Ordering::Relaxed);
-        store.metrics.written_bytes.inc_by(len);
+        store.count_piece(len);
         let reaches_prefix = self.pieces.table().publish(range);
         drop(gate);
         self.show_change();

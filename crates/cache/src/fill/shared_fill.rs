@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::blob::open_blob::{BlobOwner, OpenBlob};
 use crate::error::Error;
-use crate::fill::pieces::FillPieces;
+use crate::fill::fill_pieces::FillPieces;
 use crate::origin::Origin;
 use crate::tier::{ReadAt, Staged};
 
