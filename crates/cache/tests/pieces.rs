@@ -376,6 +376,37 @@ async fn pieces_survive_the_end_of_a_fill_and_of_the_process() {
 }
 
 #[tokio::test]
+async fn a_fill_that_ends_before_it_has_hashed_its_prefix_keeps_the_prefix() {
+    let folder = tempfile::tempdir().unwrap();
+    let size = 16 * MIB;
+    let (digest, content) = blob(13, usize::try_from(size).unwrap());
+    let cache = open(folder.path());
+    let (mut fill, tail, pieces, _) = started(&cache, 13, size).await;
+    fetch(pieces.claim(15 * MIB..size).unwrap(), &content)
+        .await
+        .unwrap();
+    stream(&mut fill, &content, 14 * MIB).await.unwrap();
+    fill.abandon("cut");
+    let _ = tail.committed().await;
+    // This fill ends while its worker hashes the prefix.
+    let (fill, tail) = lead(&cache, &digest).await;
+    let offset = fill.offset();
+    assert!(offset >= 13 * MIB);
+    fill.abandon("cut again");
+    let _ = tail.committed().await;
+    cache.close().await;
+    drop(cache);
+    let cache = open(folder.path());
+    let (fill, ..) = started(&cache, 13, size).await;
+    assert!(
+        fill.offset() + 65_536 >= offset,
+        "{} of {offset}",
+        fill.offset()
+    );
+    complete(fill, &content).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_close_ends_all_fills_at_the_same_time() {
     let folder = tempfile::tempdir().unwrap();
     // The staged files that are being synced, once the test waits for the close.
