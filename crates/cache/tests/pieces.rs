@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -412,6 +413,8 @@ async fn a_close_ends_all_fills_at_the_same_time() {
     // The staged files that are being synced, once the test waits for the close.
     let synced = Arc::new((Mutex::new(None::<HashSet<PathBuf>>), Condvar::new()));
     let watched = synced.clone();
+    let timed_out = Arc::new(AtomicBool::new(false));
+    let late = timed_out.clone();
     let config = Config::new(folder.path(), common::AMPLE_CAPACITY);
     let tier = DiskTier::new(folder.path()).unwrap().watched(move |step| {
         let Step::Sync(path) = step else {
@@ -430,7 +433,8 @@ async fn a_close_ends_all_fills_at_the_same_time() {
         let is_alone = |paths: &mut Option<HashSet<PathBuf>>| {
             paths.as_ref().is_some_and(|paths| paths.len() < 2)
         };
-        changed.wait_while_for(&mut synced, is_alone, Duration::from_secs(20));
+        let waited = changed.wait_while_for(&mut synced, is_alone, Duration::from_secs(20));
+        late.fetch_or(waited.timed_out(), Ordering::Relaxed);
         Ok(())
     });
     let cache = common::open_on(config, tier);
@@ -446,5 +450,6 @@ async fn a_close_ends_all_fills_at_the_same_time() {
     cache.close().await;
     let paths = synced.0.lock().take().unwrap();
     assert_eq!(paths.len(), 2, "{paths:?}");
+    assert!(!timed_out.load(Ordering::Relaxed), "one after the other");
     drop((one, two));
 }
