@@ -126,7 +126,7 @@ mod tests {
         };
         assert_eq!(key, "default_upstream");
         assert!(message.contains("set default_upstream"), "{message}");
-        // The same registry in a table of its own is one loop, with the key of the table.
+        // A self-loop of an upstream with its own table is one loop, with the key of the table.
         let name = config.default_upstream.clone();
         config.upstreams.insert(name, Upstream::default());
         let [(key, _)] = &self_loops(&config)[..] else {
