@@ -255,7 +255,7 @@ const GLOBAL_IN: &[(&str, &str)] = &[
         "a signal handler gets only an address",
     ),
     (
-        "crates/pierhead/src/verbosity.rs",
+        "crates/pierhead/src/cli/verbosity.rs",
         "`--quiet` is global for the process, as its standard error is; only the binary prints there",
     ),
 ];
@@ -303,7 +303,7 @@ const SPAWN_IN: &[(&str, &str)] = &[
         "the default of commands; the daemon passes a Spawner that calls Panics::spawn",
     ),
     (
-        "crates/pierhead/src/admin_client/connection.rs",
+        "crates/pierhead/src/cli/admin_client/connection.rs",
         "a command, not the daemon: the response of the daemon breaks off",
     ),
     (
@@ -315,6 +315,10 @@ const SPAWN_IN: &[(&str, &str)] = &[
 /// Modules that `eviction` must not use. The replay of a trace is exact because the crate has no
 /// clock, no I/O and no randomness.
 const NOT_IN_EVICTION: &[&str] = &["std::time", "std::fs", "std::net", "std::thread"];
+
+/// The modules of the binary below `main`, from the lowest layer to the highest. The code of a
+/// module imports only modules of the layers below.
+const LAYERS_OF_BINARY: &[&str] = &["config", "admin", "cli", "serve", "doctor"];
 
 /// Crates that read no clock, neither the wall clock nor the monotonic one. Their results depend
 /// only on their input.
@@ -437,6 +441,40 @@ fn tasks_of_the_daemon_start_through_the_counter_of_panics() {
         .filter(|line| SPAWNS.iter().any(|call| line.code.contains(call)))
         .filter(|line| !SPAWN_IN.iter().any(|(path, _)| line.path.starts_with(path)))
         .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn the_binary_has_only_its_layers() {
+    let main = lines("crates/pierhead/src").into_iter();
+    let main = main.filter(|line| line.path == "crates/pierhead/src/main.rs");
+    let modules: BTreeSet<String> = main
+        .filter_map(|line| {
+            let name = line.code.trim_start().strip_prefix("mod ")?;
+            Some(name.trim_end().trim_end_matches([';', '{', ' ']).to_owned())
+        })
+        .collect();
+    let expected = LAYERS_OF_BINARY.iter().map(|name| (*name).to_owned());
+    assert_eq!(
+        modules,
+        expected.collect(),
+        "a module of the binary belongs in one of these, or in a library"
+    );
+}
+
+#[test]
+fn a_module_of_the_binary_imports_only_lower_layers() {
+    let mut wrong = Vec::new();
+    for (layer, name) in LAYERS_OF_BINARY.iter().enumerate() {
+        let higher = &LAYERS_OF_BINARY[layer + 1..];
+        let higher: Vec<_> = higher.iter().map(|name| format!("crate::{name}")).collect();
+        let of_layer = product_lines("crates/pierhead/src");
+        let of_layer = of_layer.filter(|line| {
+            line.path
+                .starts_with(&format!("crates/pierhead/src/{name}/"))
+        });
+        wrong.extend(of_layer.filter(|line| higher.iter().any(|path| names(&line.code, path))));
+    }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 

@@ -1,6 +1,7 @@
 //! The resources of the host (memory, CPUs, disk, network addresses): their limits, their pressure,
 //! and their division between clients and background work.
 //!
+//! - [`clock`]: the wall clock.
 //! - [`machine`], [`cgroup`], [`network_interface`]: memory, CPUs, cgroups and addresses, read from
 //!   `/proc` and `/sys`.
 //! - [`profile`]: sizing profiles, and the division of the memory between the parts of pierhead.
@@ -22,6 +23,7 @@
 
 mod background;
 pub mod cgroup;
+pub mod clock;
 mod cpu_budget;
 mod cpu_pacer;
 mod cpu_throttling_metrics;

@@ -12,7 +12,7 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use crate::api::{ErrorResponse, Event};
+use super::api::{ErrorResponse, Event};
 
 /// A complete document, or newline-delimited JSON that a handler still produces.
 pub(crate) enum Body {

@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
-use crate::api::BundleStat;
+use super::api::BundleStat;
 
 /// Returns the part of the response to `GET /v1/stat` that is about bundles.
 pub(super) fn stat(bundle_server: &BundleServer) -> BundleStat {

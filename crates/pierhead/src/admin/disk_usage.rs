@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::api::Disk;
+use super::api::Disk;
 
 /// Measures the disk usage of `data`. Takes the sizes of blobs, downloads and tags from the cache's
 /// own counters, since a walk over all their files would be slow. The call blocks the thread.

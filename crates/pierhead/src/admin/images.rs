@@ -7,10 +7,10 @@ use pierhead_cache::TagKey;
 use pierhead_oci::units::human_bytes;
 use pierhead_oci::{Reference, Target};
 
+use super::api::{Disk, Image, ImagePlatform, Images, Prune, Pruned, Removed};
 use super::body::{error_response, json};
 use super::routes::Outcome;
 use super::{Admin, disk_usage};
-use crate::api::{Disk, Image, ImagePlatform, Images, Prune, Pruned, Removed};
 
 /// Maximum number of images in a list. For each image, pierhead reads one tag file and one or two
 /// manifests.

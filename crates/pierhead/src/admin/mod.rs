@@ -1,6 +1,7 @@
 //! The admin listener: metrics, health, and the cache API under `/v1/`. [`request_guard`] decides
 //! which host may send which request.
 
+pub(crate) mod api;
 mod body;
 mod bundle;
 mod connection_limit;
@@ -13,6 +14,7 @@ mod readiness;
 mod request_guard;
 pub(crate) mod route_table;
 mod routes;
+pub(crate) mod tier_limit;
 mod verify_and_warm;
 
 use std::convert::Infallible;
@@ -33,8 +35,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use crate::request_log::RequestLogWriter;
-use crate::tier_limit::TierLimit;
+use self::tier_limit::TierLimit;
 use pierhead_host::pressure::PressureMetrics;
 
 use body::BodyWithGuard;
@@ -72,17 +73,18 @@ pub(crate) struct Admin {
 }
 
 /// The components of the daemon whose state the admin API returns and changes.
-pub(crate) struct Components<'a> {
+pub(crate) struct Components {
     pub(crate) cache: Cache,
     pub(crate) client: Client,
     pub(crate) proxy: Proxy,
-    pub(crate) request_log: Option<&'a RequestLogWriter>,
     /// The bundle server; `None` if bundles are off.
     pub(crate) bundle_server: Option<BundleServer>,
     /// The limit of the fast tier; `None` without a fast tier.
     pub(crate) tier_limit: Option<TierLimit>,
     pub(crate) pressure: PressureMetrics,
     pub(crate) host_resources: HostResourceMetrics,
+    /// The registry, in which the caller has registered the metrics of its own components.
+    pub(crate) metrics: Metrics,
 }
 
 /// Facts about the process that the admin API returns.
@@ -99,9 +101,9 @@ pub(crate) struct DaemonInfo<'a> {
 }
 
 impl Admin {
-    /// Creates the admin API, and registers the metrics of all crates.
+    /// Creates the admin API, and registers the metrics of the components and crates.
     pub(crate) fn new(
-        components: Components<'_>,
+        components: Components,
         started: Instant,
         info: DaemonInfo<'_>,
         stopping: watch::Receiver<bool>,
@@ -110,13 +112,12 @@ impl Admin {
             cache,
             client,
             proxy,
-            request_log,
             bundle_server,
             tier_limit,
             pressure,
             host_resources,
+            mut metrics,
         } = components;
-        let mut metrics = Metrics::default();
         process::register(&mut metrics, started);
         let panics = panics::TaskPanics(cache.panics().clone());
         metrics.register_collector(Box::new(panics));
@@ -125,9 +126,6 @@ impl Admin {
         client.register(metrics.sub_registry_with_prefix("pierhead_remote"));
         client.register_dns(metrics.sub_registry_with_prefix("pierhead_dns"));
         proxy.register(metrics.sub_registry_with_prefix("pierhead_proxy"));
-        if let Some(request_log) = request_log {
-            request_log.register(metrics.sub_registry_with_prefix("pierhead_request_log"));
-        }
         if let Some(bundle_server) = &bundle_server {
             let registry = metrics.sub_registry_with_prefix("pierhead_bundle");
             registry.register_collector(Box::new(bundle::BundleMetrics(bundle_server.clone())));

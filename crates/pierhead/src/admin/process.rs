@@ -15,7 +15,7 @@ use rustix::process::{Resource, getrlimit};
 
 use pierhead_host::kibibytes;
 
-use crate::clock;
+use pierhead_host::clock;
 
 /// Registers the metrics of the process, and `pierhead_build_info`.
 pub(crate) fn register(metrics: &mut Metrics, started: Instant) {

@@ -10,8 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use http::{HeaderMap, Method, StatusCode, header};
 
-use crate::admin::body::{AdminResponse, error_response};
-use crate::api::HEADER;
+use super::api::HEADER;
+use super::body::{AdminResponse, error_response};
 
 /// Returns the error response if the guard refuses the request.
 pub(crate) fn check(

@@ -12,10 +12,10 @@ use hyper::body::Incoming;
 use pierhead_oci::{Digest, Reference};
 use serde::de::DeserializeOwned;
 
+use super::api::{Blob, Blobs, EvictionStat, Pin, Pins, Stat, TierLimitChange, TierStat};
 use super::body::{AdminResponse, document, error_response, json};
 use super::route_table::{self, Action};
 use super::{Admin, process, request_guard};
-use crate::api::{Blob, Blobs, EvictionStat, Pin, Pins, Stat, TierLimitChange, TierStat};
 
 /// Maximum size of the body of a request to the admin listener, in bytes.
 const MAX_BODY_BYTES: usize = 256 << 10;

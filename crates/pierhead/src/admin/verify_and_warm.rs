@@ -10,8 +10,8 @@ use pierhead_host::BackgroundTask;
 use pierhead_oci::{Digest, Platform, Reference};
 
 use super::Admin;
+use super::api::{Event, Warm};
 use super::body::{AdminResponse, LineSender, error_response};
-use crate::api::{Event, Warm};
 
 /// Minimum interval between two progress lines of one image or one verification.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);

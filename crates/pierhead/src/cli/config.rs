@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
+use super::exit_code::CommandError;
 use super::serve::{ProfileName, parse_profile};
+use crate::config::environment::Environment;
 use crate::config::{self, Config, Overrides};
-use crate::environment::Environment;
-use crate::exit_code::CommandError;
 use pierhead_host::machine::Machine;
 
 /// The subcommands of `pierhead config`.
@@ -60,7 +60,7 @@ pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<
             if let Err(refused) = load(Some(file), None, &environment.machine) {
                 eprintln!("warning: {refused}");
             }
-            match crate::verbosity::is_quiet() {
+            match super::verbosity::is_quiet() {
                 true => String::new(),
                 false => format!("{}: valid\n", file.display()),
             }

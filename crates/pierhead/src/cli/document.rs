@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use clap::CommandFactory as _;
 
 use super::Cli;
-use crate::exit_code::CommandError;
+use super::exit_code::CommandError;
 
 /// Runs `pierhead completions SHELL`.
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), CommandError> {

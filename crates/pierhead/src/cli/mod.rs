@@ -1,12 +1,19 @@
 //! The command line of `pierhead`: all commands, with their flags and help texts.
 
+pub(crate) mod admin_client;
 mod admin_url;
 pub(crate) mod cache;
 pub(crate) mod config;
 pub(crate) mod doctor;
 pub(crate) mod document;
+pub(crate) mod exit_code;
+pub(crate) mod progress;
+#[cfg(test)]
+mod reference;
 pub(crate) mod serve;
 pub(crate) mod setup;
+pub(crate) mod terminal;
+pub(crate) mod verbosity;
 pub(crate) mod worker;
 
 use clap::{Parser, Subcommand};

@@ -117,7 +117,7 @@ impl ServeArgs {
             log_level: self.log_level.clone().or_else(|| {
                 // `--quiet` is a flag as well, so its log level takes precedence over the level in
                 // the configuration file.
-                crate::verbosity::is_quiet().then(|| "warn".to_owned())
+                super::verbosity::is_quiet().then(|| "warn".to_owned())
             }),
             log_format: self.log_format,
         }

@@ -16,46 +16,44 @@ use zeroize::Zeroizing;
 
 use super::key_locations::Lines;
 use super::tier_file::check_tier_file;
-use super::{Config, Problem, Secret, TierKind};
-use crate::exit_code::{ExitError, ExitReason};
+use super::{Config, Fault, Problem, Secret, TierKind};
 
 /// Maximum size of a file with a password or token, in bytes.
 const MAX_SECRET_BYTES: u64 = 64 << 10;
 /// Maximum size of the file of `docker_config`, in bytes.
 const MAX_DOCKER_CONFIG_BYTES: u64 = 1 << 20;
 
-/// The problem of a file that the configuration names, with its exit code and its fix.
+/// The problem of a file that the configuration names, with its fix.
 #[derive(Debug)]
 pub(crate) struct FileError {
-    exit: ExitReason,
+    fault: Fault,
     message: String,
 }
 
 impl FileError {
-    pub(super) fn new(exit: ExitReason, message: impl Into<String>) -> Self {
+    pub(super) fn new(fault: Fault, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self { exit, message }
+        Self { fault, message }
     }
 
     /// The error of a missing or unreadable file.
     fn unreadable(what: &str, path: &Path, error: &io::Error) -> Self {
         let hint = hint(path, error);
         let message = format!("{what} {}: {error}{hint}", path.display());
-        Self::new(ExitReason::MissingFile, message)
+        Self::new(Fault::MissingFile, message)
     }
 
     /// The error of a file with invalid contents.
     fn invalid(message: impl Into<String>) -> Self {
-        Self::new(ExitReason::InvalidFile, message)
+        Self::new(Fault::InvalidFile, message)
     }
 
-    /// Turns the problem into the error of a file that a command-line flag names.
-    pub(crate) fn into_exit_error(self, named_by: &str) -> ExitError {
-        ExitError::new(self.exit, format!("{named_by}: {}", self.message))
+    pub(crate) fn fault(&self) -> Fault {
+        self.fault
     }
 
-    pub(super) fn at(self, line: Option<usize>) -> (ExitReason, Problem) {
-        (self.exit, Problem::new(line, self.message))
+    pub(super) fn at(self, line: Option<usize>) -> (Fault, Problem) {
+        (self.fault, Problem::new(line, self.message))
     }
 }
 
@@ -67,11 +65,7 @@ impl From<FileError> for String {
 
 /// Checks all files that the configuration names, and returns their problems. `file` is the
 /// configuration file.
-pub(super) fn check(
-    config: &Config,
-    lines: &Lines,
-    file: Option<&Path>,
-) -> Vec<(ExitReason, Problem)> {
+pub(super) fn check(config: &Config, lines: &Lines, file: Option<&Path>) -> Vec<(Fault, Problem)> {
     let mut problems = Vec::new();
     let mut report = |key: &str, name: &str, result: Result<(), FileError>| {
         if let Err(error) = result {
@@ -100,7 +94,7 @@ pub(super) fn check(
     }
     if let Some(path) = &config.request_log.file {
         let checked = super::check_request_log_file(path);
-        let checked = checked.map_err(|message| FileError::new(ExitReason::Usage, message));
+        let checked = checked.map_err(|message| FileError::new(Fault::Invalid, message));
         report("request_log.file", "request_log.file", checked);
     }
     if let Some(path) = &config.tier.path
@@ -119,15 +113,15 @@ pub(super) fn check(
             .into_iter()
             .filter_map(|(name, path)| Some((name, path?)));
         let checked = check_tier_file(path, others);
-        let checked = checked.map_err(|message| FileError::new(ExitReason::Usage, message));
+        let checked = checked.map_err(|message| FileError::new(Fault::Invalid, message));
         report("tier.path", "tier.path", checked);
     }
     for (registry, upstream) in &config.upstreams {
         let key = format!("upstreams.{registry}");
         let name = |name: &str| format!("[upstreams.\"{registry}\"] {name}");
         if let Some(path) = &upstream.ca {
-            let checked = authorities(path).map_err(|error| match error.exit {
-                ExitReason::InvalidFile => FileError::new(ExitReason::Tls, error.message),
+            let checked = authorities(path).map_err(|error| match error.fault {
+                Fault::InvalidFile => FileError::new(Fault::Tls, error.message),
                 _ => error,
             });
             report(&key, &name("ca"), checked);
@@ -374,7 +368,7 @@ mod tests {
             (b"\xff\xfe\n", "is not UTF-8 text"),
         ] {
             let error = read(content).expect_err(part);
-            assert_eq!(error.exit, ExitReason::InvalidFile, "{}", error.message);
+            assert_eq!(error.fault, Fault::InvalidFile, "{}", error.message);
             assert!(error.message.contains(part), "{}", error.message);
             assert!(!error.message.contains("hunter2"), "{}", error.message);
         }
@@ -400,7 +394,7 @@ mod tests {
             ),
         ] {
             let error = first_line(&path).err().expect(part);
-            assert_eq!(error.exit, ExitReason::MissingFile, "{}", error.message);
+            assert_eq!(error.fault, Fault::MissingFile, "{}", error.message);
             assert!(error.message.contains(part), "{}", error.message);
             assert!(
                 error.message.contains(&path.display().to_string()),
@@ -411,7 +405,7 @@ mod tests {
         let error = first_line(folder.path())
             .err()
             .expect("a folder is no file");
-        assert_eq!(error.exit, ExitReason::MissingFile, "{}", error.message);
+        assert_eq!(error.fault, Fault::MissingFile, "{}", error.message);
     }
 
     #[test]
@@ -443,7 +437,7 @@ mod tests {
         ] {
             write(text);
             let error = certificates(&path).expect_err(part);
-            assert_eq!(error.exit, ExitReason::InvalidFile, "{}", error.message);
+            assert_eq!(error.fault, Fault::InvalidFile, "{}", error.message);
             assert!(error.message.contains(part), "{}", error.message);
         }
         write("nothing\n");
@@ -472,7 +466,7 @@ mod tests {
         let [(exit, problem)] = &found[..] else {
             panic!("{found:?}");
         };
-        assert_eq!((*exit, problem.line), (ExitReason::InvalidFile, Some(7)));
+        assert_eq!((*exit, problem.line), (Fault::InvalidFile, Some(7)));
         let text = &problem.message;
         assert!(text.contains("tls.key is not the private key of"), "{text}");
         assert!(text.contains("set tls.key and tls.cert"), "{text}");
@@ -492,7 +486,7 @@ mod tests {
         ] {
             fs::write(&key, text).expect("written");
             let error = private_key(&key).expect_err("encrypted");
-            assert_eq!(error.exit, ExitReason::InvalidFile);
+            assert_eq!(error.fault, Fault::InvalidFile);
             let fix = format!("openssl pkey -in {}", key.display());
             for part in ["is encrypted", &*fix, "chmod 600"] {
                 assert!(error.message.contains(part), "{}", error.message);
@@ -510,10 +504,8 @@ mod tests {
         assert!(matches!(&found[&quay], Credentials::Basic { user, .. } if user == "hub"));
         fs::write(&path, "{").expect("written");
         let error = docker_config(&path).expect_err("invalid JSON");
-        assert_eq!(error.exit, ExitReason::InvalidFile);
+        assert_eq!(error.fault, Fault::InvalidFile);
         assert!(error.message.contains("config.json: "), "{}", error.message);
-        let error = error.into_exit_error("--docker-config").to_string();
-        assert!(error.starts_with("--docker-config: "), "{error}");
     }
 
     #[test]

@@ -16,10 +16,8 @@ use super::parse::parse;
 use super::profile::{UnfitKey, apply_profile};
 use super::validate::{Flags, validate};
 use super::{
-    Config, DefaultSources, KeyLocations, LogFormat, Problem, Size, Upstream, files, value,
+    Config, DefaultSources, Fault, KeyLocations, LogFormat, Problem, Size, Upstream, files, value,
 };
-use crate::exit_code::{CommandError, ExitReason};
-use crate::tier;
 use pierhead_host::machine::Machine;
 use pierhead_host::profile::{MemoryRequest, Profile};
 
@@ -45,7 +43,7 @@ pub(crate) struct Overrides {
 #[derive(Debug)]
 pub(crate) struct InvalidConfig {
     file: Option<PathBuf>,
-    problems: Vec<(ExitReason, Problem)>,
+    problems: Vec<(Fault, Problem)>,
 }
 
 impl fmt::Display for InvalidConfig {
@@ -72,21 +70,13 @@ impl fmt::Display for InvalidConfig {
 
 impl std::error::Error for InvalidConfig {}
 
-impl From<InvalidConfig> for CommandError {
-    fn from(invalid: InvalidConfig) -> Self {
-        Self::Message(invalid.exit(), invalid.to_string())
-    }
-}
-
 impl InvalidConfig {
-    /// Returns the exit code for this error: of the configuration file if the file itself is
-    /// invalid, else of the first invalid file that the configuration names.
-    pub(crate) fn exit(&self) -> ExitReason {
-        let mut exits = self.problems.iter().map(|(exit, _)| *exit);
-        let of_text = exits.clone().find(|exit| *exit == ExitReason::Usage);
-        of_text
-            .or_else(|| exits.next())
-            .unwrap_or(ExitReason::Usage)
+    /// Returns the fault that selects the exit code: of the configuration file if the file itself
+    /// is invalid, else of the first invalid file that the configuration names.
+    pub(crate) fn fault(&self) -> Fault {
+        let mut faults = self.problems.iter().map(|(fault, _)| *fault);
+        let of_text = faults.clone().find(|fault| *fault == Fault::Invalid);
+        of_text.or_else(|| faults.next()).unwrap_or(Fault::Invalid)
     }
 }
 
@@ -219,7 +209,7 @@ fn validated(
     if let Ok(data) = std::path::absolute(&config.data) {
         config.data = data;
     }
-    let mut problems = with_usage_code(validate(&config, &lines, &flags));
+    let mut problems = with_fault_of_text(validate(&config, &lines, &flags));
     problems.extend(files::check(&config, &lines, file));
     problems.sort_by_key(|(_, problem)| problem.line);
     if problems.is_empty() {
@@ -230,9 +220,9 @@ fn validated(
     }
 }
 
-fn with_usage_code(problems: Vec<Problem>) -> Vec<(ExitReason, Problem)> {
+fn with_fault_of_text(problems: Vec<Problem>) -> Vec<(Fault, Problem)> {
     let problems = problems.into_iter();
-    problems.map(|it| (ExitReason::Usage, it)).collect()
+    problems.map(|it| (Fault::Invalid, it)).collect()
 }
 
 /// Parses `text` twice: first to find its profile, then with the defaults of that profile. If `old`
@@ -244,15 +234,15 @@ fn parse_with_profile(
     overrides: &Overrides,
     old: Option<&Config>,
     machine: &Machine,
-) -> Result<(Config, Lines), Vec<(ExitReason, Problem)>> {
-    let machine_problem = |message, line| vec![(ExitReason::Machine, Problem::new(line, message))];
-    let (first, lines) = parse(text, base, defaults.clone()).map_err(with_usage_code)?;
+) -> Result<(Config, Lines), Vec<(Fault, Problem)>> {
+    let machine_problem = |message, line| vec![(Fault::Host, Problem::new(line, message))];
+    let (first, lines) = parse(text, base, defaults.clone()).map_err(with_fault_of_text)?;
     let profile = overrides.profile.unwrap_or(first.profile);
     let effective = old.unwrap_or(&first);
     let request = MemoryRequest {
         profile: old.map_or(profile, |old| old.profile),
         memory: effective.limits.memory,
-        tier: tier::bytes_in_memory(&effective.tier),
+        tier: effective.tier.bytes_in_memory(),
     };
     let mut with_profile = defaults;
     let applied = apply_profile(&mut with_profile, request, machine);
@@ -265,9 +255,9 @@ fn parse_with_profile(
             flag: by_flag.then_some("--profile"),
             ..Problem::new(line, message)
         };
-        vec![(ExitReason::Machine, problem)]
+        vec![(Fault::Host, problem)]
     })?;
-    let (mut config, lines) = parse(text, base, with_profile).map_err(with_usage_code)?;
+    let (mut config, lines) = parse(text, base, with_profile).map_err(with_fault_of_text)?;
     config.profile = profile;
     let is_set = |key: &str| {
         lines.contains_key(key) || key == "cache.size" && overrides.cache_size.is_some()
@@ -284,11 +274,11 @@ fn read(path: &Path) -> Result<Zeroizing<String>, FileError> {
     let unreadable = |error: io::Error| {
         let hint = files::hint(path, &error);
         let message = format!("cannot read the configuration: {error}{hint}");
-        FileError::new(ExitReason::MissingFile, message)
+        FileError::new(Fault::MissingFile, message)
     };
     let read_error = |error: io::Error| match error.kind() {
         io::ErrorKind::InvalidData => FileError::new(
-            ExitReason::Usage,
+            Fault::Invalid,
             "the file is not UTF-8 text, so it is no configuration of pierhead",
         ),
         _ => unreadable(error),
@@ -304,7 +294,7 @@ fn read(path: &Path) -> Result<Zeroizing<String>, FileError> {
         .map_err(read_error)?;
     if text.len() as u64 > MAX_FILE_BYTES {
         let message = "the file is larger than 1 MiB, so it is no configuration of pierhead";
-        return Err(FileError::new(ExitReason::Usage, message));
+        return Err(FileError::new(Fault::Invalid, message));
     }
     Ok(text)
 }

@@ -5,7 +5,9 @@
 //! [`files`] reads the files that the configuration names. pierhead reads and checks all of these
 //! before it opens the cache or a listener.
 
+pub(crate) mod crate_configs;
 mod defaults;
+pub(crate) mod environment;
 pub(crate) mod files;
 mod key_locations;
 pub(crate) mod keys;
@@ -34,9 +36,10 @@ pub(crate) use key_locations::KeyLocations;
 pub(crate) use keys::paths;
 pub(crate) use keys::{IDENTITY_TOKEN_USER, MANAGEMENT, check_level};
 pub(crate) use load::{
-    Overrides, Reloaded, check_rereadable, load, load_for_reload, load_shown, parse_upstream,
+    InvalidConfig, Overrides, Reloaded, check_rereadable, load, load_for_reload, load_shown,
+    parse_upstream,
 };
-pub(crate) use problem::Problem;
+pub(crate) use problem::{Fault, Problem};
 pub(crate) use profile::profile_named;
 pub(crate) use request_log_file::check_request_log_file;
 pub(crate) use secret::Secret;

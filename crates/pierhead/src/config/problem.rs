@@ -1,4 +1,20 @@
-//! The type `Problem`: one problem of a configuration, with its line and its fix.
+//! One problem of a configuration: its fault, its line and its fix.
+
+/// The part that is wrong. The module `cli::exit_code` has the exit code of
+/// each fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The text of the configuration file, or a flag of the command line.
+    Invalid,
+    /// A file is missing or unreadable.
+    MissingFile,
+    /// A file that the configuration names has invalid contents.
+    InvalidFile,
+    /// A certificate or a CA in a file is invalid.
+    Tls,
+    /// The host does not fit the profile, a limit or the fast tier.
+    Host,
+}
 
 /// A problem of the configuration, with its fix.
 #[derive(Clone, Debug, PartialEq, Eq)]

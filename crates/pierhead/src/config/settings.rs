@@ -94,6 +94,16 @@ pub(crate) struct Tier {
     pub(crate) write_back_rate: Option<u64>,
 }
 
+impl Tier {
+    /// Returns the bytes of memory that the file of the tier takes: `tier.size` on a tmpfs, and 0
+    /// on a disk.
+    pub(crate) fn bytes_in_memory(&self) -> u64 {
+        let path = self.path.as_ref();
+        let path = path.filter(|path| self.kind != TierKind::Off && pierhead_pmem::is_memory(path));
+        path.map_or(0, |_| self.size)
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TierKind {
     Off,

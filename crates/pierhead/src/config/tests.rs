@@ -12,7 +12,6 @@ use super::load::InvalidConfig;
 use super::parse::parse;
 use super::validate::validate;
 use super::*;
-use crate::exit_code::ExitReason;
 use pierhead_host::cgroup::Version;
 use pierhead_host::machine::{Machine, MemoryLimit};
 use pierhead_host::profile::Profile;
@@ -266,7 +265,7 @@ fn the_path_of_the_tier_is_checked() {
             load(Some(&file), &overrides, Path::new("/data"), &machine)
         };
         let invalid = load().err().expect(part);
-        assert_eq!(invalid.exit(), ExitReason::Usage);
+        assert_eq!(invalid.fault(), Fault::Invalid);
         let output = invalid.to_string();
         assert!(output.contains("pierhead.toml:3: tier.path: "), "{output}");
         assert!(output.contains(part), "{output}");
@@ -619,7 +618,7 @@ fn one_client_gets_an_eighth_of_all_connections() {
         ("profile = \"bluefield2\"\nlimits.connections = 4", 4, 1),
     ] {
         let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
-        let per_client = crate::crate_configs::proxy(&config)
+        let per_client = super::crate_configs::proxy(&config)
             .limits
             .connections_per_client;
         let found = (config.limits.connections, per_client);
@@ -672,7 +671,7 @@ fn the_file_overrides_the_profile_and_the_command_line_overrides_both() {
 fn a_profile_that_does_not_fit_the_host_has_its_own_exit_code() {
     let refused = |text: &str, overrides: &Overrides| {
         let refused = loaded(text, overrides).err().expect("an error");
-        (refused.exit() == ExitReason::Machine, refused.to_string())
+        (refused.fault() == Fault::Host, refused.to_string())
     };
     let (is_machine, output) = refused("\nprofile = \"server\"", &Overrides::default());
     assert!(
@@ -804,7 +803,7 @@ fn a_tier_in_memory_that_does_not_fit_is_an_error_with_its_line() {
     // /dev/shm is a tmpfs on every Linux, and the test writes nothing to it.
     let text = "[tier]\nkind = \"file\"\npath = \"/dev/shm/pierhead-missing\"\nsize = \"1GiB\"";
     let refused = loaded(text, &Overrides::default()).err().expect("an error");
-    assert!(refused.exit() == ExitReason::Machine, "{refused}");
+    assert!(refused.fault() == Fault::Host, "{refused}");
     let output = refused.to_string();
     assert!(
         output.contains("pierhead.toml:4: tier.path is on a tmpfs"),

@@ -8,8 +8,8 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::report::Finding;
-use crate::clock;
 use crate::config::{Config, files};
+use pierhead_host::clock;
 
 /// Remaining validity in seconds below which the check warns. Automatic renewal usually happens 30
 /// days before the certificate expires.

@@ -11,7 +11,7 @@ use super::docker_socket;
 use super::report::Finding;
 use crate::cli::doctor::DoctorArgs;
 use crate::config::Config;
-use crate::environment::Environment;
+use crate::config::environment::Environment;
 
 /// Checks all container clients that are installed on this host.
 pub(crate) async fn check(

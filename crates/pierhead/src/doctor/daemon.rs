@@ -13,8 +13,8 @@ use pierhead_oci::units::human_bytes;
 use pierhead_client_setup::Address;
 
 use super::report::Finding;
-use crate::admin_client::{AdminClient, UnreachableListener};
-use crate::api::Stat;
+use crate::admin::api::Stat;
+use crate::cli::admin_client::{AdminClient, UnreachableListener};
 use crate::config::{Config, Overrides};
 
 /// Time limit of one request of `pierhead doctor` to the daemon, which is on the same host.

@@ -10,8 +10,8 @@ use pierhead_pmem::TMPFS;
 use rustix::fs::{Advice, fadvise, statfs, statvfs};
 
 use super::report::Finding;
+use crate::config::crate_configs;
 use crate::config::{self, Config};
-use crate::crate_configs;
 
 /// Number of bytes that the speed test writes.
 const TEST_BYTES: u64 = 32 << 20;

@@ -8,7 +8,8 @@ use rustix::process::{Resource, getrlimit};
 
 use super::report::Finding;
 use crate::config::Config;
-use crate::{clock, clock_check};
+use crate::serve::clock_check;
+use pierhead_host::clock;
 use pierhead_host::machine::MemoryHeadroom;
 
 /// Memory in bytes that pierhead needs under load, including page cache for cache hits.

@@ -26,9 +26,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::cli::doctor::DoctorArgs;
+use crate::cli::exit_code::{CommandError, ExitReason};
+use crate::config::environment::Environment;
 use crate::config::{self, Config};
-use crate::environment::Environment;
-use crate::exit_code::{CommandError, ExitReason};
 use report::{Finding, Severity};
 
 /// Time limit of a group of checks. Each check in the group has a shorter time limit.

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 
 use serde::Serialize;
 
-use crate::clock_check;
+use crate::serve::clock_check;
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -103,7 +103,7 @@ pub(crate) fn print(findings: &[Finding], json: bool) -> io::Result<()> {
     }
     let shown: Vec<_> = findings
         .iter()
-        .filter(|finding| finding.level != Severity::Ok || !crate::verbosity::is_quiet())
+        .filter(|finding| finding.level != Severity::Ok || !crate::cli::verbosity::is_quiet())
         .cloned()
         .collect();
     let text = text(&shown, io::stdout().is_terminal());

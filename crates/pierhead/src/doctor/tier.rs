@@ -6,7 +6,7 @@ use std::path::Path;
 use super::daemon::ServedTier;
 use super::report::Finding;
 use crate::config::{Config, Tier, TierKind};
-use crate::tier::{self, TierError};
+use crate::serve::tier::{self, TierError};
 
 /// Checks the fast tier without creating the file of the tier. `served` is the tier of the running
 /// daemon. Returns `None` if the tier is off.

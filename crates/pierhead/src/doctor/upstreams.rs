@@ -9,10 +9,10 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::report::{Finding, Severity};
-use crate::clock;
 use crate::config::Config;
-use crate::crate_configs;
-use crate::environment::Environment;
+use crate::config::crate_configs;
+use crate::config::environment::Environment;
+use pierhead_host::clock;
 
 /// Time limit of the check of one upstream: DNS, TCP, TLS, a request and authentication. Each of
 /// these steps also has a shorter time limit of its own.

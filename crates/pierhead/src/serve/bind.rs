@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 
 use tokio::net::{TcpListener, TcpSocket};
 
+use crate::cli::exit_code::{ExitError, ExitReason};
 use crate::config::Config;
-use crate::exit_code::{ExitError, ExitReason};
 
 /// Length of the kernel's queue of new connections. docker 20 and podman open one connection per
 /// request, so the queue must hold a burst of requests.

@@ -9,12 +9,13 @@ use pierhead_host::BackgroundWork;
 use pierhead_oci::units::human_bytes;
 use pierhead_proxy::Proxy;
 
+use super::clock_check;
 use super::data_folder_error;
+use super::request_log::{RequestLogWriter, RequestQueue};
+use crate::cli::exit_code::{ExitError, ExitReason, describe};
+use crate::config::crate_configs;
 use crate::config::{self, Config, Size};
-use crate::crate_configs;
-use crate::exit_code::{ExitError, ExitReason, describe};
-use crate::request_log::{RequestLogWriter, RequestQueue};
-use crate::{clock, clock_check};
+use pierhead_host::clock;
 
 /// Opens the cache, with its fast tier if there is one, and locks the data folder.
 pub(super) async fn open_cache(
@@ -42,7 +43,7 @@ pub(super) async fn open_cache(
         let eviction = crate_configs::eviction(&config, provisional);
         // If the fast tier cannot be opened, pierhead serves from the disk alone: slow pulls are
         // better than none.
-        settings.fast = crate::tier::open(&config.tier).unwrap_or_else(|error| {
+        settings.fast = super::tier::open(&config.tier).unwrap_or_else(|error| {
             tracing::error!(%error, "pierhead starts without the fast tier");
             None
         });

@@ -8,7 +8,7 @@ use std::path::Path;
 use pierhead_cache::Error;
 use rustix::process::{getegid, geteuid};
 
-use crate::exit_code::{ExitError, ExitReason};
+use crate::cli::exit_code::{ExitError, ExitReason};
 
 /// Returns the error of a cache that cannot be opened, with exit code and fix.
 pub(super) fn cannot_open(data: &Path, error: Error) -> anyhow::Error {
@@ -39,7 +39,7 @@ fn with_exit_code(exit: ExitReason, fix: Option<String>, error: anyhow::Error) -
     if exit == ExitReason::Failed {
         return error;
     }
-    let message = crate::exit_code::describe(&error);
+    let message = crate::cli::exit_code::describe(&error);
     let fix = fix.map(|fix| format!(": {fix}")).unwrap_or_default();
     ExitError::new(exit, format!("data: {message}{fix}")).into()
 }
@@ -171,10 +171,11 @@ mod tests {
             (Path::new("/proc/pierhead/data").to_owned(), "`mkdir -p "),
         ] {
             let settings = pierhead_cache::Config::new(&data, 1 << 30);
-            let policy = crate::crate_configs::eviction(&Config::with_data(data.clone()), 1 << 30);
+            let policy =
+                crate::config::crate_configs::eviction(&Config::with_data(data.clone()), 1 << 30);
             let error = pierhead_cache::Cache::open(settings, policy);
             let error = cannot_open(&data, error.err().expect("no folder"));
-            let reason = crate::exit_code::reason_of(&error);
+            let reason = crate::cli::exit_code::reason_of(&error);
             assert_eq!(reason, ExitReason::CannotWrite, "{error}");
             let text = error.to_string();
             assert!(text.contains(word), "{text}");

@@ -21,8 +21,8 @@ use tokio::sync::{Mutex, mpsc};
 
 use super::bind;
 use super::service_manager::{ServiceManager, State};
+use crate::cli::exit_code::{ExitError, ExitReason};
 use crate::config::{Config, MANAGEMENT};
-use crate::exit_code::{ExitError, ExitReason};
 use pierhead_host::network_interface::{MissingAddress, NetworkInterface, all_addresses};
 
 /// Interval at which a starting daemon reads the addresses of `network.interface`. One read of the

@@ -4,25 +4,29 @@
 mod background_tasks;
 mod bind;
 mod client_listeners;
+pub(crate) mod clock_check;
 mod components;
 mod data_folder_error;
 mod interface_watch;
+pub(crate) mod logging;
 mod reload;
+pub(crate) mod request_log;
 mod service;
 mod service_manager;
 mod signals;
 mod start;
 mod start_report;
+pub(crate) mod tier;
 
 use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use self::logging::Level;
+use crate::cli::exit_code::CommandError;
 use crate::cli::serve::ServeArgs;
+use crate::config::crate_configs;
+use crate::config::environment::Environment;
 use crate::config::{self, Config};
-use crate::crate_configs;
-use crate::environment::Environment;
-use crate::exit_code::CommandError;
-use crate::logging::{self, Level};
 use pierhead_host::machine::{self, Machine};
 use signals::Signals;
 

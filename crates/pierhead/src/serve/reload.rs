@@ -6,12 +6,12 @@ use pierhead_remote::{Client, Prepared};
 use tokio::sync::watch;
 
 use super::components::capacity;
+use super::logging::Level;
 use crate::admin::HostResourceMetrics;
 use crate::cli::serve::ServeArgs;
+use crate::config::crate_configs;
+use crate::config::environment::Environment;
 use crate::config::{self, Config, Reloaded};
-use crate::crate_configs;
-use crate::environment::Environment;
-use crate::logging::Level;
 
 /// The components that a reload changes.
 pub(super) struct DaemonState {

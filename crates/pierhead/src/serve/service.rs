@@ -11,10 +11,10 @@ use super::background_tasks::BackgroundTasks;
 use super::client_listeners::ClientListeners;
 use super::interface_watch::AddressChange;
 use super::reload::DaemonState;
+use super::request_log::RequestLogWriter;
 use super::service_manager::{ServiceManager, State};
 use super::signals::{Signal, Signals};
 use crate::cli::serve::ServeArgs;
-use crate::request_log::RequestLogWriter;
 
 /// Time limit of each of the last writes of a shutdown, also if `limits.shutdown_grace` is shorter.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

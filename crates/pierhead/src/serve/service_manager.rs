@@ -12,7 +12,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::environment::NotifySettings;
+use crate::config::environment::NotifySettings;
 
 /// A state of the daemon that pierhead reports to systemd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,24 +9,26 @@ use pierhead_host::pressure::PressureMonitor;
 use pierhead_host::{BackgroundTask, BackgroundWork, Panics};
 use pierhead_proxy::Proxy;
 use pierhead_remote::{Client, Spawner};
+use prometheus_client::registry::Registry as Metrics;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
 use super::background_tasks::BackgroundTasks;
 use super::client_listeners::ClientListeners;
+use super::logging::Level;
 use super::reload::DaemonState;
+use super::request_log::RequestQueue;
 use super::service::Service;
 use super::service_manager::{ServiceManager, State};
 use super::start_report::{log_start, write_ready_file};
+use super::tier;
 use super::{bind, components, interface_watch};
+use crate::admin::tier_limit::{SharedMonitor, TierLimit, follow_pressure};
 use crate::admin::{Admin, Components, DaemonInfo, HostResourceMetrics};
 use crate::cli::serve::ServeArgs;
+use crate::config::crate_configs;
+use crate::config::environment::Environment;
 use crate::config::{self, Config};
-use crate::environment::Environment;
-use crate::logging::Level;
-use crate::request_log::RequestQueue;
-use crate::tier_limit::{SharedMonitor, TierLimit, follow_pressure};
-use crate::{crate_configs, tier};
 
 /// Starts the daemon. Returns as soon as the daemon serves clients.
 pub(super) async fn start(
@@ -123,16 +125,20 @@ pub(super) async fn start(
     let host_resources = HostResourceMetrics::new(&config, &environment.machine, threads);
     let (effective, effective_config) = watch::channel(config::show(&config));
     if let Some(listener) = admin_listener {
+        let mut metrics = Metrics::default();
+        if let Some(request_log) = &request_log {
+            request_log.register(metrics.sub_registry_with_prefix("pierhead_request_log"));
+        }
         let state = Admin::new(
             Components {
                 cache: cache.clone(),
                 client: client.clone(),
                 proxy: proxy.clone(),
-                request_log: request_log.as_ref(),
                 bundle_server: bundle_server.clone(),
                 tier_limit,
                 pressure,
                 host_resources: host_resources.clone(),
+                metrics,
             },
             started,
             DaemonInfo {

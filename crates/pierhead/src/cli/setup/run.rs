@@ -13,12 +13,12 @@ use pierhead_client_setup::{
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::SetupArgs;
-use crate::admin_client::AdminClient;
-use crate::api::Stat;
+use crate::admin::api::Stat;
+use crate::cli::admin_client::AdminClient;
+use crate::cli::exit_code::{CommandError, ExitError, ExitReason};
+use crate::cli::verbosity::note;
+use crate::config::environment::Environment;
 use crate::config::files;
-use crate::environment::Environment;
-use crate::exit_code::{CommandError, ExitError, ExitReason};
-use crate::verbosity::note;
 
 /// Time limit of a request to the admin listener on this host.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -121,7 +121,7 @@ fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
 
 /// Reads the address of pierhead from the first line of the file that `--address-file` names.
 fn address_in(file: &Path) -> anyhow::Result<Address> {
-    let line = files::first_line(file).map_err(|error| error.into_exit_error(ADDRESS_FILE))?;
+    let line = files::first_line(file).map_err(|error| ExitError::of_file(ADDRESS_FILE, error))?;
     let address = line.reveal().trim().parse().map_err(|error| {
         let message = format!("{ADDRESS_FILE}: {}: {error}", file.display());
         ExitError::new(ExitReason::InvalidFile, message)

@@ -14,8 +14,8 @@ use super::args::{DiffArgs, InspectArgs, SourceArgs};
 use super::progress::TerminalProgress;
 use super::server::{platform, server};
 
-use crate::environment::Environment;
-use crate::exit_code::CommandError;
+use crate::cli::exit_code::CommandError;
+use crate::config::environment::Environment;
 
 /// Runs the command `pierhead inspect`.
 pub(crate) fn inspect(args: &InspectArgs, environment: &Environment) -> Result<(), CommandError> {

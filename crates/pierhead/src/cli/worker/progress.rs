@@ -4,8 +4,8 @@ use std::io::{self, IsTerminal as _};
 
 use pierhead_worker::Unit;
 
-use crate::progress::{self, Progress};
-use crate::verbosity;
+use crate::cli::progress::{self, Progress};
+use crate::cli::verbosity;
 
 /// Progress output on standard error: a progress bar, and notes above the bar.
 pub(super) struct TerminalProgress {

@@ -18,9 +18,9 @@ use super::interrupt;
 use super::progress::TerminalProgress;
 use super::server::{platform, server};
 
-use crate::environment::Environment;
-use crate::exit_code::CommandError;
-use crate::verbosity;
+use crate::cli::exit_code::CommandError;
+use crate::cli::verbosity;
+use crate::config::environment::Environment;
 
 /// Runs the command `pierhead pull`.
 pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), CommandError> {
@@ -182,8 +182,8 @@ mod tests {
     use pierhead_worker::pull::ContentCounts;
 
     use super::*;
+    use crate::cli::exit_code::CommandError;
     use crate::cli::{Cli, Command};
-    use crate::exit_code::CommandError;
 
     /// Parses the flags of `pierhead pull`.
     fn args(into: &Path, more: &[&str]) -> PullArgs {

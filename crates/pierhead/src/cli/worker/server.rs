@@ -6,9 +6,9 @@ use pierhead_worker::{Server, TlsConfigs, Url};
 
 use super::args::LoginArgs;
 use super::login;
-use crate::crate_configs;
-use crate::environment::Environment;
-use crate::exit_code::CommandError;
+use crate::cli::exit_code::CommandError;
+use crate::config::crate_configs;
+use crate::config::environment::Environment;
 
 /// Returns the server that `--via` names, with TLS settings and credentials. Opens no connection.
 pub(super) fn server(

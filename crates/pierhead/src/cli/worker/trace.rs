@@ -15,8 +15,8 @@ use super::args::TraceArgs;
 use super::interrupt;
 use super::progress::TerminalProgress;
 use super::server::{platform, server};
-use crate::environment::Environment;
-use crate::exit_code::CommandError;
+use crate::cli::exit_code::CommandError;
+use crate::config::environment::Environment;
 
 /// Runs the command `pierhead trace`.
 pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), CommandError> {

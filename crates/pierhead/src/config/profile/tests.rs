@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use pierhead_host::machine::{CpuLimit, MemoryLimit};
 
-use crate::crate_configs::{self, worker_threads};
+use crate::config::crate_configs::{self, worker_threads};
 
 fn machine(memory: u64, limit: Option<u64>, cores: usize) -> Machine {
     let version = Version::Two;

@@ -11,7 +11,7 @@ use pierhead_oci::routes;
 use super::check_page;
 use crate::admin::route_table;
 
-const API: &str = include_str!("../api.rs");
+const API: &str = include_str!("../../admin/api.rs");
 
 fn codes(statuses: &[u16]) -> String {
     let codes: Vec<_> = statuses.iter().map(ToString::to_string).collect();

@@ -5,8 +5,8 @@ use std::io;
 use pierhead_oci::units::human_bytes;
 
 use super::output::{Output, ago};
-use crate::api::{Image, ImagePlatform};
-use crate::terminal::{MAX_PLATFORM_CHARS, escaped};
+use crate::admin::api::{Image, ImagePlatform};
+use crate::cli::terminal::{MAX_PLATFORM_CHARS, escaped};
 
 const HEADING: [&str; 6] = [
     "IMAGE", "PLATFORM", "SIZE", "COMPLETE", "PINNED", "LAST USE",

@@ -34,7 +34,7 @@ impl Progress {
     /// Creates a progress bar. The bar is invisible if `hidden` is true, with `--quiet`, or without
     /// a terminal.
     pub(crate) fn new(hidden: bool) -> Self {
-        Self::on(match hidden || crate::verbosity::is_quiet() {
+        Self::on(match hidden || super::verbosity::is_quiet() {
             true => ProgressDrawTarget::hidden(),
             false => ProgressDrawTarget::stderr(),
         })

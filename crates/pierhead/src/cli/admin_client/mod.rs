@@ -11,13 +11,13 @@ use anyhow::Context as _;
 use http::Method;
 use pierhead_oci::{Digest, Reference};
 
-use crate::api::{
+use crate::admin::api::{
     Blob, Blobs, Event, Images, Pin, Pins, Prune, Pruned, Removed, Stat, TierLimitChange, TierStat,
     Warm,
 };
 use crate::cli::cache::{CacheArgs, CacheCommand, TierCommand};
-use crate::exit_code::{CommandError, describe, is_broken_pipe, reason_of};
-use crate::terminal::escaped_lines;
+use crate::cli::exit_code::{CommandError, describe, is_broken_pipe, reason_of};
+use crate::cli::terminal::escaped_lines;
 pub(crate) use connection::{AdminClient, UnreachableListener};
 use output::Output;
 
@@ -221,7 +221,7 @@ async fn show_events(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit_code::{ExitError, ExitReason};
+    use crate::cli::exit_code::{ExitError, ExitReason};
 
     #[tokio::test]
     async fn every_image_is_tried_and_the_first_error_has_the_exit_code() {

@@ -8,7 +8,7 @@ use clap::builder::StyledStr;
 
 use super::{check_page, wrap, wrap_item};
 use crate::cli::Cli;
-use crate::exit_code::ExitReason;
+use crate::cli::exit_code::ExitReason;
 
 /// Returns the text as one paragraph, without terminal styles.
 fn plain(text: Option<&StyledStr>) -> String {

@@ -15,8 +15,8 @@ use pierhead_proxy::Auth;
 use pierhead_remote::{Credentials, UpstreamAddress};
 use rustls::RootCertStore;
 
-use crate::config::{AuthMode, Config, IDENTITY_TOKEN_USER, Size, Upstream, files};
-use crate::environment::Environment;
+use super::environment::Environment;
+use super::{AuthMode, Config, IDENTITY_TOKEN_USER, Size, Upstream, files};
 use pierhead_host::machine::Machine;
 
 /// Builds the configuration of the registry client. Reads the files with secrets.

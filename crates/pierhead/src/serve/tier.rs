@@ -60,19 +60,11 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, TierError> {
     }))
 }
 
-/// Returns the bytes of memory that the file of the tier takes: `tier.size` on a tmpfs, and 0 on a
-/// disk.
-pub(crate) fn bytes_in_memory(tier: &Tier) -> u64 {
-    let path = tier.path.as_ref();
-    let path = path.filter(|path| tier.kind != TierKind::Off && pierhead_pmem::is_memory(path));
-    path.map_or(0, |_| tier.size)
-}
-
 /// Whether the limit of the tier shrinks under memory pressure: only a tier in memory can free
 /// memory.
 pub(crate) fn follows_pressure(config: &Config) -> bool {
     let is_watched = config.limits.pause_under.contains(&Resource::Memory);
-    is_watched && config.tier.kind == TierKind::File && bytes_in_memory(&config.tier) > 0
+    is_watched && config.tier.kind == TierKind::File && config.tier.bytes_in_memory() > 0
 }
 
 /// Maps the file of the tier into memory. Returns `None` if the tier is off. After an error,

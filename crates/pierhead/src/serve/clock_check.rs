@@ -36,7 +36,7 @@ mod tests {
         assert!(source_date >= UNIX_EPOCH + Duration::from_secs(1_767_225_600));
         let second = Duration::from_secs(1);
         assert_eq!(problem(source_date), None);
-        assert_eq!(problem(crate::clock::now()), None);
+        assert_eq!(problem(pierhead_host::clock::now()), None);
         let output = problem(source_date - second).unwrap();
         let date = humantime::format_rfc3339_seconds(source_date - second).to_string();
         assert!(output.contains(&date), "{output}");

@@ -4,9 +4,9 @@
 use std::io;
 
 use super::output::Output;
-use crate::api::Event;
-use crate::progress::{Progress, Unit};
-use crate::verbosity;
+use crate::admin::api::Event;
+use crate::cli::progress::{Progress, Unit};
+use crate::cli::verbosity;
 
 /// Shows the events of one `cache warm` or `cache verify` command.
 pub(crate) struct EventView {

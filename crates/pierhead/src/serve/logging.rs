@@ -12,8 +12,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Registry, reload};
 
+use crate::cli::terminal::EscapingWriter;
 use crate::config::{Log, LogFormat};
-use crate::terminal::EscapingWriter;
 
 /// Maximum number of characters of a field value. The text format of the log truncates longer
 /// values.

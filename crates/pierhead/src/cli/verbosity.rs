@@ -19,7 +19,7 @@ pub(crate) fn is_quiet() -> bool {
 /// itself.
 macro_rules! note {
     ($($text:tt)*) => {
-        if !$crate::verbosity::is_quiet() {
+        if !$crate::cli::verbosity::is_quiet() {
             eprintln!($($text)*);
         }
     };

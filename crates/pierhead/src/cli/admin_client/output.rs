@@ -5,8 +5,8 @@ use std::io::{self, Write as _};
 use pierhead_oci::units::human_bytes;
 use serde::Serialize;
 
-use crate::api::{Blob, EvictionStat, Pin, Pruned, Removed, Stat, TierStat};
-use crate::clock;
+use crate::admin::api::{Blob, EvictionStat, Pin, Pruned, Removed, Stat, TierStat};
+use pierhead_host::clock;
 
 /// Whether a command prints text or JSON.
 #[derive(Clone, Copy)]
@@ -29,7 +29,7 @@ impl Output {
 
     /// Prints one line about the result, unless `--quiet` is set.
     fn result_line(self, text: impl AsRef<str>) -> io::Result<()> {
-        match crate::verbosity::is_quiet() {
+        match crate::cli::verbosity::is_quiet() {
             true => Ok(()),
             false => self.line(text),
         }
@@ -402,7 +402,7 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
-    use crate::api::Disk;
+    use crate::admin::api::Disk;
 
     fn stat() -> Stat {
         serde_json::from_value(serde_json::json!({

@@ -7,7 +7,9 @@ use std::process::ExitCode;
 use pierhead_remote::CertificateFault;
 use pierhead_worker as worker;
 
-use crate::terminal::escaped_lines;
+use super::terminal::escaped_lines;
+use crate::config::files::FileError;
+use crate::config::{Fault, InvalidConfig};
 
 /// Defines the enum, the list of all codes, and the table of the reference page from one list.
 macro_rules! exits {
@@ -87,6 +89,12 @@ impl ExitError {
         }
     }
 
+    /// The error of a file that a command-line flag names.
+    pub(crate) fn of_file(flag: &str, error: FileError) -> Self {
+        let reason = error.fault().into();
+        Self::new(reason, format!("{flag}: {}", String::from(error)))
+    }
+
     /// Adds the error of the operating system after the message.
     pub(crate) fn with_source(
         reason: ExitReason,
@@ -125,6 +133,18 @@ pub(crate) fn reason_of(error: &anyhow::Error) -> ExitReason {
         })
     };
     error.chain().find_map(reason).unwrap_or(ExitReason::Failed)
+}
+
+impl From<Fault> for ExitReason {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Invalid => Self::Usage,
+            Fault::MissingFile => Self::MissingFile,
+            Fault::InvalidFile => Self::InvalidFile,
+            Fault::Tls => Self::Tls,
+            Fault::Host => Self::Machine,
+        }
+    }
 }
 
 impl From<CertificateFault> for ExitReason {
@@ -201,6 +221,12 @@ impl From<anyhow::Error> for CommandError {
     }
 }
 
+impl From<InvalidConfig> for CommandError {
+    fn from(invalid: InvalidConfig) -> Self {
+        Self::Message(invalid.fault().into(), invalid.to_string())
+    }
+}
+
 impl From<worker::Error> for CommandError {
     fn from(error: worker::Error) -> Self {
         match error {
@@ -238,7 +264,7 @@ mod tests {
     fn the_help_and_the_page_have_every_code() {
         use clap::CommandFactory as _;
         let help = crate::cli::Cli::command().render_help().to_string();
-        let page = include_str!("../../../docs/how-to/troubleshoot.md");
+        let page = include_str!("../../../../docs/how-to/troubleshoot.md");
         // The help prints "CODE meaning" at the start of a line or after two spaces.
         let codes = help
             .lines()
@@ -302,6 +328,17 @@ mod tests {
         let full = io::Error::from(io::ErrorKind::StorageFull);
         assert!(!is_broken_pipe(&full.into()));
         assert!(!is_broken_pipe(&anyhow::anyhow!("Broken pipe")));
+    }
+
+    #[test]
+    fn the_error_of_a_file_names_its_flag_and_has_the_code_of_its_fault() {
+        let missing = std::path::Path::new("/nonexistent/address");
+        let error = crate::config::files::first_line(missing);
+        let error = error.err().expect("no such file");
+        let error = anyhow::Error::new(ExitError::of_file("--address-file", error));
+        assert_eq!(reason_of(&error), ExitReason::MissingFile);
+        let message = error.to_string();
+        assert!(message.starts_with("--address-file: "), "{message}");
     }
 
     #[test]

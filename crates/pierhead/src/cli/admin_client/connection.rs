@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
-use crate::api::{ErrorResponse, Event, HEADER};
+use crate::admin::api::{ErrorResponse, Event, HEADER};
 
 /// Time limit of the connection to the admin listener, which usually is on this host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
