@@ -22,8 +22,12 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("pierhead-eviction", &[]),
     ("pierhead-pmem", &["pierhead-atomic-file"]),
     ("pierhead-host", &[]),
+    ("pierhead-ttl-cache", &[]),
     ("pierhead-replay", &["pierhead-oci", "pierhead-eviction"]),
-    ("pierhead-remote", &["pierhead-atomic-file", "pierhead-oci"]),
+    (
+        "pierhead-remote",
+        &["pierhead-atomic-file", "pierhead-oci", "pierhead-ttl-cache"],
+    ),
     ("pierhead-toc", &["pierhead-atomic-file", "pierhead-oci"]),
     ("pierhead-bundle", &["pierhead-oci", "pierhead-toc"]),
     ("pierhead-client-setup", &["pierhead-atomic-file"]),
@@ -58,6 +62,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
             "pierhead-bundle-server",
             "pierhead-cache",
             "pierhead-host",
+            "pierhead-ttl-cache",
         ],
     ),
     (
@@ -203,6 +208,16 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
         "cache cannot fetch, and oci and eviction do no I/O",
     ),
     (
+        "lru",
+        &["pierhead-ttl-cache"],
+        "the tables that forget are of one type",
+    ),
+    (
+        "moka",
+        &[],
+        "the tables that forget are of one type: pierhead-ttl-cache",
+    ),
+    (
         "httparse",
         &["pierhead-proxy", "pierhead-worker", TESTKIT],
         "proxy parses requests, and the client of the worker parses responses",
@@ -216,13 +231,14 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
         "tokio",
         &[
             "pierhead-host",
+            "pierhead-ttl-cache",
             "pierhead-remote",
             "pierhead-cache",
             "pierhead-proxy",
             "pierhead",
             TESTKIT,
         ],
-        "oci and eviction are pure",
+        "oci and eviction do no I/O and read no clock",
     ),
 ];
 

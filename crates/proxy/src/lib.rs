@@ -33,7 +33,6 @@ mod proxy;
 mod pull;
 mod refusal_log;
 mod shared_requests;
-mod ttl_cache;
 
 pub use access::htpasswd::check as check_htpasswd;
 pub use access::rules::{Pattern, Rules};

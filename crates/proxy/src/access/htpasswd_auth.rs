@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
-use moka::sync::Cache;
 use pierhead_host::{BackgroundTask, Panics};
 use pierhead_remote::{FileStamp, KeyedHash, KeyedHasher};
+use pierhead_ttl_cache::TtlCache;
 use tokio::sync::Semaphore;
 
 use crate::access::MAX_CACHED_DECISIONS;
@@ -22,7 +22,6 @@ use crate::access::metrics::{AccessMetrics, AuthResult};
 use crate::access::throttle::Throttle;
 use crate::error::Error;
 use crate::shared_requests::SharedRequests;
-use crate::ttl_cache::{has_key, ttl_cache};
 
 /// Minimum interval between two checks of whether the htpasswd file changed. Only a request with
 /// credentials starts a check.
@@ -60,8 +59,8 @@ struct UsersFile {
     stamp: Option<FileStamp>,
     users: Users,
     /// Keyed hashes of `Authorization` headers with right and wrong credentials.
-    right: Cache<KeyedHash, ()>,
-    wrong: Cache<KeyedHash, ()>,
+    right: Arc<TtlCache<KeyedHash, ()>>,
+    wrong: Arc<TtlCache<KeyedHash, ()>>,
 }
 
 impl UsersFile {
@@ -69,8 +68,11 @@ impl UsersFile {
         Self {
             stamp,
             users,
-            right: ttl_cache(MAX_CACHED_DECISIONS, cache_ttl),
-            wrong: ttl_cache(MAX_CACHED_DECISIONS, WRONG_CREDENTIALS_TTL.min(cache_ttl)),
+            right: Arc::new(TtlCache::new(MAX_CACHED_DECISIONS, cache_ttl)),
+            wrong: Arc::new(TtlCache::new(
+                MAX_CACHED_DECISIONS,
+                WRONG_CREDENTIALS_TTL.min(cache_ttl),
+            )),
         }
     }
 
@@ -79,8 +81,8 @@ impl UsersFile {
         Self {
             stamp,
             users: self.users.clone(),
-            right: self.right.clone(),
-            wrong: self.wrong.clone(),
+            right: Arc::clone(&self.right),
+            wrong: Arc::clone(&self.wrong),
         }
     }
 }
@@ -114,7 +116,7 @@ impl HtpasswdAuth {
     /// Whether a recent decision found that these credentials are right. Takes about a microsecond.
     pub(crate) fn is_known_right(&self, header: &HeaderValue) -> bool {
         let state = &self.0;
-        !state.is_due() && has_key(&state.users.load().right, &state.keyed_hash(header))
+        !state.is_due() && state.users.load().right.contains(&state.keyed_hash(header))
     }
 
     pub(crate) fn recheck_file(&self) {
@@ -132,10 +134,10 @@ impl HtpasswdAuth {
         let state = &self.0;
         let keyed_hash = state.keyed_hash(header);
         let users = state.users.load_full();
-        if has_key(&users.right, &keyed_hash) {
+        if users.right.contains(&keyed_hash) {
             return Ok(());
         }
-        if has_key(&users.wrong, &keyed_hash) {
+        if users.wrong.contains(&keyed_hash) {
             return Err(Error::LoginRequired);
         }
         let Some(basic) = Basic::parse(header) else {

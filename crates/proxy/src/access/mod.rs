@@ -2,7 +2,7 @@
 //! access rules), with cached decisions.
 
 /// Maximum number of cached decisions of one kind. Each decision uses about 200 bytes.
-const MAX_CACHED_DECISIONS: u64 = 4096;
+const MAX_CACHED_DECISIONS: usize = 4096;
 
 pub(crate) mod admit;
 pub(crate) mod authenticator;

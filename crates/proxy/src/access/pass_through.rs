@@ -17,10 +17,10 @@ use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::request::Parts;
-use moka::sync::Cache;
 use pierhead_host::Panics;
 use pierhead_oci::{Digest, Registry, Repository};
 use pierhead_remote::{AccessDecision, ClientCredentials, KeyedHash, KeyedHasher};
+use pierhead_ttl_cache::TtlCache;
 
 use crate::access::MAX_CACHED_DECISIONS;
 use crate::access::basic::Basic;
@@ -29,7 +29,6 @@ use crate::access::metrics::AccessMetrics;
 use crate::error::Error;
 use crate::http::peer::Peer;
 use crate::shared_requests::SharedRequests;
-use crate::ttl_cache::ttl_cache;
 
 /// Maximum time that pierhead remembers that an upstream denied a pull. The time is short, because
 /// operators often grant a right soon after a pull was denied.
@@ -44,9 +43,9 @@ pub(super) struct State {
     pub(super) anonymous: bool,
     pub(super) hasher: KeyedHasher,
     /// Recent pulls that an upstream granted, each as the hash of client and right.
-    pub(super) granted: Cache<KeyedHash, ()>,
+    pub(super) granted: TtlCache<KeyedHash, ()>,
     /// Recent pulls that an upstream denied, each as the hash of client and right.
-    pub(super) denied: Cache<KeyedHash, ()>,
+    pub(super) denied: TtlCache<KeyedHash, ()>,
     pub(super) shared_requests:
         SharedRequests<KeyedHash, Result<AccessDecision, pierhead_remote::Error>>,
     /// The set of facts "this repository has this digest", according to the registry.
@@ -65,8 +64,8 @@ impl PassThrough {
         Self(Arc::new(State {
             anonymous,
             hasher,
-            granted: ttl_cache(MAX_CACHED_DECISIONS, cache_ttl),
-            denied: ttl_cache(MAX_CACHED_DECISIONS, DENIED_TTL.min(cache_ttl)),
+            granted: TtlCache::new(MAX_CACHED_DECISIONS, cache_ttl),
+            denied: TtlCache::new(MAX_CACHED_DECISIONS, DENIED_TTL.min(cache_ttl)),
             shared_requests: SharedRequests::new(panics),
             repository_contents: KeyedHashSet::default(),
             metrics,

@@ -17,7 +17,6 @@ use crate::error::Error;
 use crate::http::peer::Peer;
 use crate::http::route::route;
 use crate::refusal_log::Refusal;
-use crate::ttl_cache::has_key;
 
 /// The part of a repository that a request reads: a manifest, a blob or a list.
 enum RequestedPart {
@@ -145,11 +144,11 @@ impl AccessCheck<'_> {
             _ => true,
         };
         let is_granted =
-            has_key(&state.granted, &repository_right) || has_key(&state.granted, &right);
+            state.granted.contains(&repository_right) || state.granted.contains(&right);
         if is_in_repository && is_granted {
             return Ok(());
         }
-        if !is_granted && has_key(&state.denied, &right) {
+        if !is_granted && state.denied.contains(&right) {
             return Err(self.refused(peer));
         }
         let pending = state.shared_requests.join(&self.key(&right), || {

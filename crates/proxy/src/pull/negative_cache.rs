@@ -4,16 +4,12 @@
 //! The negative cache has a maximum size, and its entries expire soon. A lost entry costs one more
 //! upstream request.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use moka::Expiry;
-use moka::policy::EvictionPolicy;
-use moka::sync::Cache;
 use pierhead_cache::TagKey;
 use pierhead_oci::{Digest, Registry, Repository};
 use pierhead_remote::{Error, Fault};
-
-use crate::ttl_cache::{has_key, ttl_cache};
+use pierhead_ttl_cache::TtlCache;
 
 /// How long the errors "not found" and "denied" of an upstream are served from the negative cache.
 /// Within this time, a client that repeats a request in a loop causes no upstream requests. A user
@@ -26,7 +22,7 @@ const FAILURE_TTL: Duration = Duration::from_secs(1);
 const UNSTORABLE_TTL: Duration = Duration::from_secs(10);
 /// Maximum number of entries of each table of the negative cache, of about 400 bytes each: at most
 /// 2 MB per table.
-const MAX_NEGATIVE_ENTRIES: u64 = 4096;
+const MAX_NEGATIVE_ENTRIES: usize = 4096;
 
 /// The resource that an upstream request asks for.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -46,46 +42,15 @@ impl Subject {
     }
 }
 
-/// An error, and how long the negative cache serves it.
-#[derive(Clone)]
-struct CachedError {
-    error: Error,
-    ttl: Duration,
-}
-
-/// Computes when errors expire. Each error has its own TTL. If a later error replaces an error, the
-/// TTL starts anew.
-struct ErrorExpiry;
-
-impl Expiry<Subject, CachedError> for ErrorExpiry {
-    fn expire_after_create(
-        &self,
-        _: &Subject,
-        cached: &CachedError,
-        _: Instant,
-    ) -> Option<Duration> {
-        Some(cached.ttl)
-    }
-
-    fn expire_after_update(
-        &self,
-        _: &Subject,
-        cached: &CachedError,
-        _: Instant,
-        _: Option<Duration>,
-    ) -> Option<Duration> {
-        Some(cached.ttl)
-    }
-}
-
 /// Recent failures of upstream requests and of the disk.
 pub(crate) struct NegativeCache {
-    errors: Cache<Subject, CachedError>,
-    mismatches: Cache<Subject, Error>,
-    unstorable: Cache<Digest, ()>,
+    /// Each error has its own TTL, which starts anew if a later error replaces it.
+    errors: TtlCache<Subject, Error>,
+    mismatches: TtlCache<Subject, Error>,
+    unstorable: TtlCache<Digest, ()>,
     /// Upstreams whose last exchange failed. An entry does not expire, because only a response
     /// shows that the upstream works.
-    failing: Cache<Registry, ()>,
+    failing: TtlCache<Registry, ()>,
     /// Whether each client has its own rights at upstreams. If so, a refusal to one client does not
     /// apply to other clients.
     is_personal: bool,
@@ -96,17 +61,10 @@ impl NegativeCache {
     /// depends on the rights of the client.
     pub(crate) fn new(is_personal: bool) -> Self {
         Self {
-            errors: Cache::builder()
-                .max_capacity(MAX_NEGATIVE_ENTRIES)
-                .eviction_policy(EvictionPolicy::lru())
-                .expire_after(ErrorExpiry)
-                .build(),
-            mismatches: ttl_cache(MAX_NEGATIVE_ENTRIES, FAILURE_TTL),
-            unstorable: ttl_cache(MAX_NEGATIVE_ENTRIES, UNSTORABLE_TTL),
-            failing: Cache::builder()
-                .max_capacity(MAX_NEGATIVE_ENTRIES)
-                .eviction_policy(EvictionPolicy::lru())
-                .build(),
+            errors: TtlCache::new(MAX_NEGATIVE_ENTRIES, None),
+            mismatches: TtlCache::new(MAX_NEGATIVE_ENTRIES, FAILURE_TTL),
+            unstorable: TtlCache::new(MAX_NEGATIVE_ENTRIES, UNSTORABLE_TTL),
+            failing: TtlCache::new(MAX_NEGATIVE_ENTRIES, None),
             is_personal,
         }
     }
@@ -135,8 +93,7 @@ impl NegativeCache {
             Error::Down { retry_after, .. } => ttl.min(*retry_after),
             _ => ttl,
         };
-        let error = error.clone();
-        self.errors.insert(subject, CachedError { error, ttl });
+        self.errors.insert_for(subject, error.clone(), ttl);
     }
 
     /// Records that the upstream sent content with another digest. Later responses of the upstream
@@ -148,12 +105,12 @@ impl NegativeCache {
 
     /// Records that the upstream responded, so it no longer counts as failing.
     pub(crate) fn record_response(&self, registry: &Registry) {
-        self.failing.invalidate(registry);
+        self.failing.remove(registry);
     }
 
     /// Whether the last request to this upstream failed by the upstream's own fault.
     pub(crate) fn is_failing(&self, registry: &Registry) -> bool {
-        has_key(&self.failing, registry)
+        self.failing.contains(registry)
     }
 
     /// Returns the recent error about `subject`. Once the upstream has responded to any request,
@@ -163,7 +120,7 @@ impl NegativeCache {
         if let Some(error) = self.mismatches.get(subject) {
             return Some(error);
         }
-        let CachedError { error, .. } = self.errors.get(subject)?;
+        let error = self.errors.get(subject)?;
         let is_current = error.fault() != Fault::Upstream || self.is_failing(subject.registry());
         is_current.then_some(error)
     }
@@ -175,7 +132,7 @@ impl NegativeCache {
 
     /// Whether the disk refused to store this blob recently.
     pub(crate) fn is_unstorable(&self, digest: &Digest) -> bool {
-        has_key(&self.unstorable, digest)
+        self.unstorable.contains(digest)
     }
 }
 
@@ -285,8 +242,7 @@ mod tests {
         }
         let last = subject(&(3 * MAX_NEGATIVE_ENTRIES - 1).to_string());
         assert!(negative_cache.error(&last).is_some());
-        negative_cache.errors.run_pending_tasks();
-        assert!(negative_cache.errors.entry_count() <= MAX_NEGATIVE_ENTRIES);
+        assert_eq!(negative_cache.errors.len(), MAX_NEGATIVE_ENTRIES);
     }
 
     #[test]

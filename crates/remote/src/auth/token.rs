@@ -6,10 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Uri;
-use moka::ops::compute::Op;
-use moka::policy::EvictionPolicy;
-use moka::sync::Cache;
 use pierhead_oci::Registry;
+use pierhead_ttl_cache::TtlCache;
 use serde::Deserialize;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
@@ -19,7 +17,7 @@ use crate::auth::identity::Fingerprint;
 use crate::error::Error;
 
 /// Maximum number of cached tokens over all upstreams. A token has 1 to 4 KiB.
-const MAX_TOKENS: u64 = 512;
+const MAX_TOKENS: usize = 512;
 
 /// Maximum size of the response of a token server, in bytes.
 pub(crate) const MAX_TOKEN_RESPONSE: usize = 64 << 10;
@@ -68,16 +66,11 @@ pub(crate) struct TokenKey {
 type TokenCell = Arc<OnceCell<Result<Arc<Token>, Error>>>;
 
 /// The cached tokens of all upstreams. A full cache evicts the least recently used token.
-pub(crate) struct Tokens(Cache<TokenKey, TokenCell>);
+pub(crate) struct Tokens(TtlCache<TokenKey, TokenCell>);
 
 impl Default for Tokens {
     fn default() -> Self {
-        Self(
-            Cache::builder()
-                .max_capacity(MAX_TOKENS)
-                .eviction_policy(EvictionPolicy::lru())
-                .build(),
-        )
+        Self(TtlCache::new(MAX_TOKENS, None))
     }
 }
 
@@ -129,22 +122,20 @@ impl Tokens {
         if let Some(cell) = self.0.get(key).filter(is_usable) {
             return (cell, None);
         }
-        let mut old = None;
-        let result = self.0.entry_by_ref(key).and_compute_with(|entry| {
-            let Some(cell) = entry.map(moka::Entry::into_value) else {
-                return Op::Put(TokenCell::default());
-            };
-            if is_usable(&cell) {
-                return Op::Nop;
+        let (mut cell, mut old) = (TokenCell::default(), None);
+        self.0.update(key.clone(), |current| {
+            if let Some(current) = current {
+                // Another request may have begun a fetch in the meantime.
+                if is_usable(current) {
+                    cell = Arc::clone(current);
+                    return None;
+                }
+                let token = current.get().and_then(|token| token.clone().ok());
+                old = token.filter(|token| token.expires > now && !is_rejected(token));
             }
-            old = cell.get().and_then(|token| token.clone().ok());
-            old = old
-                .take()
-                .filter(|token| token.expires > now && !is_rejected(token));
-            Op::Put(TokenCell::default())
+            Some(Arc::clone(&cell))
         });
-        let cell = result.into_entry().map(moka::Entry::into_value);
-        (cell.unwrap_or_default(), old)
+        (cell, old)
     }
 }
 
@@ -384,11 +375,9 @@ mod tests {
         for n in 0..2 * MAX_TOKENS {
             let fetch = || async { Ok(token(r#"{"token":"a"}"#).unwrap()) };
             tokens.get(&key(&n.to_string()), None, fetch).await.unwrap();
-            tokens.0.run_pending_tasks();
         }
-        tokens.0.run_pending_tasks();
-        assert_eq!(tokens.0.entry_count(), MAX_TOKENS);
+        assert_eq!(tokens.0.len(), MAX_TOKENS);
         let latest = key(&(2 * MAX_TOKENS - 1).to_string());
-        assert!(tokens.0.contains_key(&latest));
+        assert!(tokens.0.contains(&latest));
     }
 }

@@ -19,9 +19,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
-use moka::Expiry;
-use moka::sync::Cache;
 use parking_lot::Mutex;
+use pierhead_ttl_cache::TtlCache;
 use tokio::sync::Semaphore;
 use tokio::time::{timeout, timeout_at};
 
@@ -43,7 +42,7 @@ const QUEUE_LIMIT: Duration = Duration::from_secs(1);
 const MAX_LOOKUPS: usize = 512;
 
 /// Maximum number of cached DNS answers of one resolver.
-const CACHE_SIZE: u64 = 1024;
+const CACHE_SIZE: usize = 1024;
 
 /// Minimum cache time of DNS answers with addresses, even if the TTL of their records is shorter.
 const MIN_TTL: Duration = Duration::from_secs(1);
@@ -73,7 +72,7 @@ struct Shared {
     name_servers: ArcSwapOption<NameServers>,
     /// Time of the last check of the system files.
     checked: Mutex<Option<Instant>>,
-    cache: Cache<String, Cached>,
+    cache: TtlCache<String, ResolvedAddresses>,
     running: Semaphore,
     metrics: DnsMetrics,
 }
@@ -116,42 +115,12 @@ impl From<LookupError> for io::Error {
 /// The addresses that a lookup found, preferred addresses first.
 type ResolvedAddresses = Result<Arc<[IpAddr]>, LookupError>;
 
-#[derive(Clone)]
-struct Cached {
-    answer: ResolvedAddresses,
-    lifetime: Duration,
-}
-
-impl Cached {
-    fn new(answer: Result<name_servers::FoundAddresses, LookupError>) -> Self {
-        let lifetime = match &answer {
-            Ok(found) => found.ttl.clamp(MIN_TTL, MAX_TTL),
-            Err(LookupError::NotFound) => NEGATIVE_TTL,
-            Err(_) => FAILURE_TTL,
-        };
-        Self {
-            answer: answer.map(|found| found.addresses),
-            lifetime,
-        }
-    }
-}
-
-/// Computes when answers expire: each answer after its own TTL.
-struct ByLifetime;
-
-impl Expiry<String, Cached> for ByLifetime {
-    fn expire_after_create(&self, _: &String, cached: &Cached, _: Instant) -> Option<Duration> {
-        Some(cached.lifetime)
-    }
-
-    fn expire_after_update(
-        &self,
-        _: &String,
-        cached: &Cached,
-        _: Instant,
-        _: Option<Duration>,
-    ) -> Option<Duration> {
-        Some(cached.lifetime)
+/// Computes how long an answer is cached.
+fn cache_time(answer: &Result<name_servers::FoundAddresses, LookupError>) -> Duration {
+    match answer {
+        Ok(found) => found.ttl.clamp(MIN_TTL, MAX_TTL),
+        Err(LookupError::NotFound) => NEGATIVE_TTL,
+        Err(_) => FAILURE_TTL,
     }
 }
 
@@ -166,10 +135,8 @@ impl SystemResolver {
             files,
             name_servers: ArcSwapOption::empty(),
             checked: Mutex::new(None),
-            cache: Cache::builder()
-                .max_capacity(CACHE_SIZE)
-                .expire_after(ByLifetime)
-                .build(),
+            // Each answer has its own lifetime.
+            cache: TtlCache::new(CACHE_SIZE, None),
             running: Semaphore::new(max_lookups),
             metrics,
         }))
@@ -188,7 +155,7 @@ impl SystemResolver {
         }
         let shared = &self.0;
         if let Some(cached) = shared.cache.get(host) {
-            return cached.answer;
+            return cached;
         }
         let started = Instant::now();
         // `acquire` cannot fail, because the semaphore is never closed.
@@ -204,9 +171,12 @@ impl SystemResolver {
             Err(_) => LookupResult::Failed,
         };
         shared.metrics.ended(result, started.elapsed());
-        let cached = Cached::new(found);
-        shared.cache.insert(host.to_owned(), cached.clone());
-        cached.answer
+        let ttl = cache_time(&found);
+        let answer = found.map(|found| found.addresses);
+        shared
+            .cache
+            .insert_for(host.to_owned(), answer.clone(), ttl);
+        answer
     }
 
     /// Returns the current name servers of the system. If the disk hangs after the first read, one
@@ -249,7 +219,7 @@ impl SystemResolver {
                 }
                 shared.name_servers.store(Some(Arc::new(new)));
                 // The cached answers of the old name servers may now be wrong.
-                shared.cache.invalidate_all();
+                shared.cache.clear();
             }
             Err(error) => tracing::warn!(
                 file = %shared.files.resolv_conf.display(),

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use hickory_resolver::proto::op::{Message, ResponseCode};
 use hickory_resolver::proto::rr::rdata::A;
 use hickory_resolver::proto::rr::{RData, Record, RecordType};
-use pierhead_testkit::wait::{TIME_LIMIT, until_async};
+use pierhead_testkit::wait::until_async;
 use tokio::net::UdpSocket;
 
 use super::*;
@@ -205,6 +205,14 @@ async fn a_silent_name_server_delays_neither_threads_nor_cached_answers() {
     assert_eq!(resolver.0.running.available_permits(), LOOKUPS);
 }
 
+/// Advances the clock of tokio. The clock runs again afterwards, because name servers of these tests
+/// answer in real time.
+async fn let_time_pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
 #[tokio::test]
 async fn lookups_recover_when_a_silent_name_server_answers_again() {
     let is_silent = Arc::new(AtomicBool::new(true));
@@ -224,12 +232,9 @@ async fn lookups_recover_when_a_silent_name_server_answers_again() {
     let other = lookup(&resolver, "other.example").await;
     assert_eq!(other.unwrap(), ["192.0.2.1"], "at once");
     // The failures are cached for a short time.
-    let failed_until = Instant::now() + FAILURE_TTL;
+    let_time_pass(FAILURE_TTL).await;
     for name in &names {
-        while let Err(error) = lookup(&resolver, name).await {
-            assert!(Instant::now() < failed_until, "{name}: {error}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        lookup(&resolver, name).await.expect("an address");
     }
     assert_eq!(resolver.0.running.available_permits(), LOOKUPS);
 }
@@ -253,18 +258,20 @@ async fn answers_are_cached_for_their_ttl() {
         assert!(matches!(none, Err(LookupError::NotFound)), "{none:?}");
     }
     assert_eq!(server.queries(), 2);
-    // The clock of the cache cannot be set, so the test repeats the lookup until the answer has
-    // expired.
-    let start = Instant::now();
-    let expired = async {
-        while server.queries() < 4 {
-            let short = lookup(&resolver, "short.example").await;
-            short.expect("an address");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(TIME_LIMIT, expired).await.expect("a second query");
-    assert!(start.elapsed() >= MIN_TTL, "an answer expired early");
+    for _ in 0..3 {
+        let short = lookup(&resolver, "short.example").await;
+        short.expect("an address");
+    }
+    assert_eq!(server.queries(), 3, "an answer expired early");
+    let_time_pass(MIN_TTL).await;
+    lookup(&resolver, "short.example")
+        .await
+        .expect("an address");
+    assert_eq!(server.queries(), 4);
+    for name in ["a.example", "none.example"] {
+        let _ = lookup(&resolver, name).await;
+    }
+    assert_eq!(server.queries(), 4, "longer lifetimes have not ended");
     // A second resolver has a cache of its own.
     lookup(&system.resolver(), "a.example")
         .await
@@ -277,16 +284,13 @@ fn cache_times_are_bounded() {
     let found = |ttl| {
         let addresses = [IpAddr::from([192, 0, 2, 1])].into();
         let ttl = Duration::from_secs(ttl);
-        Cached::new(Ok(name_servers::FoundAddresses { addresses, ttl })).lifetime
+        cache_time(&Ok(name_servers::FoundAddresses { addresses, ttl }))
     };
     assert_eq!(found(0), MIN_TTL);
     assert_eq!(found(30), Duration::from_secs(30));
     assert_eq!(found(86_400), MAX_TTL);
-    assert_eq!(
-        Cached::new(Err(LookupError::NotFound)).lifetime,
-        NEGATIVE_TTL
-    );
-    assert_eq!(Cached::new(Err(LookupError::Timeout)).lifetime, FAILURE_TTL);
+    assert_eq!(cache_time(&Err(LookupError::NotFound)), NEGATIVE_TTL);
+    assert_eq!(cache_time(&Err(LookupError::Timeout)), FAILURE_TTL);
 }
 
 /// The answer of the first server decides, because the second server may know other names: only the

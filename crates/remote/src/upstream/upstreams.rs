@@ -7,11 +7,10 @@ use std::sync::Arc;
 use http::Uri;
 use http::uri::Scheme;
 use hyper_util::client::proxy::matcher::Matcher;
-use moka::policy::EvictionPolicy;
-use moka::sync::Cache;
 use parking_lot::Mutex;
 use pierhead_atomic_file::open_regular;
 use pierhead_oci::Registry;
+use pierhead_ttl_cache::TtlCache;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
@@ -48,7 +47,7 @@ pub fn default_url(name: &Registry) -> String {
 /// All upstreams of one configuration.
 pub(crate) struct Upstreams {
     configured: HashMap<Registry, RegistryHosts>,
-    unconfigured: Cache<Registry, RegistryHosts>,
+    unconfigured: TtlCache<Registry, RegistryHosts>,
     /// The connection pool of all unconfigured registries. These registries share a pool, because
     /// the same target policy applies to all of them.
     public: HttpPool,
@@ -141,7 +140,7 @@ impl Upstreams {
         let (metrics, credentials) = (metrics.clone(), config.credentials);
         Ok(Self {
             configured,
-            unconfigured: unconfigured_hosts(),
+            unconfigured: TtlCache::new(MAX_UNCONFIGURED, None),
             public,
             hub,
             credentials,
@@ -191,8 +190,18 @@ impl Upstreams {
                 what: refusal.unwrap_or(what),
             });
         }
-        let make = || self.unconfigured_host(name, label, base, refusal);
-        Ok(self.unconfigured.get_with_by_ref(name, make))
+        if let Some(hosts) = self.unconfigured.get(name) {
+            return Ok(hosts);
+        }
+        let mut hosts = self.unconfigured_host(name, label, base, refusal);
+        self.unconfigured.update(name.clone(), |current| {
+            // Another request may have created the host in the meantime.
+            current
+                .map(|current| hosts = current.clone())
+                .is_none()
+                .then(|| hosts.clone())
+        });
+        Ok(hosts)
     }
 
     /// Creates the single host of a registry that the configuration does not name.
@@ -335,16 +344,7 @@ impl ConnectorFactory<'_> {
 
 /// Maximum number of unconfigured registries with cached state. The state of each registry takes
 /// some KiB.
-const MAX_UNCONFIGURED: u64 = 256;
-
-/// Creates the cache of the hosts of unconfigured registries. A full cache evicts the least
-/// recently used registry.
-fn unconfigured_hosts() -> Cache<Registry, RegistryHosts> {
-    Cache::builder()
-        .max_capacity(MAX_UNCONFIGURED)
-        .eviction_policy(EvictionPolicy::lru())
-        .build()
-}
+const MAX_UNCONFIGURED: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -448,14 +448,12 @@ mod tests {
     #[test]
     fn unconfigured_registries_are_bounded_and_the_most_recent_stay() {
         let all = upstreams(|_| ()).unwrap();
-        let name = |n: u64| format!("r{n}.example").parse().unwrap();
+        let name = |n: usize| format!("r{n}.example").parse().unwrap();
         let first = all.hosts(&name(0)).unwrap();
         for n in 1..2 * MAX_UNCONFIGURED {
             all.hosts(&name(n)).unwrap();
-            all.unconfigured.run_pending_tasks();
             assert!(Arc::ptr_eq(&first, &all.hosts(&name(0)).unwrap()));
         }
-        all.unconfigured.run_pending_tasks();
-        assert_eq!(all.unconfigured.entry_count(), MAX_UNCONFIGURED);
+        assert_eq!(all.unconfigured.len(), MAX_UNCONFIGURED);
     }
 }
