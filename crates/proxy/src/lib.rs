@@ -37,6 +37,7 @@ mod shared_requests;
 pub use access::htpasswd::check as check_htpasswd;
 pub use access::rules::{Pattern, Rules};
 pub use config::{Auth, Config, Limits, Tls};
+pub use http::tls::certified_key;
 pub use proxy::Proxy;
 pub use pull::cached_image::{CachedImage, CachedPlatform, Removal};
 pub use pull::warm::Progress;

@@ -272,18 +272,17 @@ fn is_encrypted_key(text: &[u8]) -> bool {
 /// Checks that the private key belongs to the first certificate, and that pierhead supports its
 /// type. Problems of one file alone are the task of [`certificates`] and [`private_key`].
 fn key_of_certificate(certificate: &Path, key: &Path) -> Result<(), FileError> {
-    let (Ok(chain), Ok(private_key)) = (certificates(certificate), private_key(key)) else {
-        return Ok(());
-    };
+    let checked = pierhead_proxy::certified_key(|| {
+        Ok::<_, FileError>((certificates(certificate)?, private_key(key)?))
+    });
     let (certificate, key) = (certificate.display(), key.display());
-    let provider = rustls::crypto::ring::default_provider();
-    match rustls::sign::CertifiedKey::from_der(chain, private_key, &provider) {
-        Ok(_) => Ok(()),
-        Err(rustls::Error::InconsistentKeys(_)) => Err(FileError::invalid(format!(
+    match checked {
+        Err(_) | Ok(Ok(_)) => Ok(()),
+        Ok(Err(rustls::Error::InconsistentKeys(_))) => Err(FileError::invalid(format!(
             "{key} is not the private key of the first certificate in {certificate}: set tls.key and tls.cert to one pair, and put \
              the certificate of the server first in its file"
         ))),
-        Err(error) => Err(FileError::invalid(format!(
+        Ok(Err(error)) => Err(FileError::invalid(format!(
             "pierhead cannot use {key} with {certificate} ({error}): use a certificate with an RSA, ECDSA or Ed25519 key"
         ))),
     }

@@ -15,6 +15,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{CertificateError, RootCertStore, ServerConfig};
 
 use crate::access::certificate::NameVerifier;
@@ -25,6 +26,9 @@ use crate::refusal_log::{Refusal, RefusalLog};
 /// Minimum interval between two checks of whether the TLS files changed. Only a new connection
 /// starts a check.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A certificate chain and a private key, as they were read from files.
+type CertificateAndKey = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 /// Holds the TLS configuration that was loaded last, and loads changed files.
 pub(crate) struct ReloadingTls {
@@ -165,8 +169,10 @@ fn stamps(files: &Tls) -> Vec<Option<FileStamp>> {
 }
 
 fn load(files: &Tls) -> io::Result<ServerConfig> {
-    let certificates = certificates(&files.certificate)?;
-    let key = key(&files.key)?;
+    let pair = certified_key(|| {
+        Ok::<_, io::Error>((certificates(&files.certificate)?, key(&files.key)?))
+    })?
+    .map_err(|error| unusable(&files.certificate, error))?;
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -193,9 +199,7 @@ fn load(files: &Tls) -> io::Result<ServerConfig> {
             })
         }
     };
-    let mut config = builder
-        .with_single_cert(certificates, key)
-        .map_err(|error| unusable(&files.certificate, error))?;
+    let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     // Clients that open a connection for each request resume their session by a ticket, without
     // state on the server and without a key exchange. The ticket key changes with the TLS files, so
@@ -203,6 +207,24 @@ fn load(files: &Tls) -> io::Result<ServerConfig> {
     // remembers 256 sessions by session ID, which is its default.
     config.ticketer = ring::Ticketer::new().map_err(io::Error::other)?;
     Ok(config)
+}
+
+/// Reads a certificate chain and a private key by `read`, and checks that they belong together.
+///
+/// A renewal replaces two files, one after the other, so `read` can return a new certificate with
+/// the old key, or the reverse. Therefore a pair that does not match is read once more.
+pub fn certified_key<E>(
+    mut read: impl FnMut() -> Result<CertificateAndKey, E>,
+) -> Result<Result<CertifiedKey, rustls::Error>, E> {
+    let provider = ring::default_provider();
+    let mut check = || {
+        let (certificates, key) = read()?;
+        Ok(CertifiedKey::from_der(certificates, key, &provider))
+    };
+    match check()? {
+        Err(rustls::Error::InconsistentKeys(_)) => check(),
+        result => Ok(result),
+    }
 }
 
 fn key(path: &Path) -> io::Result<PrivateKeyDer<'static>> {
@@ -231,6 +253,30 @@ fn unusable(path: &Path, why: impl std::fmt::Display) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn pair() -> CertificateAndKey {
+        let pair = rcgen::generate_simple_self_signed(["a.b".to_owned()]).unwrap();
+        let key = PrivateKeyDer::try_from(pair.signing_key.serialize_der()).unwrap();
+        (vec![pair.cert.into()], key)
+    }
+
+    #[test]
+    fn a_renewal_between_the_reads_of_certificate_and_key_is_no_error() {
+        let (old, new) = (pair(), pair());
+        let torn = || (old.0.clone(), new.1.clone_key());
+        let whole = || (new.0.clone(), new.1.clone_key());
+        let checked = |reads: Vec<CertificateAndKey>| {
+            let mut reads = reads.into_iter();
+            certified_key(|| reads.next().ok_or("no third read")).unwrap()
+        };
+        assert!(checked(vec![whole()]).is_ok());
+        assert_eq!(checked(vec![torn(), whole()]).unwrap().cert, new.0);
+        let error = checked(vec![torn(), torn(), whole()]).unwrap_err();
+        assert!(
+            matches!(error, rustls::Error::InconsistentKeys(_)),
+            "{error}"
+        );
+    }
 
     /// pierhead must refuse a pipe in place of a TLS file: a read from the pipe would block all new
     /// connections.
