@@ -19,6 +19,13 @@ use crate::config::{Log, LogFormat};
 /// values.
 const MAX_VALUE_CHARS: usize = 4096;
 
+/// The modules of h2 in which a client causes one warning for each frame or connection, so that it
+/// could fill the log. h2 0.4.20 has no warning in any other module:
+/// - `streams` warns of each connection with too many resets. pierhead itself logs such connections
+///   once a minute.
+/// - `ping_pong` warns of each acknowledgement of a PING that h2 never sent, and ignores the frame.
+const H2_NOISE: [&str; 2] = ["h2::proto::streams", "h2::proto::ping_pong"];
+
 /// Changes the log level of the running process.
 pub(crate) struct Level(reload::Handle<Targets, Registry>);
 
@@ -123,15 +130,14 @@ impl Visit for Line<'_> {
 /// Parses the log level, which pierhead has already validated. Uses `Targets`, since `EnvFilter`
 /// needs regular expressions and would add a sixth to the size of the program.
 ///
-/// h2 logs each HTTP/2 connection with too many resets at level warn, and pierhead logs these
-/// connections once a minute. So warnings of h2 are left out, unless the level names h2 or is debug.
+/// The modules [`H2_NOISE`] of h2 log at level error only, unless the level names h2 or is debug.
 fn targets(level: &str) -> Targets {
     let targets: Targets = level.parse().unwrap_or_default();
     let is_shown = |level| targets.would_enable("h2", &level);
     let is_named = targets.iter().any(|(target, _)| target.starts_with("h2"));
     match is_named || is_shown(tracing::Level::DEBUG) || !is_shown(tracing::Level::WARN) {
         true => targets,
-        false => targets.with_target("h2", tracing::Level::ERROR),
+        false => targets.with_targets(H2_NOISE.map(|module| (module, tracing::Level::ERROR))),
     }
 }
 
@@ -191,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_of_h2_need_a_level_that_asks_for_them() {
+    fn warnings_of_h2_that_a_client_can_repeat_need_a_level_that_asks_for_them() {
         for (level, is_shown) in [
             ("warn", false),
             ("info", false),
@@ -202,10 +208,14 @@ mod tests {
             ("off", false),
         ] {
             let targets = targets(level);
-            let of_h2 = targets.would_enable("h2::proto::streams", &tracing::Level::WARN);
-            assert_eq!(of_h2, is_shown, "{level}");
-            let of_pierhead = targets.would_enable("pierhead_proxy", &tracing::Level::WARN);
-            assert_eq!(of_pierhead, level != "off", "{level}");
+            for module in ["h2::proto::streams::recv", "h2::proto::ping_pong"] {
+                let of_h2 = targets.would_enable(module, &tracing::Level::WARN);
+                assert_eq!(of_h2, is_shown, "{level} {module}");
+            }
+            for module in ["h2::codec", "h2::proto::connection", "pierhead_proxy"] {
+                let is_enabled = targets.would_enable(module, &tracing::Level::WARN);
+                assert_eq!(is_enabled, level != "off", "{level} {module}");
+            }
         }
         assert!(!targets("off").would_enable("h2", &tracing::Level::ERROR));
     }
