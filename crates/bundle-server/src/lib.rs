@@ -23,6 +23,6 @@ mod server;
 pub use error::Error;
 pub use server::{
     Bundle, BundleServer, Config, HotRanges, INDEXER_MEMORY, Image, MAX_TOC_MEMORY, Piece,
-    RECENT_MEMORY, RecordedTrace, RequestBase, SentFile, Stat, State, Stream, UnlimitedWrites,
-    WriteBudget,
+    RECENT_MEMORY, RankedBases, RecordedTrace, RequestBase, SentFile, Stat, State, Stream,
+    UnlimitedWrites, WriteBudget,
 };

@@ -40,3 +40,8 @@ pub struct RequestBase {
     /// these layers.
     pub has_layers: bool,
 }
+
+/// The known base images of a request, without duplicates, in the order in which a plan uses them.
+/// The list and its order do not depend on the order in the request.
+#[derive(Clone, Debug)]
+pub struct RankedBases(pub(super) Vec<RequestBase>);

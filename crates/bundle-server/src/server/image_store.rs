@@ -10,7 +10,7 @@ use pierhead_bundle::api::{Progress, Stage as ProgressStage};
 use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
 
-use super::image::{Image, RequestBase, State};
+use super::image::{Image, RankedBases, RequestBase, State};
 use super::job_queue::{JobQueue, QueuedImage};
 use crate::Error;
 use crate::image_database::{ImageDatabase, ImageRow, Stage};
@@ -431,11 +431,7 @@ impl ImageStore {
     /// Returns the base images that a plan uses: the known base images, without duplicates, sorted.
     /// The order of this list does not depend on the order in the request: same repository first,
     /// then most layers in common, then latest.
-    pub(super) fn rank_bases(
-        &self,
-        want: &Digest,
-        base_images: &[RequestBase],
-    ) -> Vec<RequestBase> {
+    pub(super) fn rank_bases(&self, want: &Digest, base_images: &[RequestBase]) -> RankedBases {
         let mut known: BTreeMap<Digest, RequestBase> = BTreeMap::new();
         for base in base_images.iter().filter(|base| base.is_known) {
             known.entry(base.manifest).or_insert(*base).has_layers |= base.has_layers;
@@ -458,7 +454,7 @@ impl ImageStore {
         // This sort is stable: images of equal rank stay sorted by digest.
         ranked.sort_by_key(|(rank, _)| *rank);
         let base_images = ranked.into_iter().map(|(_, base)| base);
-        base_images.take(MAX_BASES).collect()
+        RankedBases(base_images.take(MAX_BASES).collect())
     }
 
     pub(super) fn counts(&self) -> ImageCounts {

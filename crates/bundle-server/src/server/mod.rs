@@ -55,7 +55,7 @@ mod write_budget;
 pub use config::{Config, INDEXER_MEMORY, MAX_TOC_MEMORY, RECENT_MEMORY};
 pub use counters::Stat;
 pub use hot_ranges::HotRanges;
-pub use image::{Image, RequestBase, State};
+pub use image::{Image, RankedBases, RequestBase, State};
 pub use stream::{Bundle, Piece, SentFile, Stream};
 pub use trace_store::RecordedTrace;
 pub use write_budget::{UnlimitedWrites, WriteBudget};
@@ -210,7 +210,14 @@ impl BundleServer {
         base_images: &[RequestBase],
         layers: bool,
     ) -> Result<Bundle, Error> {
-        self.bundle_for(ClientKey::OPERATOR, want, base_images, layers)
+        let base_images = self.rank_bases(want, base_images);
+        self.bundle_for(ClientKey::OPERATOR, want, &base_images, layers)
+    }
+
+    /// Returns the base images that the bundle of `want` uses, in the order in which its plan uses
+    /// them. A request calls this once, before [`Self::planned`] and [`Self::bundle_for`].
+    pub fn rank_bases(&self, want: &Digest, base_images: &[RequestBase]) -> RankedBases {
+        self.context.images.rank_bases(want, base_images)
     }
 
     /// Finds or makes the plan of a bundle: the list of all parts of the bundle. The server makes
@@ -224,19 +231,16 @@ impl BundleServer {
         &self,
         client: ClientKey,
         want: &Digest,
-        base_images: &[RequestBase],
+        base_images: &RankedBases,
         layers: bool,
     ) -> Result<Bundle, Error> {
-        let context = &self.context;
-        let base_images = context.images.rank_bases(want, base_images);
+        let (context, RankedBases(ranked)) = (&self.context, base_images);
         // Most requests that wait for this lock then find that another request has made their plan.
-        let _planning = context
-            .planning
-            .lock(request_key(want, &base_images, layers));
-        if let Some(found) = self.find(want, &base_images, layers)? {
+        let _planning = context.planning.lock(request_key(want, ranked, layers));
+        if let Some(found) = self.planned(want, base_images, layers)? {
             return Ok(found);
         }
-        let planned = planner::plan(context, client, want, &base_images, layers);
+        let planned = planner::plan(context, client, want, ranked, layers);
         let (key, plan) = planned.inspect_err(|error| {
             if matches!(error, Error::Missing(_)) {
                 let _ = reindex::reindex(context, want);
@@ -256,23 +260,11 @@ impl BundleServer {
     pub fn planned(
         &self,
         want: &Digest,
-        base_images: &[RequestBase],
-        layers: bool,
-    ) -> Result<Option<Bundle>, Error> {
-        let base_images = self.context.images.rank_bases(want, base_images);
-        self.find(want, &base_images, layers)
-    }
-
-    /// Returns the bundle for a request, if the plan of this bundle exists. The caller has ranked
-    /// the base images.
-    fn find(
-        &self,
-        want: &Digest,
-        base_images: &[RequestBase],
+        base_images: &RankedBases,
         layers: bool,
     ) -> Result<Option<Bundle>, Error> {
         let context = &self.context;
-        let Some(key) = context.plans.key(want, base_images, layers)? else {
+        let Some(key) = context.plans.key(want, &base_images.0, layers)? else {
             return Ok(None);
         };
         // A pack that the plan names may no longer exist, because it was optimized or evicted.

@@ -285,7 +285,8 @@ impl BundleHandler<'_> {
         let (server, layers) = (bundle_server.clone(), query.layers);
         let etag = query.part.as_ref().map(|part| part.etag.clone());
         let find = move || {
-            let found = server.planned(&want, &base_images, layers);
+            let ranked = server.rank_bases(&want, &base_images);
+            let found = server.planned(&want, &ranked, layers);
             let is_other = |bundle: &Option<bundle_server::Bundle>, etag: &str| {
                 bundle.as_ref().is_none_or(|bundle| bundle.etag() != etag)
             };
@@ -296,9 +297,9 @@ impl BundleHandler<'_> {
                 }
                 (found, _) => found,
             };
-            (base_images, found)
+            (ranked, found)
         };
-        let (base_images, found) = self.blocking(find).await?;
+        let (ranked, found) = self.blocking(find).await?;
         if let Some(found) = found.transpose() {
             return Ok(found.map(|found| (found, false)));
         }
@@ -307,9 +308,8 @@ impl BundleHandler<'_> {
         }
         let (bundle_server, client) = (bundle_server.clone(), self.client());
         // The plan is completed even if the client disconnects, so that the next request finds it.
-        let plan = self.in_planning_slot(move || {
-            bundle_server.bundle_for(client, &want, &base_images, layers)
-        });
+        let plan =
+            self.in_planning_slot(move || bundle_server.bundle_for(client, &want, &ranked, layers));
         Ok(plan.await?.map(|bundle| (bundle, true)))
     }
 
