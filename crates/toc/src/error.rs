@@ -113,3 +113,35 @@ impl Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_whose_fault_it_is_and_whether_its_file_is_damaged() {
+        let of = |errno: Errno| Error::io("read it", errno.into());
+        let digest = Error::Digest {
+            what: "a layer".into(),
+            expected: "one".into(),
+            found: "another".into(),
+        };
+        let invalid = Error::io("read it", io::ErrorKind::InvalidData.into());
+        for (error, fault, is_damage, is_exhausted) in [
+            (Error::Image("x".into()), Fault::Input, false, false),
+            (Error::malformed("TOC", "x"), Fault::Input, true, false),
+            (digest, Fault::Input, false, false),
+            (Error::Missing("x".into()), Fault::Nobody, false, false),
+            (Error::Stopped, Fault::Nobody, false, false),
+            (invalid, Fault::Host, true, false),
+            (of(Errno::IO), Fault::Host, false, false),
+            (of(Errno::MFILE), Fault::Host, false, true),
+            (of(Errno::NFILE), Fault::Host, false, true),
+            (of(Errno::NOMEM), Fault::Host, false, true),
+        ] {
+            assert_eq!(error.fault(), fault, "{error}");
+            let found = (error.is_damage(), error.is_exhausted());
+            assert_eq!(found, (is_damage, is_exhausted), "{error}");
+        }
+    }
+}

@@ -7,6 +7,9 @@ use super::format::FORMAT_NAME;
 use super::layout::widen;
 use super::{ImageToc, Node};
 
+#[cfg(test)]
+mod tests;
+
 /// Checks the hard links of a TOC, and that every section is in canonical form.
 pub(super) fn check(toc: &ImageToc) -> Result<(), Error> {
     check_rows(toc)?;
