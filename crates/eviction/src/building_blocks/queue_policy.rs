@@ -170,17 +170,7 @@ impl<K: Key, R: QueueRule> Policy<K> for QueuePolicy<K, R> {
 }
 
 impl<K: Key, R: QueueRule> Contents<K> for QueuePolicy<K, R> {
-    fn contains(&self, key: &K) -> bool {
-        self.queues.find_resident(key).is_some()
-    }
-
-    fn len(&self) -> usize {
-        self.queues.len()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.queues.bytes()
-    }
+    crate::contents_by_field!(queues, K);
 
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         for queue in 0..R::RESIDENT_QUEUES {

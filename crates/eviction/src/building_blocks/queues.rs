@@ -50,6 +50,11 @@ impl<K: Key> Queues<K> {
         self.table.find(key)
     }
 
+    /// Whether a key is resident.
+    pub fn contains(&self, key: &K) -> bool {
+        self.find_resident(key).is_some()
+    }
+
     /// Returns the slot of a key, if the key is resident.
     pub fn find_resident(&self, key: &K) -> Option<Slot> {
         self.find(key).filter(|slot| self.is_resident(*slot))

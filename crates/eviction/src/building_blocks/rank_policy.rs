@@ -102,7 +102,7 @@ impl<K: Key, R: RankRule> Policy<K> for RankPolicy<K, R> {
     }
 
     fn insert(&mut self, access: &Access<K>) {
-        if self.table.find(&access.key).is_none() {
+        if !self.table.contains(&access.key) {
             let (note, priority) = self.rule.enter(access);
             let slot = self.table.add(access.key.clone(), access.size, note);
             self.heap.push(&mut self.table, slot, priority);
@@ -123,17 +123,7 @@ impl<K: Key, R: RankRule> Policy<K> for RankPolicy<K, R> {
 }
 
 impl<K: Key, R: RankRule> Contents<K> for RankPolicy<K, R> {
-    fn contains(&self, key: &K) -> bool {
-        self.table.find(key).is_some()
-    }
-
-    fn len(&self) -> usize {
-        self.table.len()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.table.bytes()
-    }
+    crate::contents_by_field!(table, K);
 
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         for (slot, _) in self.heap.ordered() {
@@ -157,7 +147,7 @@ impl<K: Key, R: RankRule> PersistentState for RankPolicy<K, R> {
         let (state, entries): State<K, R> = saved::open(R::NAME, saved)?;
         let (mut table, mut heap) = (Table::default(), Heap::default());
         for (key, size, note, priority) in entries {
-            if table.find(&key).is_some() {
+            if table.contains(&key) {
                 return Err(StateError::Content("a key is in it twice"));
             }
             // Negative infinity is valid: it is the priority of a key that is never requested

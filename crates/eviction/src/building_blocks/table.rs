@@ -97,6 +97,11 @@ impl<K: Key, T> Table<K, T> {
         self.len() == 0
     }
 
+    /// Whether the table has an entry of this key.
+    pub fn contains(&self, key: &K) -> bool {
+        self.find(key).is_some()
+    }
+
     /// Returns the number of entries in the table.
     pub fn len(&self) -> usize {
         self.index.len()

@@ -84,6 +84,26 @@ pub trait Contents<K> {
     fn visit(&self, visit: &mut dyn FnMut(&K, u64));
 }
 
+/// Implements the methods [`Contents::contains`], [`Contents::len`] and [`Contents::bytes`] of a
+/// policy by its field `$field`, such as a table, which holds exactly the keys of the cache. `$key`
+/// is the type of the keys.
+#[macro_export]
+macro_rules! contents_by_field {
+    ($field:tt, $key:ty) => {
+        fn contains(&self, key: &$key) -> bool {
+            self.$field.contains(key)
+        }
+
+        fn len(&self) -> usize {
+            self.$field.len()
+        }
+
+        fn bytes(&self) -> u64 {
+            self.$field.bytes()
+        }
+    };
+}
+
 /// The changes of a policy that are not caused by requests.
 pub trait Adaptation {
     /// Adapts to a new capacity of the cache, in bytes. A queue whose size is a share of the

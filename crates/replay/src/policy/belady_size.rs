@@ -90,7 +90,7 @@ impl<K: Key> Policy<K> for BeladySize<K> {
     }
 
     fn insert(&mut self, access: &Access<K>) {
-        if self.table.find(&access.key).is_none() {
+        if !self.table.contains(&access.key) {
             let nearness = self.future.nearness();
             self.enter(access.key.clone(), access.size, nearness);
         }
@@ -117,17 +117,7 @@ impl<K: Key> Policy<K> for BeladySize<K> {
 }
 
 impl<K: Key> Contents<K> for BeladySize<K> {
-    fn contains(&self, key: &K) -> bool {
-        self.table.find(key).is_some()
-    }
-
-    fn len(&self) -> usize {
-        self.table.len()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.table.bytes()
-    }
+    pierhead_eviction::contents_by_field!(table, K);
 
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         self.entries().for_each(|(key, size, _)| visit(key, size));

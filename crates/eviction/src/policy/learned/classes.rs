@@ -267,7 +267,7 @@ impl<K: Key> Policy<K> for Classes<K> {
     }
 
     fn insert(&mut self, access: &Access<K>) {
-        if self.table.find(&access.key).is_some() {
+        if self.table.contains(&access.key) {
             return;
         }
         let ghost = self.ghosts.take(hash(&access.key, self.seed));
@@ -305,17 +305,7 @@ impl<K: Key> Policy<K> for Classes<K> {
 }
 
 impl<K: Key> Contents<K> for Classes<K> {
-    fn contains(&self, key: &K) -> bool {
-        self.table.find(key).is_some()
-    }
-
-    fn len(&self) -> usize {
-        self.table.len()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.table.bytes()
-    }
+    crate::contents_by_field!(table, K);
 
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         for list in &self.lists {

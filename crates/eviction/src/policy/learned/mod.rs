@@ -147,17 +147,7 @@ impl<K: Key> Policy<K> for Learned<K> {
 }
 
 impl<K: Key> Contents<K> for Learned<K> {
-    fn contains(&self, key: &K) -> bool {
-        self.classes.contains(key)
-    }
-
-    fn len(&self) -> usize {
-        self.classes.len()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.classes.bytes()
-    }
+    crate::contents_by_field!(classes, K);
 
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         self.classes.visit(visit);

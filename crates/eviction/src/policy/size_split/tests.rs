@@ -174,17 +174,7 @@ fn gauges_and_training_include_both_halves() {
     }
 
     impl Contents<char> for Half {
-        fn contains(&self, key: &char) -> bool {
-            self.0.contains(key)
-        }
-
-        fn len(&self) -> usize {
-            self.0.len()
-        }
-
-        fn bytes(&self) -> u64 {
-            self.0.bytes()
-        }
+        crate::contents_by_field!(0, char);
 
         fn visit(&self, visit: &mut dyn FnMut(&char, u64)) {
             self.0.visit(visit);

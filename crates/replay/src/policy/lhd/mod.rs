@@ -333,7 +333,7 @@ impl<K: Key> Policy<K> for Lhd<K> {
     }
 
     fn insert(&mut self, access: &Access<K>) {
-        if self.table.find(&access.key).is_some() {
+        if self.table.contains(&access.key) {
             return;
         }
         let note = Note {
@@ -378,17 +378,7 @@ impl<K: Key> Policy<K> for Lhd<K> {
 }
 
 impl<K: Key> Contents<K> for Lhd<K> {
-    fn contains(&self, key: &K) -> bool {
-        self.table.find(key).is_some()
-    }
-
-    fn len(&self) -> usize {
-        self.table.len()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.table.bytes()
-    }
+    pierhead_eviction::contents_by_field!(table, K);
 
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         for slot in &self.bag {
