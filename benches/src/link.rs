@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use tun_rs::{DeviceBuilder, SyncDevice};
 
-use crate::namespace::Namespace;
+use pierhead_tests::namespace::Network;
 
 /// Address of the server's end of the link.
 pub(crate) const SERVER: &str = "10.213.77.1";
@@ -35,8 +35,8 @@ pub(crate) const NO_METRICS_SAVE: (&str, &str) = ("tcp_no_metrics_save", "1");
 
 /// An emulated network link: both ends, and the properties of the link.
 pub(crate) struct Link {
-    pub(crate) server: Namespace,
-    pub(crate) client: Namespace,
+    pub(crate) server: Network,
+    pub(crate) client: Network,
     shape: Arc<Shape>,
 }
 
@@ -61,7 +61,7 @@ impl Link {
     /// Creates a link without delay or rate limit, until the caller sets them by [`Link::set`].
     /// Needs root.
     pub(crate) fn up() -> Result<Self> {
-        let (server, client) = (Namespace::new()?, Namespace::new()?);
+        let (server, client) = (Network::new()?, Network::new()?);
         let shape = Arc::new(Shape::default());
         let (far, near) = (device(&server)?, device(&client)?);
         for (namespace, address) in [(&server, SERVER), (&client, CLIENT)] {
@@ -92,7 +92,7 @@ impl Link {
     }
 }
 
-fn device(namespace: &Namespace) -> Result<Arc<SyncDevice>> {
+fn device(namespace: &Network) -> Result<Arc<SyncDevice>> {
     namespace.inside(|| {
         let device = DeviceBuilder::new()
             .name("link0")
@@ -103,7 +103,7 @@ fn device(namespace: &Namespace) -> Result<Arc<SyncDevice>> {
     })
 }
 
-fn configure(namespace: &Namespace, address: &str) -> Result<()> {
+fn configure(namespace: &Network, address: &str) -> Result<()> {
     namespace.ip(&format!(
         "addr add {address}/30 dev link0\nlink set link0 mtu 1500 txqueuelen 10000 up"
     ))?;

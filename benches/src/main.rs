@@ -10,7 +10,6 @@ mod client;
 mod image;
 mod layout;
 mod link;
-mod namespace;
 mod nginx;
 mod pacer;
 mod process;

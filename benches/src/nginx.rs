@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
+use pierhead_tests::process;
 
 use crate::tls::Tls;
 
@@ -64,7 +65,7 @@ fn with_http(program: &Path, folder: &Path, server: &str) -> Result<Command> {
              default_type application/octet-stream; {server} }}\n"
         ),
     )?;
-    let mut command = Command::new(program);
+    let mut command = process::command(program);
     command.arg("-c").arg(config);
     command.args(["-p", &at.to_string(), "-e", &format!("{at}/log")]);
     Ok(command)

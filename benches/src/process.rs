@@ -2,33 +2,49 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpStream};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use pierhead_tests::process::Daemon;
 
-/// A running child process. Dropping it sends SIGTERM, then SIGKILL.
-pub(crate) struct Process(Child);
+/// A running child process whose output is discarded. Dropping it sends SIGTERM, then SIGKILL.
+pub(crate) struct Process(Daemon);
 
 /// Clock ticks per second of CPU accounting in `/proc/<pid>/stat`: 100 on all common Linux systems.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 impl Process {
     pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        Ok(Self(
-            child.with_context(|| format!("starting {command:?}"))?,
-        ))
+        let name = command.get_program().to_string_lossy().into_owned();
+        Ok(Self(Daemon::start(&name, command, Path::new("/dev/null"))?))
+    }
+
+    /// Waits until `ask` returns a value. The process must not exit first.
+    pub(crate) fn until<T>(
+        &mut self,
+        what: &str,
+        mut ask: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
+        self.0.until(what, |_| ask())
+    }
+
+    /// Waits until a server listens on a loopback port.
+    pub(crate) fn listens(&mut self, port: u16) -> Result<()> {
+        let connect = || Ok(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok());
+        self.until("a server that listens", connect).map(drop)
+    }
+
+    /// Ends the process by SIGTERM.
+    pub(crate) fn end(&mut self) {
+        // A process that ignores SIGTERM has been killed.
+        let _ = self.0.terminate();
     }
 
     /// The process IDs of the process and its descendants.
     fn tree(&self) -> Vec<u32> {
         let mut found = Vec::new();
-        let mut open = vec![self.0.id()];
+        let mut open = vec![self.0.pid()];
         while let Some(pid) = open.pop() {
             found.push(pid);
             for task in fs::read_dir(format!("/proc/{pid}/task"))
@@ -97,54 +113,4 @@ impl Process {
         }
         Ok(kib / 1024.0)
     }
-}
-
-impl Process {
-    /// Sends SIGTERM, waits, and sends SIGKILL if the process does not exit in time.
-    pub(crate) fn end(&mut self) {
-        let _ = Command::new("kill")
-            .args(["-TERM", &self.0.id().to_string()])
-            .status();
-        let end = Instant::now() + Duration::from_secs(5);
-        while Instant::now() < end {
-            if matches!(self.0.try_wait(), Ok(Some(_))) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        if !matches!(self.0.try_wait(), Ok(Some(_))) {
-            self.end();
-        }
-    }
-}
-
-/// Waits until a server listens on a loopback port.
-///
-/// # Errors
-/// After twenty seconds.
-pub(crate) fn listens(port: u16) -> Result<()> {
-    let end = Instant::now() + Duration::from_secs(20);
-    while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-        ensure!(Instant::now() < end, "no server listens on port {port}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
-}
-
-/// Runs a command to its end.
-///
-/// # Errors
-/// The command failed; the error contains its output.
-pub(crate) fn checked(command: &mut Command) -> Result<Output> {
-    let output = command.output().with_context(|| format!("{command:?}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?}: {said}");
-    Ok(output)
 }

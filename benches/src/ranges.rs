@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use crate::client::{self, Dial};
 use crate::image::Image;
 use crate::nginx;
-use crate::process::{Process, listens};
+use crate::process::Process;
 use crate::statistics::{median, percentile, ratio};
 use crate::target::{Kind, Running, Target, on_path};
 use crate::upstream::Upstream;
@@ -107,8 +107,8 @@ impl Program {
                 let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
                 let mut command =
                     nginx::slice_cache(program, folder.path(), port, upstream.port())?;
-                let process = Process::spawn(&mut command)?;
-                listens(port).context("nginx")?;
+                let mut process = Process::spawn(&mut command)?;
+                process.listens(port).context("nginx")?;
                 Started::Nginx {
                     dial: Dial::loopback(port, None),
                     _process: process,

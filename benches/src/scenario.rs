@@ -2,11 +2,11 @@
 //! memory, TLS. Prints one table per scenario, with one row per measured program.
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use pierhead_tests::process;
 
 use crate::Arguments;
 use crate::client::{self, Dial, Requests};
@@ -331,9 +331,7 @@ fn ingest(program: &Path) -> Result<Vec<String>> {
     }
     // The build folder is on disk. The default folder for temporary files may be in memory.
     let folder = tempfile::tempdir_in(program.parent().context("a program without a folder")?)?;
-    let output = Command::new(program).arg(folder.path()).output()?;
-    ensure!(output.status.success(), "{}", program.display());
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let text = process::stdout(process::command(program).arg(folder.path()))?;
     let rows = text.lines().filter_map(|line| line.split_once(": "));
     Ok(rows
         .map(|(what, cost)| format!("{what} | {cost}"))

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use pierhead_oci::Digest;
 use pierhead_tests::layout::architecture;
+use pierhead_tests::process;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::process::{Process, checked};
+use crate::process::Process;
 
 /// Time limit of indexing an image.
 const INDEX_TIMEOUT: Duration = Duration::from_secs(1200);
@@ -210,8 +211,8 @@ impl Server {
         let (program, arguments) = self.program.split_first().context("no program")?;
         let mut command = Command::new(program);
         command.args(arguments).args(["cache", "stat", "--json"]);
-        let said = checked(command.args(["--admin", &self.admin]))?.stdout;
-        let stat: Value = serde_json::from_slice(&said)?;
+        let said = process::stdout(command.args(["--admin", &self.admin]))?;
+        let stat: Value = serde_json::from_str(&said)?;
         let figure = stat["bundle"][name].as_u64();
         figure.with_context(|| format!("no {name} in {stat}"))
     }
@@ -237,18 +238,21 @@ fn spawn(words: &[String], folder: &Path) -> Result<(Process, SocketAddr, String
     let ready = folder.join("ready");
     let _ = fs::remove_file(&ready);
     let (program, arguments) = words.split_first().context("no program")?;
-    let process = Process::spawn(Command::new(program).args(arguments))?;
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
+    let mut process = Process::spawn(process::command(Path::new(program)).args(arguments))?;
+    let (address, admin) = process.until("pierhead is ready", || {
         // A file that the daemon has only partly written counts as missing.
-        if let Ok(told) = serde_json::from_slice::<Value>(&fs::read(&ready).unwrap_or_default()) {
-            let address = told["listen"][0].as_str().context("no address")?.parse()?;
-            let admin = told["admin"].as_str().context("no admin address")?;
-            return Ok((process, address, format!("http://{admin}")));
-        }
-        ensure!(Instant::now() < end, "pierhead is not ready: {words:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        let Ok(started) = serde_json::from_slice::<Value>(&fs::read(&ready).unwrap_or_default())
+        else {
+            return Ok(None);
+        };
+        let address = started["listen"][0]
+            .as_str()
+            .context("no address")?
+            .parse()?;
+        let admin = started["admin"].as_str().context("no admin address")?;
+        Ok(Some((address, format!("http://{admin}"))))
+    })?;
+    Ok((process, address, admin))
 }
 
 /// Any loopback port.

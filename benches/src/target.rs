@@ -5,14 +5,14 @@ use std::fmt;
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use pierhead_tests::process;
 
 use crate::client::Dial;
 use crate::image::{Image, REPOSITORY};
 use crate::nginx;
-use crate::process::{Process, listens};
+use crate::process::Process;
 use crate::tls::Tls;
 use crate::upstream::Upstream;
 
@@ -93,7 +93,7 @@ impl Target {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let at = folder.path().display();
         let from = upstream.port();
-        let mut command = Command::new(&self.program);
+        let mut command = process::command(&self.program);
         match self.kind {
             Kind::Pierhead => {
                 command.args([
@@ -153,8 +153,10 @@ impl Target {
                 command = nginx::command(&self.program, folder.path(), &root, port, tls)?;
             }
         }
-        let process = Process::spawn(&mut command)?;
-        listens(port).with_context(|| self.kind.to_string())?;
+        let mut process = Process::spawn(&mut command)?;
+        process
+            .listens(port)
+            .with_context(|| self.kind.to_string())?;
         Ok(Running {
             dial: Dial::loopback(port, tls.map(Tls::client)),
             process,

@@ -235,7 +235,7 @@ impl Drop for Cgroup {
         for folder in &self.folders {
             // The processes of the cgroup got a signal. The kernel removes them within a short
             // time.
-            let gone = wait::until("an empty cgroup", || {
+            let gone = wait::try_until("an empty cgroup", || {
                 Ok((fs::remove_dir(folder).is_ok() || !folder.exists()).then_some(()))
             });
             if let Err(error) = gone {

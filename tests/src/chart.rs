@@ -44,7 +44,7 @@ impl Chart {
 
     /// Renders the chart `bluefield/<name>` with these values.
     pub fn render(name: &str, values: &Value) -> Result<Self> {
-        let (helm, python) = tools().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let (helm, python) = tools()?;
         let folder = paths::scratch("chart")?;
         let file = folder.path().join("values.yaml");
         // helm accepts JSON, since JSON is a subset of YAML.

@@ -10,14 +10,12 @@ pub mod chart;
 pub mod clients;
 pub mod image;
 pub mod layout;
-pub mod namespace;
 pub mod paths;
 pub mod pierhead;
 pub mod pod;
-pub mod process;
 pub mod registry;
 pub mod relay;
-pub mod tool;
 pub mod tree;
 pub mod unpack;
-pub mod wait;
+
+pub use pierhead_testkit::{namespace, process, tool, wait};

@@ -120,7 +120,7 @@ impl Pierhead {
             &mut serving(folder.path(), &data, options)?,
             &log,
         )?;
-        let status = daemon.wait(crate::wait::TIMEOUT)?;
+        let status = daemon.wait(crate::wait::TIME_LIMIT)?;
         Ok((status, daemon.log()))
     }
 

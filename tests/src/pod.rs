@@ -70,7 +70,7 @@ impl Pod {
     pub fn start(chart: &Chart, environment: &[(&str, &str)]) -> Result<Self> {
         // The container uses the local image and pulls nothing.
         let podman = Podman::with_mirror("docker.io", ([127, 0, 0, 1], 1).into())?;
-        let layout = image().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let layout = image()?;
         let id = podman.load(&layout)?;
         let pod = chart.pod()?;
         let container = match pod["containers"].as_array().map(Vec::as_slice) {
@@ -180,7 +180,7 @@ impl Pod {
 
     /// Waits until the container exits. Returns its exit status.
     pub fn wait_for_exit(&self) -> Result<i32> {
-        wait::until("the end of the pod", || {
+        wait::try_until("the end of the pod", || {
             Ok((!self.is_running()?).then_some(()))
         })?;
         Ok(self.inspect("{{.State.ExitCode}}")?.parse()?)

@@ -216,7 +216,7 @@ fn as_path(digest: &str) -> String {
 }
 
 fn serve(folder: &Path, settings: &Settings, port: u16) -> Result<(Daemon, SocketAddr)> {
-    let program = find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+    let program = find()?;
     let mut http = json!({ "addr": format!("127.0.0.1:{port}"), "secret": "unused" });
     if let Some((certificate, key)) = &settings.tls {
         http["tls"] = json!({ "certificate": certificate, "key": key });

@@ -166,8 +166,8 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
     ),
     (
         "anyhow",
-        &["pierhead", "pierhead-replay"],
-        "libraries have their own error enums; programs use anyhow",
+        &["pierhead", "pierhead-replay", TESTKIT],
+        "libraries have their own error enums; programs and tests use anyhow",
     ),
     (
         "tracing-subscriber",

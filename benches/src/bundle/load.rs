@@ -11,7 +11,7 @@ use clap::Args;
 
 use super::Bench;
 use crate::nginx;
-use crate::process::{Process, listens};
+use crate::process::Process;
 use crate::statistics::{median, mega};
 
 #[derive(Args)]
@@ -144,8 +144,8 @@ impl Nginx {
         std::fs::write(folder.path().join("bundle"), content)?;
         let at = folder.path();
         let mut command = nginx::command(Path::new("nginx"), at, at, port, None)?;
-        let process = Process::spawn(&mut command).context("nginx for the comparison")?;
-        listens(port).context("nginx")?;
+        let mut process = Process::spawn(&mut command).context("nginx for the comparison")?;
+        process.listens(port).context("nginx")?;
         Ok(Self {
             process,
             port,

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use pierhead_tests::{process, wait};
 
 use super::volume::{FileSystem, Volume};
 use super::{Bench, Pair};
 use crate::link::{Link, SERVER};
-use crate::process::{Process, checked};
+use crate::process::Process;
 use crate::server::Server;
 use crate::statistics::{median, mega};
 
@@ -84,7 +85,7 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
     let listen = format!("{SERVER}:{PORT}");
     let server = Server::start(
         &bench.pierhead,
-        &link.server.prefix(),
+        &link.server.enter(),
         &listen,
         upstream,
         &bench.config,
@@ -242,8 +243,8 @@ impl Stage {
                 "--output",
             ])
             .arg(tree);
-        let output = checked(&mut command)?;
-        children_cpu(&String::from_utf8_lossy(&output.stderr))
+        // `bash` writes the times last, after all output of pierhead.
+        children_cpu(&process::run(&mut command)?)
     }
 }
 
@@ -293,11 +294,10 @@ impl<'a> Containerd<'a> {
             stage,
             folder,
         };
-        let end = Instant::now() + Duration::from_secs(30);
-        while !containerd.ctr(&["version"]).output()?.status.success() {
-            ensure!(Instant::now() < end, "containerd does not respond");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        wait::try_until("containerd responds", || {
+            let version = containerd.ctr(&["version"]).output()?;
+            Ok(version.status.success().then_some(()))
+        })?;
         Ok(containerd)
     }
 
@@ -315,7 +315,7 @@ impl<'a> Containerd<'a> {
         let hosts = self.folder.join("hosts").display().to_string();
         let name = format!("docker.io/library/{name}");
         let before = self.process.cpu_seconds()?;
-        checked(&mut self.ctr(&["images", "pull", "--hosts-dir", &hosts, &name]))?;
+        process::run(&mut self.ctr(&["images", "pull", "--hosts-dir", &hosts, &name]))?;
         Ok(self.process.cpu_seconds()? - before)
     }
 }

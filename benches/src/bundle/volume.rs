@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::process::checked;
+use pierhead_tests::process::run;
 
 /// Size of the sparse file in bytes. The file takes disk space only for written bytes.
 const BYTES: u64 = 24 << 30;
@@ -43,12 +43,10 @@ impl Volume {
             FileSystem::Ext4 => ("mkfs.ext4", "loop,noinit_itable"),
             FileSystem::Xfs => ("mkfs.xfs", "loop"),
         };
-        checked(Command::new(program).arg("-q").arg(&volume.image))?;
-        checked(
-            Command::new("mount")
-                .args(["-o", options])
-                .args([&volume.image, &volume.mount_point]),
-        )?;
+        run(Command::new(program).arg("-q").arg(&volume.image))?;
+        run(Command::new("mount")
+            .args(["-o", options])
+            .args([&volume.image, &volume.mount_point]))?;
         Ok(volume)
     }
 
@@ -61,7 +59,7 @@ impl Drop for Volume {
     fn drop(&mut self) {
         // A stopped daemon may keep the file system busy for a short time.
         for _ in 0..50 {
-            if checked(Command::new("umount").arg(&self.mount_point)).is_ok() {
+            if run(Command::new("umount").arg(&self.mount_point)).is_ok() {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(100));

@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 
 use crate::layout::Layout;
 use crate::link::{self, Link, NO_METRICS_SAVE};
-use crate::namespace::Namespace;
-use crate::process::checked;
+use pierhead_tests::namespace::Network;
+use pierhead_tests::process::run;
 
 /// Address of the DPU on the bridge.
 const DPU: Ipv4Addr = Ipv4Addr::new(10, 214, 0, 1);
@@ -33,7 +33,7 @@ pub(super) struct Shape {
 /// The emulated host. Dropping it removes its namespaces.
 pub(super) struct Lab {
     link: Link,
-    pub(super) machines: Vec<Namespace>,
+    pub(super) machines: Vec<Network>,
 }
 
 impl Lab {
@@ -55,13 +55,13 @@ impl Lab {
         ))?;
         dpu.ipv4(&[("ip_forward", "1")])?;
         let rate = format!("{}mbit", shape.dpu_mbit);
-        checked(dpu.command("tc").args([
+        run(dpu.command("tc").args([
             "qdisc", "add", "dev", "br0", "root", "tbf", "rate", &rate, "burst", "1m", "latency",
             "100ms",
         ]))
         .context("the kernel needs the queueing discipline tbf")?;
         for nth in 0..machines {
-            let machine = Namespace::new()?;
+            let machine = Network::new()?;
             dpu.ip(&format!(
                 "link add m{nth} type veth peer name eth0 netns {}\nlink set m{nth} master br0 up",
                 machine.id()
@@ -88,7 +88,7 @@ impl Lab {
     }
 
     /// The namespace and address for pierhead.
-    pub(super) fn dpu(&self) -> (&Namespace, SocketAddr) {
+    pub(super) fn dpu(&self) -> (&Network, SocketAddr) {
         (&self.link.client, SocketAddr::from((DPU, PORT)))
     }
 

@@ -39,7 +39,7 @@ pub(super) fn run(pierhead: &Path, shape: &Shape, starts: usize) -> Result<()> {
     let machine = lab.machines.first().context("no machine")?;
     let (dpu, address) = lab.dpu();
     let registry = lab.registry()?;
-    let server = Server::start(pierhead, &dpu.prefix(), &address.to_string(), registry, "")?;
+    let server = Server::start(pierhead, &dpu.enter(), &address.to_string(), registry, "")?;
     let short = image.name();
     let short = short.strip_prefix("library/").unwrap_or(&short);
     machine.inside(|| server.warm(short, &[]))?;

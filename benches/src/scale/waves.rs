@@ -87,7 +87,7 @@ pub(super) fn row(
         let (dpu, address) = lab.dpu();
         let server = Server::start(
             pierhead,
-            &dpu.prefix(),
+            &dpu.enter(),
             &address.to_string(),
             lab.registry()?,
             CONFIG,

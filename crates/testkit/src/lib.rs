@@ -1,5 +1,5 @@
 //! Test fixtures of all crates: a fake registry with faults, generated images, an HTTP client,
-//! storage tiers, and conformance suites. The crate is only for tests: other crates may depend on
+//! storage tiers, conformance suites, and processes in namespaces. The crate is only for tests: other crates may depend on
 //! it only in dev-dependencies. All generators are deterministic for a given seed. All servers
 //! listen on loopback. Most functions panic with a message in place of an error, which tests would
 //! only unwrap.
@@ -13,9 +13,12 @@ pub mod http;
 pub mod images;
 pub mod layout;
 pub mod log;
+pub mod namespace;
 pub mod policy;
+pub mod process;
 pub mod registry;
 pub mod skip;
 pub mod source;
 pub mod tier;
+pub mod tool;
 pub mod wait;

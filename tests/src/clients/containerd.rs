@@ -62,7 +62,7 @@ impl Containerd {
     }
 
     fn programs() -> Result<(PathBuf, PathBuf)> {
-        Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))
+        Ok(Self::find()?)
     }
 
     fn between(

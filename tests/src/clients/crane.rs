@@ -35,7 +35,7 @@ impl Crane {
     /// Pulls through pierhead as the registry, with the upstream in the path:
     /// `127.0.0.1:PORT/docker.io/library/app:1`.
     pub fn with_path(proxy: SocketAddr, registry: &str) -> Result<Self> {
-        let program = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let program = Self::find()?;
         Ok(Self {
             program,
             prefix: format!("{proxy}/{registry}/"),

@@ -76,7 +76,7 @@ impl Docker {
     }
 
     fn spawn(settings: &Value, prefix: String, prepare: impl FnOnce(&mut Command)) -> Result<Self> {
-        let (daemon, client) = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let (daemon, client) = Self::find()?;
         let sockets = paths::short("ph-docker")?;
         let data = paths::scratch("docker")?;
         let mut settings = settings.clone();

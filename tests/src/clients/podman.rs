@@ -45,7 +45,7 @@ impl Podman {
 
     /// As [`Podman::with_mirror`], but falls back to the registry at `origin`.
     pub fn with_origin(registry: &str, mirror: SocketAddr, origin: SocketAddr) -> Result<Self> {
-        let program = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let program = Self::find()?;
         let run = paths::short("ph-podman")?;
         let data = paths::scratch("podman")?;
         fs::write(

@@ -35,7 +35,7 @@ impl Skopeo {
     /// Copies through pierhead as the registry, with the upstream in the path:
     /// `docker://127.0.0.1:PORT/docker.io/library/app:1`.
     pub fn with_path(proxy: SocketAddr, registry: &str) -> Result<Self> {
-        let program = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let program = Self::find()?;
         let data = paths::scratch("skopeo")?;
         fs::write(
             data.path().join("policy.json"),

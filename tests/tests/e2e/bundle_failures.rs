@@ -129,7 +129,7 @@ fn a_killed_export_is_completed_by_the_next_run() -> Result<()> {
         // Waits until the export has written a file.
         let before = fs::read_dir(folder.path())?.count();
         let mut child = start(&via, 1, &store, &words)?;
-        wait::until("the export", || {
+        wait::try_until("the export", || {
             let has_started = fs::read_dir(folder.path())?.count() > before;
             Ok((has_started || child.try_wait()?.is_some()).then_some(()))
         })?;

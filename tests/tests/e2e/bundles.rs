@@ -701,7 +701,7 @@ read line < /usr/share/doc-3";
         let file = folder.join("pid");
         // runc has one state folder per machine, so that the ID must be unique.
         let id = folder.file_name().context("a folder without a name")?;
-        let runc = tool::find(&["runc"]).map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let runc = tool::find(&["runc"])?;
         let mut runc = Command::new(runc)
             .arg("--root")
             .arg(folder.join("state"))
@@ -714,7 +714,7 @@ read line < /usr/share/doc-3";
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()?;
-        let pid = wait::until("the container", || {
+        let pid = wait::try_until("the container", || {
             if let Some(status) = runc.try_wait()? {
                 let mut said = String::new();
                 if let Some(mut stderr) = runc.stderr.take() {
@@ -881,7 +881,7 @@ fn inspect_shows_and_compares_images() -> Result<()> {
         json!(["usr/share/doc-7", "usr/bin/app"]),
         "{seen}"
     );
-    wait::until("bundles in the start order", || {
+    wait::try_until("bundles in the start order", || {
         let seen = ask(&["inspect", "app:2", "--via", &via])?;
         Ok((seen["start_order"]["applied"] == true).then_some(()))
     })?;

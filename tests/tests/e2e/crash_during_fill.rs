@@ -32,7 +32,7 @@ fn a_killed_fill_is_resumed() -> Result<()> {
         let client = scope.spawn(move || get(address, path));
         hub.wait(async |_| gate.reached(1).await);
         // pierhead writes received bytes to disk within a short time.
-        wait::until("staged bytes", || {
+        wait::try_until("staged bytes", || {
             Ok(
                 (bytes_below(&pierhead.data().join("staging"))? >= HALF - (256 << 10))
                     .then_some(()),

@@ -32,7 +32,7 @@ fn sighup_changes_the_eviction_policy() -> Result<()> {
     pierhead.reload(
         "[eviction]\npolicy = \"gdsf\"\nadmission = \"second-hit\"\n[cache]\ndaily_write_budget = \"1GiB\"",
     )?;
-    wait::until("the new policy", || {
+    wait::try_until("the new policy", || {
         Ok((stat(&pierhead)?["eviction"]["policy"] == "gdsf").then_some(()))
     })?;
     let now = stat(&pierhead)?;

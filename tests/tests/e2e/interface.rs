@@ -93,7 +93,7 @@ fn a_late_interface_is_waited_for() -> Result<()> {
         })?;
         network.ip("link add late0 type veth peer name late1")?;
         network.ip("link set late0 up")?;
-        network.ip("address add 192.0.2.7/24 dev late0").map(drop)
+        network.ip("address add 192.0.2.7/24 dev late0")
     })?;
     assert_eq!(
         network.get("http://192.0.2.7:5000/v2/")?,

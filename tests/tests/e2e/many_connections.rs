@@ -23,7 +23,7 @@ fn a_client_at_its_limit_loses_its_longest_idle_connection() -> Result<()> {
     let (_hub, pierhead) = start_in_front(FakeRegistry::builder(), options)?;
     let connect = || -> Result<(TcpStream, String)> {
         let mut stream = TcpStream::connect(pierhead.address())?;
-        stream.set_read_timeout(Some(wait::TIMEOUT))?;
+        stream.set_read_timeout(Some(wait::TIME_LIMIT))?;
         write!(stream, "GET /v2/ HTTP/1.1\r\nhost: a\r\n\r\n")?;
         let mut head = vec![0; 512];
         let read = stream.read(&mut head).context("no answer")?;

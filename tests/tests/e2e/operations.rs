@@ -43,7 +43,7 @@ fn running_responses_complete_at_shutdown() -> Result<()> {
         let client = scope.spawn(|| get(address, &path));
         hub.wait(async |_| gate.reached(1).await);
         pierhead.daemon().signal(Signal::TERM)?;
-        wait::until("no new connections", || {
+        wait::try_until("no new connections", || {
             Ok(get(address, "/v2/").is_err().then_some(()))
         })?;
         gate.release();
@@ -52,7 +52,7 @@ fn running_responses_complete_at_shutdown() -> Result<()> {
         assert_eq!(response.body, bytes);
         Ok(())
     })?;
-    let status = pierhead.daemon().wait(wait::TIMEOUT)?;
+    let status = pierhead.daemon().wait(wait::TIME_LIMIT)?;
     assert!(status.success(), "{status}");
     Ok(())
 }
@@ -75,7 +75,7 @@ fn sighup_reloads_the_configuration() -> Result<()> {
             "[upstreams.\"registry.example\"]\naddresses = {:?}",
             more.url()
         ))?;
-        wait::until("the new upstream", || {
+        wait::try_until("the new upstream", || {
             Ok((get(address, other)?.status == 200).then_some(()))
         })?;
         // A reload with an invalid configuration changes nothing.

@@ -56,7 +56,7 @@ fn probed(chart: &Chart, pod: &Pod) -> Result<()> {
     let container = &chart.pod()?["containers"][0];
     for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
         let path = container[probe]["httpGet"]["path"].as_str().unwrap_or("");
-        wait::until(probe, || {
+        wait::try_until(probe, || {
             ensure!(pod.is_running()?, "it ended:\n{}", pod.log());
             let response = get(port(chart, "admin")?, path);
             Ok(response.is_ok_and(|it| it.status == 200).then_some(()))
@@ -162,14 +162,14 @@ fn the_host_chart_configures_a_runtime_and_undoes_it() -> Result<()> {
         let chart = Chart::render("chart-host", &json!({"address": address}))?;
         let pod = Pod::start(&chart, &[("NODE_NAME", "host-1"), ("HOST_IP", "192.0.2.7")])?;
         let hosts = pod.volume("runtime").join("certs.d/_default/hosts.toml");
-        let text = wait::until("hosts.toml", || {
+        let text = wait::try_until("hosts.toml", || {
             ensure!(pod.is_running()?, "it ended:\n{}", pod.log());
             let text = std::fs::read_to_string(&hosts).unwrap_or_default();
             Ok(text.contains("capabilities").then_some(text))
         })?;
         ensure!(text.contains("http://host-1-dpu.example:5000"), "{text}");
         let ready = &chart.pod()?["containers"][0]["readinessProbe"]["exec"]["command"];
-        wait::until("the readiness probe", || Ok(pod.exec(ready)?.then_some(())))?;
+        wait::try_until("the readiness probe", || Ok(pod.exec(ready)?.then_some(())))?;
         assert_confined(&pod, 0)?;
         assert_eq!(pod.stop()?, 0, "{}", pod.log());
         ensure!(!hosts.exists(), "the file still exists");

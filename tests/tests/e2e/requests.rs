@@ -100,7 +100,7 @@ pub(crate) fn get_at_once(
 /// Sends GETs until the response is 200. pierhead caches the failure of an upstream for a short
 /// time.
 pub(crate) fn get_until_ok(addr: SocketAddr, path: &str) -> Result<Response> {
-    wait::until(path, || {
+    wait::try_until(path, || {
         let response = get(addr, path)?;
         Ok((response.status == 200).then_some(response))
     })
@@ -109,7 +109,7 @@ pub(crate) fn get_until_ok(addr: SocketAddr, path: &str) -> Result<Response> {
 /// Waits until a pulled blob is committed, which happens after the client has its last byte.
 /// Returns the path of the blob's file.
 pub(crate) fn wait_for_commit(pierhead: &Pierhead, digest: &str) -> Result<PathBuf> {
-    wait::until("a committed blob", || {
+    wait::try_until("a committed blob", || {
         let list = get(pierhead.admin(), "/v1/blobs")?;
         let listed = std::str::from_utf8(&list.body)?.contains(digest);
         Ok(listed.then(|| pierhead.blob(digest)))

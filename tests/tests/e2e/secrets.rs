@@ -313,7 +313,7 @@ fn no_output_contains_a_secret() -> Result<()> {
         pierhead.reload(&format!(
             "{config}\n[upstreams.\"c.example\"]\npasword = {UPSTREAM:?}\ntrusted_hosts = {UPSTREAM:?}\n"
         ))?;
-        wait::until("the refusal", || {
+        wait::try_until("the refusal", || {
             Ok(pierhead
                 .daemon()
                 .log()
@@ -321,7 +321,7 @@ fn no_output_contains_a_secret() -> Result<()> {
                 .then_some(()))
         })?;
         pierhead.reload(config)?;
-        wait::until("the reload", || {
+        wait::try_until("the reload", || {
             Ok(pierhead
                 .daemon()
                 .log()

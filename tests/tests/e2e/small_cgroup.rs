@@ -161,7 +161,7 @@ fn background_work_pauses_under_cpu_pressure_of_the_cgroup() -> Result<()> {
         .config("[limits]\npause_under = [\"cpu\"]");
     let (_hub, pierhead) = start_in_front(FakeRegistry::builder(), options)?;
     let wait_for_pause = |what: &str, expected: &str| {
-        wait::until(what, || {
+        wait::try_until(what, || {
             // Each request needs CPU time of the cgroup. Without this pause, the test would send
             // fifty requests per second, which would themselves cause pressure.
             std::thread::sleep(Duration::from_secs(1));

@@ -164,7 +164,7 @@ fn a_renewed_certificate_is_used_without_a_restart() -> Result<()> {
         fs::copy(others.path(name), &next)?;
         fs::rename(&next, files.path(name))?;
     }
-    wait::until("the new certificate", || {
+    wait::try_until("the new certificate", || {
         Ok(get(address, "/v2/", others.ca()).ok())
     })?;
     assert!(get(address, "/v2/", files.ca()).is_err());

@@ -22,7 +22,7 @@ const MAX_MEMORY: u64 = 128 << 20;
 /// Sends a request and reads only the status of the response.
 fn request_without_reading(address: SocketAddr, path: &str) -> Result<(TcpStream, u16)> {
     let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(wait::TIMEOUT))?;
+    stream.set_read_timeout(Some(wait::TIME_LIMIT))?;
     write!(stream, "GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")?;
     let mut head = [0; 12];
     stream.read_exact(&mut head).context("no answer")?;
@@ -50,7 +50,7 @@ fn unread_documents_hold_no_memory() -> Result<()> {
         hub.tag("library/app", &format!("v{nth}"), digest);
     }
     let address = pierhead.address();
-    wait::until("the list", || {
+    wait::try_until("the list", || {
         let list = get(address, "/v2/library/app/tags/list?n=1")?;
         Ok((list.status == 200).then_some(()))
     })?;

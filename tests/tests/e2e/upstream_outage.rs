@@ -39,7 +39,7 @@ fn the_circuit_opens_in_an_outage_and_closes_after_it() -> Result<()> {
 
     hub.inject(Fault::Reset.on("*").before_auth());
     let tag = "/v2/library/app/manifests/1";
-    wait::until("an open breaker", || {
+    wait::try_until("an open breaker", || {
         assert_eq!(get(pierhead.address(), tag)?.status, 200, "no stale copy");
         Ok((metric(&pierhead, STATE)? == 2).then_some(()))
     })?;
@@ -62,7 +62,7 @@ fn the_circuit_opens_in_an_outage_and_closes_after_it() -> Result<()> {
     assert_eq!(pierhead.log().matches("upstream unhealthy").count(), 1);
 
     hub.clear_faults();
-    wait::until("a closed breaker", || {
+    wait::try_until("a closed breaker", || {
         get(pierhead.address(), tag)?;
         Ok((metric(&pierhead, STATE)? == 0).then_some(()))
     })?;

@@ -64,6 +64,6 @@ impl Injection {
     pub(super) fn end(mut self) -> Result<()> {
         // strace detaches from all threads before it exits.
         self.strace.signal(Signal::INT)?;
-        self.strace.wait(wait::TIMEOUT).map(drop)
+        self.strace.wait(wait::TIME_LIMIT).map(drop)
     }
 }

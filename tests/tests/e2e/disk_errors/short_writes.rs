@@ -84,7 +84,7 @@ fn a_short_write_continues() -> Result<()> {
         .join("staging")
         .join(digest.replacen(':', "-", 1));
     let mut hit = false;
-    wait::until("the answer", || {
+    wait::try_until("the answer", || {
         if stopped(&mut pierhead)? {
             // The daemon is stopped by a signal at this point.
             if fs::metadata(&staged).is_ok_and(|about| about.len() == LIMIT) {

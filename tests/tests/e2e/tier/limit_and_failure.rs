@@ -63,10 +63,10 @@ fn the_limit_changes_during_pulls() -> Result<()> {
                         ensure!(number(&stat, "limit")? == limit, "{stat}");
                         Ok((number(&stat, "used")? <= limit).then_some(()))
                     };
-                    wait::until("a tier within its limit", fits)?;
+                    wait::try_until("a tier within its limit", fits)?;
                 }
                 let pulled = || Ok((pulls.load(Ordering::SeqCst) >= 4 * round).then_some(()));
-                wait::until("more pulls", pulled)?;
+                wait::try_until("more pulls", pulled)?;
             }
             Ok(())
         })();
@@ -105,7 +105,7 @@ fn a_truncated_region_file_stops_the_tier_and_not_the_daemon() -> Result<()> {
     // pierhead may abort a running response. No complete response may have wrong bytes.
     for blob in &image.blobs {
         let path = format!("/v2/library/app/blobs/{}", blob.digest);
-        wait::until("the disk's copy", || {
+        wait::try_until("the disk's copy", || {
             let Ok(response) = get(pierhead.address(), &path) else {
                 return Ok(None);
             };

@@ -51,7 +51,7 @@ fn a_slow_client_gets_its_own_blob_after_the_memory_is_reused() -> Result<()> {
     wait_for_write_back(&pierhead)?;
     // A response may read from a file handle that an earlier response opened, on the disk or in a
     // running fill. Only a response that opens the copy on the tier counts as a hit of the tier.
-    let mut client = wait::until("a reader that is sent to from the tier", || {
+    let mut client = wait::try_until("a reader that is sent to from the tier", || {
         let before = number(&stat(&pierhead)?, "hits")?;
         let client = begin(&pierhead, &path)?;
         let is_hit = number(&stat(&pierhead)?, "hits")? > before;
@@ -72,7 +72,7 @@ fn a_slow_client_gets_its_own_blob_after_the_memory_is_reused() -> Result<()> {
     ensure!(body == &layer.bytes[..], "another blob's bytes");
     // Checks that the blob has left the tier, because otherwise the test would prove nothing. The
     // file handle of the slow response may stay open a moment longer than the connection.
-    wait::until("a reader that is sent to from the disk", || {
+    wait::try_until("a reader that is sent to from the disk", || {
         let disk = number(&stat(&pierhead)?, "disk_hits")?;
         ensure!(
             get(pierhead.address(), &path)?.body == layer.bytes,

@@ -82,7 +82,7 @@ fn number(stat: &Value, key: &str) -> Result<u64> {
 
 /// Waits until pierhead has written all blobs of the tier back to the disk.
 fn wait_for_write_back(pierhead: &Pierhead) -> Result<Value> {
-    wait::until("the write-back of the tier", || {
+    wait::try_until("the write-back of the tier", || {
         let stat = stat(pierhead)?;
         Ok((number(&stat, "queue")? == 0 && number(&stat, "dirty")? == 0).then_some(stat))
     })

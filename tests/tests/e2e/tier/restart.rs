@@ -106,7 +106,7 @@ fn a_kill_during_a_fill_keeps_the_tier_usable() -> Result<()> {
             format!("/v2/library/app/blobs/{}", large.digest),
         );
         let client = thread::spawn(move || get(address, &path));
-        wait::until("half a layer on the tier", || {
+        wait::try_until("half a layer on the tier", || {
             Ok((number(&stat(&pierhead)?, "staged")? >= 390_000).then_some(()))
         })?;
         pierhead.kill()?;
@@ -142,7 +142,7 @@ fn a_kill_during_write_back_loses_no_blob() -> Result<()> {
         hub.push("library/app", "1", &image);
         pull(&pierhead, "library/app", &image)?;
         // pierhead writes small blobs back first.
-        wait::until("the first bytes of the large layer on the disk", || {
+        wait::try_until("the first bytes of the large layer on the disk", || {
             Ok((number(&stat(&pierhead)?, "written_back")? > 200_000).then_some(()))
         })?;
         let before = stat(&pierhead)?;

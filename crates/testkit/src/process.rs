@@ -8,11 +8,13 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::wait;
 
 /// Time from SIGTERM to SIGKILL of a daemon.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
@@ -95,7 +97,7 @@ impl Daemon {
         mut ask: impl FnMut(&str) -> Result<Option<T>>,
     ) -> Result<T> {
         let name = self.name.clone();
-        let waited = crate::wait::until(&format!("{name}: {what}"), || {
+        let waited = wait::try_until(&format!("{name}: {what}"), || {
             if let Some(response) = ask(&self.log())? {
                 return Ok(Some(response));
             }
@@ -109,21 +111,9 @@ impl Daemon {
 
     /// Waits for the exit of the daemon, without a signal.
     pub fn wait(&mut self, at_most: Duration) -> Result<ExitStatus> {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.status()? {
-                return Ok(status);
-            }
-            if start.elapsed() > at_most {
-                bail!(
-                    "{} did not exit within {at_most:?}; its log ends:
-{}",
-                    self.name,
-                    tail(&self.log())
-                );
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
+        let what = format!("the exit of {}", self.name);
+        wait::try_until_within(at_most, &what, || self.status())
+            .with_context(|| format!("the log of {} ends:\n{}", self.name, tail(&self.log())))
     }
 
     /// Sends a signal, unless the daemon has exited.
@@ -231,4 +221,108 @@ fn tail(text: &str) -> &str {
         .find(|&at| text.is_char_boundary(at))
         .unwrap_or(0);
     &text[start..]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = command(Path::new("sh"));
+        command.args(["-c", script]);
+        command
+    }
+
+    fn start(script: &str) -> (tempfile::TempDir, Daemon) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = folder.path().join("log");
+        let daemon = Daemon::start("a shell", &mut shell(script), &log).expect("started");
+        (folder, daemon)
+    }
+
+    #[test]
+    fn a_daemon_ends_by_the_signal_that_it_gets() {
+        let (_folder, mut daemon) = start("echo ready; echo also >&2; exec sleep 1000");
+        daemon
+            .until(
+                "its lines",
+                |log| Ok((log == "ready\nalso\n").then_some(())),
+            )
+            .expect("both outputs");
+        assert!(daemon.status().expect("a state").is_none());
+        let status = daemon.terminate().expect("the end");
+        assert_eq!(status.signal(), Some(Signal::TERM.as_raw()));
+        daemon.signal(Signal::KILL).expect("nothing to signal");
+
+        let (_folder, mut daemon) = start("trap '' TERM; echo ready; while :; do sleep 0.01; done");
+        daemon
+            .until("its line", |log| Ok(log.contains("ready").then_some(())))
+            .expect("the output");
+        daemon.signal(Signal::TERM).expect("sent");
+        daemon.kill().expect("the end");
+        let status = daemon.status().expect("a state").expect("an exit status");
+        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+    }
+
+    #[test]
+    fn a_wait_for_an_ended_daemon_fails_with_its_log() {
+        let (_folder, mut daemon) = start("echo no port; exit 7");
+        let waited = daemon.until("ready", |log| Ok(log.contains("ready").then_some(())));
+        let error = format!("{:#}", waited.expect_err("it ended"));
+        assert!(
+            error.contains("exit status: 7") && error.contains("no port"),
+            "{error}"
+        );
+        let status = daemon.wait(wait::TIME_LIMIT).expect("it ended");
+        assert_eq!(status.code(), Some(7));
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_exit_in_time_is_an_error_with_its_log() {
+        let (_folder, mut daemon) = start("echo busy; exec sleep 1000");
+        daemon
+            .until("its line", |log| Ok(log.contains("busy").then_some(())))
+            .expect("the output");
+        let waited = daemon.wait(Duration::ZERO);
+        let error = format!("{:#}", waited.expect_err("it runs"));
+        assert!(
+            error.contains("the exit of a shell") && error.contains("busy"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_failed_command_is_an_error_with_its_output() {
+        let script = "echo out; echo err >&2";
+        assert_eq!(run(&mut shell(script)).expect("done"), "out\nerr\n");
+        assert_eq!(stdout(&mut shell(script)).expect("done"), "out\n");
+        let script = format!("{script}; exit 3");
+        let (status, text) = output(&mut shell(&script)).expect("done");
+        assert_eq!((status.code(), text.as_str()), (Some(3), "out\nerr\n"));
+        for failed in [run(&mut shell(&script)), stdout(&mut shell(&script))] {
+            let error = failed.expect_err("it failed").to_string();
+            assert!(
+                error.contains("exit status: 3") && error.contains("err"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_command_has_no_settings_of_http_proxies() {
+        let variables = stdout(&mut shell("env")).expect("done");
+        assert!(
+            !variables.to_lowercase().contains("https_proxy="),
+            "{variables}"
+        );
+    }
+
+    #[test]
+    fn a_long_log_is_cut_at_a_character() {
+        let text = format!("é{}", "x".repeat(LOG_TAIL_SIZE - 1));
+        assert_eq!(tail(&text), &text[2..]);
+        assert_eq!(tail("short"), "short");
+    }
 }

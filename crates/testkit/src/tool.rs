@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pierhead_testkit::skip;
+use crate::skip;
 
 /// The reason why a test cannot run on this machine.
 #[derive(Debug)]
@@ -34,6 +34,8 @@ impl Missing {
         self
     }
 }
+
+impl std::error::Error for Missing {}
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -109,4 +111,22 @@ pub fn or_skip<T>(found: Result<T, Missing>) -> Option<T> {
     );
     skip::say(&missing.reason);
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_installed_program_is_found() {
+        let found = find(&["no-such-program", "sh"]).expect("a shell");
+        assert!(found.ends_with("sh") && is_program(&found), "{found:?}");
+        let missing = find(&["no-such-program", "nor-this"]).expect_err("neither exists");
+        let reason = missing.to_string();
+        assert!(
+            reason.starts_with("no no-such-program and no nor-this "),
+            "{reason}"
+        );
+        assert!(!missing.excused && !is_program(Path::new("/usr")));
+    }
 }
