@@ -253,6 +253,10 @@ impl FastMedium for HotTier {
     fn release(&self) -> io::Result<u64> {
         self.below.release()
     }
+
+    fn hot_copies(&self) -> io::Result<Arc<dyn Tier>> {
+        self.below.hot_copies()
+    }
 }
 
 #[cfg(test)]

@@ -65,12 +65,6 @@ fn all(tier: &dyn Tier, digest: &Digest) -> Vec<u8> {
     read(&*blob, 0..blob.trailer().size())
 }
 
-/// Returns the digest under which the medium stores the copy of the hot ranges.
-fn key(digest: &Digest) -> Digest {
-    let bytes: Vec<u8> = digest.as_bytes().iter().map(|byte| !byte).collect();
-    Digest::from_bytes(digest.algorithm(), &bytes).unwrap()
-}
-
 /// Returns the file of a blob on the disk.
 fn file(disk: &Path, digest: &Digest) -> std::path::PathBuf {
     let hex = digest.hex();
@@ -108,8 +102,8 @@ fn a_whole_copy_is_replaced_by_its_hot_ranges() {
     assert_eq!(tier.stat().used, stat.hot_used);
     assert_eq!(all(&tier, &digest), content[..]);
     assert_eq!((tier.stat().hot_hits, tier.stat().disk_hits), (1, 0));
-    // The copy is not visible as a blob.
-    assert!(tier.open(&key(&digest)).unwrap().is_none());
+    // The copy is not visible as a whole copy.
+    assert!(fast.open(&digest).unwrap().is_none());
     let mut found = Vec::new();
     tier.scan(&mut |it| found.push(it.digest)).unwrap();
     assert_eq!(found, [digest]);
@@ -266,6 +260,23 @@ fn a_restart_finds_the_hot_copies_whose_blobs_are_on_the_disk() {
 }
 
 #[test]
+fn a_restart_deletes_an_incomplete_hot_copy() {
+    let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
+    let (digest, content) = blob(5, SIZE);
+    commit(
+        &over(&fast, disk.path(), Destination::Disk),
+        &digest,
+        &content,
+    );
+    let hot = fast.hot_copies().unwrap();
+    hot.stage(&digest).unwrap().write(&[&content]).unwrap();
+    let tier = over(&fast, disk.path(), Destination::Disk);
+    hot.scan_staged(&mut |found| panic!("{found:?} is left"))
+        .unwrap();
+    assert_eq!((tier.stat().hot, tier.stat().used), (0, 0));
+}
+
+#[test]
 fn hot_copies_are_evicted_by_priority() {
     let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
     let tier = over(&fast, disk.path(), Destination::Disk);
@@ -333,7 +344,7 @@ async fn a_damaged_hot_copy_is_removed_and_the_disk_is_read() {
     );
     drop(object);
     // The damaged byte is in the second hot chunk.
-    fast.corrupt(key(&digest), 4096 + C + 7);
+    fast.corrupt_hot(digest, 4096 + C + 7);
     let object = cache.get(&digest).await.unwrap().unwrap();
     let read = read_all(&BlobReader::Stored(object.clone())).await;
     assert!(matches!(read, Err(Error::Corrupt { .. })), "{read:?}");

@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -19,7 +20,7 @@ use pierhead_cache::{BlobReader, Cache, Config};
 use pierhead_eviction::Lru;
 use pierhead_pmem::shadow::ShadowMedium;
 use pierhead_pmem::{Class, Error, Log, Medium};
-use pierhead_testkit::tier::{Faulty, MemoryTier, conforms};
+use pierhead_testkit::tier::{Faulty, MemoryTier, conforms, conforms_as_fast_medium};
 
 const SEGMENT: u64 = 64 << 10;
 const REGION: usize = 2 << 20;
@@ -81,7 +82,20 @@ impl Medium for OnFile {
 
 #[test]
 fn persistent_memory_conforms() {
-    conforms(|| tier_on(ShadowMedium::new(REGION), None));
+    let current = RefCell::new(ShadowMedium::new(REGION));
+    conforms_as_fast_medium(
+        || {
+            current.replace(ShadowMedium::new(REGION));
+            tier_on(current.borrow().clone(), None)
+        },
+        |tier| {
+            drop(tier);
+            // A power cut, after which the bytes that were not flushed are lost.
+            let medium = current.borrow().cut(1);
+            current.replace(medium.clone());
+            tier_on(medium, None)
+        },
+    );
     conforms(|| {
         let (medium, file) = OnFile::new(REGION as u64);
         tier_on(medium, Some(file))

@@ -9,7 +9,7 @@ use std::io;
 use pierhead_cache::Origin;
 use pierhead_cache::tier::{CHUNK, DiskTier, Tier, Trailer};
 use pierhead_oci::{Algorithm, Digest, MediaType};
-use pierhead_testkit::tier::{Faulty, MemoryTier, conforms};
+use pierhead_testkit::tier::{Faulty, MemoryTier, conforms_as_fast_medium};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -18,10 +18,14 @@ use proptest::sample::Index;
 fn the_disk_conforms() {
     let folder = tempfile::tempdir().unwrap();
     let count = std::cell::Cell::new(0);
-    conforms(|| {
-        count.set(count.get() + 1);
-        DiskTier::new(&folder.path().join(count.get().to_string())).unwrap()
-    });
+    let at = |count: u32| DiskTier::new(&folder.path().join(count.to_string())).unwrap();
+    conforms_as_fast_medium(
+        || {
+            count.set(count.get() + 1);
+            at(count.get())
+        },
+        |_| at(count.get()),
+    );
 }
 
 #[test]
@@ -42,12 +46,15 @@ fn freshly_written_bytes_are_read_without_waiting() {
 
 #[test]
 fn memory_conforms() {
-    conforms(MemoryTier::default);
+    conforms_as_fast_medium(MemoryTier::default, |tier| tier);
 }
 
 #[test]
 fn a_faulty_tier_without_faults_conforms() {
-    conforms(|| Faulty::new(std::sync::Arc::new(MemoryTier::default())));
+    conforms_as_fast_medium(
+        || Faulty::new(std::sync::Arc::new(MemoryTier::default())),
+        |tier| tier,
+    );
 }
 
 fn decode(digest: &Digest, file: &[u8]) -> io::Result<Trailer> {

@@ -246,7 +246,14 @@ impl Tier for DiskTier {
     }
 }
 
-impl FastMedium for DiskTier {}
+impl FastMedium for DiskTier {
+    /// The hot chunks are in the folder `hot/`, which has the same folders as the root folder.
+    fn hot_copies(&self) -> io::Result<Arc<dyn Tier>> {
+        let hot = Self::new(&self.root.join("hot"))?;
+        let watch = self.watch.clone();
+        Ok(Arc::new(Self { watch, ..hot }))
+    }
+}
 
 /// Returns the flags for a read that must not wait for the disk. tmpfs does not support
 /// `RWF_NOWAIT`, but its reads never wait, so no flag is needed there. With the flag, each read on

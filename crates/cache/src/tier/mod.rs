@@ -1,6 +1,7 @@
 //! Storage tiers: the media that store blobs. The module contains the disk tier, the
 //! persistent-memory tier, and the write-back tier, which combines a fast tier with the disk.
 
+mod copy_key;
 mod disk;
 pub mod placement;
 mod pmem;

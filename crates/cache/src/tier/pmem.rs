@@ -8,9 +8,10 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use pierhead_oci::{Algorithm, Digest};
+use pierhead_oci::Digest;
 use pierhead_pmem::{Class, Entry, Error, Log, Medium, UncommittedReader, Writer};
 
+use super::copy_key::{CopyKey, CopyKind};
 use super::switch_reader::SwitchReader;
 use super::{Blob, CHUNK, Extent, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 use crate::clock::now;
@@ -19,16 +20,20 @@ use crate::page_cache::resident;
 /// Number of bytes per copy step when a partial fill is resumed.
 const COPY_STEP: usize = 1 << 20;
 
-/// The persistent-memory tier. Staged bytes are lost at a restart of pierhead: after a restart, the
+/// The persistent-memory tier. Each copy is a value of the log, under the key of the copy. Staged bytes are lost at a restart of pierhead: after a restart, the
 /// tier has committed blobs only.
-pub struct PmemTier<M: Medium + 'static>(Arc<Inner<M>>);
+pub struct PmemTier<M: Medium + 'static> {
+    inner: Arc<Inner<M>>,
+    /// The copies that this tier shows: whole blobs, or hot chunks ([`FastMedium::hot_copies`]).
+    kind: CopyKind,
+}
 
 struct Inner<M: Medium> {
     log: Log<M>,
     /// A file that contains the bytes of the medium at the same offsets. `sendfile` sends blobs
     /// from this file.
     file: Option<File>,
-    partials: Mutex<HashMap<Digest, PartialFill<M>>>,
+    partials: Mutex<HashMap<CopyKey, PartialFill<M>>>,
     numbers: Mutex<Numbers>,
 }
 
@@ -40,62 +45,45 @@ struct PartialFill<M: Medium> {
 }
 
 /// Gives each committed value a number. The number distinguishes values that were committed under
-/// one digest at different times, possibly at the same offset.
+/// one key at different times, possibly at the same offset.
 #[derive(Default)]
 struct Numbers {
     last: u64,
-    /// For each digest, the offset of the content and the number of the value.
-    known: HashMap<Digest, (u64, u64)>,
+    /// For each key, the offset of the content and the number of the value.
+    known: HashMap<CopyKey, (u64, u64)>,
 }
 
 impl<M: Medium + 'static> PmemTier<M> {
     /// Creates the tier. `file` contains the bytes of the medium at the same offsets; `sendfile`
     /// sends blobs from this file.
     pub fn new(log: Log<M>, file: Option<File>) -> Self {
-        Self(Arc::new(Inner {
-            log,
-            file,
-            partials: Mutex::default(),
-            numbers: Mutex::default(),
-        }))
+        Self {
+            inner: Arc::new(Inner {
+                log,
+                file,
+                partials: Mutex::default(),
+                numbers: Mutex::default(),
+            }),
+            kind: CopyKind::Whole,
+        }
     }
 
     /// Returns the durability class of the medium.
     pub fn class(&self) -> Class {
-        self.0.log.medium().class()
+        self.inner.log.medium().class()
     }
 
     /// Returns the maximum number of bytes that all records and their bookkeeping may take.
     pub fn capacity(&self) -> u64 {
-        self.0.log.capacity()
+        self.inner.log.capacity()
+    }
+
+    fn key(&self, digest: &Digest) -> CopyKey {
+        CopyKey::new(self.kind, digest)
     }
 }
 
-/// Maximum length in bytes of a key in the log: one byte for the algorithm and 64 bytes for a
-/// SHA-512.
-const MAX_KEY_LEN: usize = 65;
 const META_LEN: usize = 8;
-
-/// Returns the key of a value in the log: one byte for the algorithm, then the hash.
-fn key(digest: &Digest) -> Vec<u8> {
-    let tag = match digest.algorithm() {
-        Algorithm::Sha256 => 1,
-        Algorithm::Sha512 => 2,
-    };
-    let mut key = vec![tag];
-    key.extend_from_slice(digest.as_bytes());
-    key
-}
-
-fn digest(key: &[u8]) -> Option<Digest> {
-    let (tag, hash) = key.split_first()?;
-    let algorithm = match tag {
-        1 => Algorithm::Sha256,
-        2 => Algorithm::Sha512,
-        _ => return None,
-    };
-    Digest::from_bytes(algorithm, hash)
-}
 
 /// Maps errors of the log to the error kinds that the cache distinguishes: damaged, full, out of
 /// range.
@@ -111,16 +99,16 @@ fn io_error(error: Error) -> io::Error {
 }
 
 impl<M: Medium + 'static> Inner<M> {
-    /// Returns the number of the value that is stored under `digest`. If the value is new, or at
+    /// Returns the number of the value that is stored under `key`. If the value is new, or at
     /// another offset than before, it gets a new number.
-    fn number(&self, digest: &Digest, entry: &Entry, is_new: bool) -> u64 {
+    fn number(&self, key: &CopyKey, entry: &Entry, is_new: bool) -> u64 {
         let at = entry.extents().first().map_or(0, |extent| extent.offset);
         let numbers = &mut *self.numbers.lock();
-        match numbers.known.get(digest) {
+        match numbers.known.get(key) {
             Some((known, number)) if *known == at && !is_new => *number,
             _ => {
                 numbers.last += 1;
-                numbers.known.insert(*digest, (at, numbers.last));
+                numbers.known.insert(*key, (at, numbers.last));
                 numbers.last
             }
         }
@@ -128,24 +116,24 @@ impl<M: Medium + 'static> Inner<M> {
 
     fn blob(
         self: &Arc<Self>,
-        digest: &Digest,
+        key: &CopyKey,
         entry: Entry,
         trailer: Trailer,
         is_new: bool,
     ) -> Arc<dyn Blob> {
         Arc::new(PmemBlob {
-            number: self.number(digest, &entry, is_new),
+            number: self.number(key, &entry, is_new),
             inner: self.clone(),
             entry,
             trailer,
         })
     }
 
-    fn staged(self: &Arc<Self>, digest: &Digest) -> io::Result<PmemStaged<M>> {
-        let writer = self.log.begin(&key(digest)).map_err(io_error)?;
+    fn staged(self: &Arc<Self>, key: &CopyKey) -> io::Result<PmemStaged<M>> {
+        let writer = self.log.begin(&key.encode()).map_err(io_error)?;
         Ok(PmemStaged {
             inner: self.clone(),
-            digest: *digest,
+            key: *key,
             len: 0,
             reader: SwitchReader::new(partial_reader(&writer)),
             writer: Some(writer),
@@ -159,8 +147,9 @@ fn partial_reader<M: Medium + 'static>(writer: &Writer<M>) -> Arc<dyn ReadAt> {
 
 impl<M: Medium + 'static> Tier for PmemTier<M> {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
-        let mut staged = self.0.staged(digest)?;
-        let Some(partial) = self.0.partials.lock().remove(digest) else {
+        let key = self.key(digest);
+        let mut staged = self.inner.staged(&key)?;
+        let Some(partial) = self.inner.partials.lock().remove(&key) else {
             return Ok(Box::new(staged));
         };
         // The log cannot reopen an interrupted value, so its bytes are copied into a new value.
@@ -180,40 +169,42 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
     }
 
     fn discard(&self, digest: &Digest) -> io::Result<()> {
-        let partial = self.0.partials.lock().remove(digest);
+        let partial = self.inner.partials.lock().remove(&self.key(digest));
         drop(partial);
         Ok(())
     }
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let Some(entry) = self.0.log.get(&key(digest)).map_err(io_error)? else {
+        let key = self.key(digest);
+        let Some(entry) = self.inner.log.get(&key.encode()).map_err(io_error)? else {
             return Ok(None);
         };
         let trailer = Trailer::decode(digest, entry.len(), |offset, buf| {
-            self.0.log.read_at(&entry, offset, buf).map_err(io_error)
+            self.inner
+                .log
+                .read_at(&entry, offset, buf)
+                .map_err(io_error)
         })?;
-        Ok(Some(self.0.blob(digest, entry, trailer, false)))
+        Ok(Some(self.inner.blob(&key, entry, trailer, false)))
     }
 
     fn remove(&self, digest: &Digest) -> io::Result<()> {
-        self.0.numbers.lock().known.remove(digest);
-        self.0
-            .log
-            .remove(&key(digest))
-            .map_err(io_error)
-            .map(|_| ())
+        let key = self.key(digest);
+        self.inner.numbers.lock().known.remove(&key);
+        let removed = self.inner.log.remove(&key.encode());
+        removed.map_err(io_error).map(drop)
     }
 
     fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
-        self.0.log.entries(&mut |found| {
-            // Keys of other lengths are skipped. pierhead never writes such keys.
-            let Some(digest) = digest(found.key) else {
+        self.inner.log.entries(&mut |found| {
+            // pierhead writes no keys that cannot be decoded.
+            let Some(key) = CopyKey::decode(found.key).filter(|key| key.kind == self.kind) else {
                 return;
             };
-            let entry = self.0.log.get(found.key).ok().flatten();
+            let entry = self.inner.log.get(found.key).ok().flatten();
             let meta = entry.and_then(|entry| entry.meta().try_into().ok());
             visit(TierEntry {
-                digest,
+                digest: key.digest,
                 bytes: found.len,
                 modified: meta.map_or(0, u64::from_le_bytes),
             });
@@ -222,9 +213,10 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
     }
 
     fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
-        for (digest, partial) in &*self.0.partials.lock() {
+        let partials = self.inner.partials.lock();
+        for (key, partial) in partials.iter().filter(|(key, _)| key.kind == self.kind) {
             visit(TierEntry {
-                digest: *digest,
+                digest: key.digest,
                 bytes: partial.len,
                 modified: partial.modified,
             });
@@ -233,7 +225,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
     }
 
     fn free(&self) -> io::Result<u64> {
-        let log = &self.0.log;
+        let log = &self.inner.log;
         // A read of 0 bytes fails if the medium has failed.
         log.medium().inspect(0, &mut []).map_err(io_error)?;
         Ok(log.limit().saturating_sub(log.used()))
@@ -242,17 +234,24 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
 
 impl<M: Medium + 'static> FastMedium for PmemTier<M> {
     fn footprint(&self, bytes: u64) -> u64 {
-        self.0.log.footprint(bytes, MAX_KEY_LEN, META_LEN)
+        self.inner.log.footprint(bytes, CopyKey::MAX_LEN, META_LEN)
     }
 
     fn release(&self) -> io::Result<u64> {
-        self.0.log.release().map_err(io_error)
+        self.inner.log.release().map_err(io_error)
+    }
+
+    fn hot_copies(&self) -> io::Result<Arc<dyn Tier>> {
+        Ok(Arc::new(Self {
+            inner: self.inner.clone(),
+            kind: CopyKind::Hot,
+        }))
     }
 }
 
 struct PmemStaged<M: Medium + 'static> {
     inner: Arc<Inner<M>>,
-    digest: Digest,
+    key: CopyKey,
     len: u64,
     reader: Arc<SwitchReader>,
     /// The value that is being written. `None` after the commit, or when `clear` could not start a
@@ -277,7 +276,7 @@ impl<M: Medium + 'static> Staged for PmemStaged<M> {
     fn clear(&mut self) -> io::Result<()> {
         self.writer = None;
         self.len = 0;
-        let writer = self.inner.log.begin(&key(&self.digest)).map_err(io_error)?;
+        let writer = self.inner.log.begin(&self.key.encode()).map_err(io_error)?;
         self.reader.set(partial_reader(&writer));
         self.writer = Some(writer);
         Ok(())
@@ -297,10 +296,10 @@ impl<M: Medium + 'static> Staged for PmemStaged<M> {
             ));
         }
         writer
-            .write(&trailer.encode(&self.digest))
+            .write(&trailer.encode(&self.key.digest))
             .map_err(io_error)?;
         let entry = writer.commit(&now().to_le_bytes()).map_err(io_error)?;
-        Ok(self.inner.blob(&self.digest, entry, trailer, true))
+        Ok(self.inner.blob(&self.key, entry, trailer, true))
     }
 }
 
@@ -312,7 +311,7 @@ impl<M: Medium + 'static> Drop for PmemStaged<M> {
                 len: self.len,
                 modified: now(),
             };
-            self.inner.partials.lock().insert(self.digest, partial);
+            self.inner.partials.lock().insert(self.key, partial);
         }
     }
 }

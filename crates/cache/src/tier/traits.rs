@@ -65,8 +65,9 @@ pub trait MultiTier: Send + Sync {
     fn close(&self);
 }
 
-/// A tier that can be in front of the disk ([`WriteBack`](super::WriteBack)). A fast tier can tell
-/// how much space a blob needs.
+/// A tier that can be in front of the disk ([`WriteBack`](super::WriteBack)). A fast tier also
+/// stores the hot chunks of blobs (the chunks that container starts read), and can tell how much
+/// space a blob needs.
 pub trait FastMedium: Tier {
     /// Returns the maximum number of bytes on the medium that a value of `bytes` bytes (content and
     /// trailer) takes, including its bookkeeping.
@@ -81,6 +82,13 @@ pub trait FastMedium: Tier {
     fn release(&self) -> io::Result<u64> {
         Ok(0)
     }
+    /// Returns the tier that stores the hot chunks of blobs, by the digest of the blob. It shares
+    /// the space of this medium. A blob and the hot chunks of the same blob are two values, which
+    /// do not affect each other. All results of one medium show the same values.
+    ///
+    /// # Errors
+    /// An error of the medium.
+    fn hot_copies(&self) -> io::Result<Arc<dyn Tier>>;
 }
 
 /// A committed blob, or the staged bytes of a digest, that a scan of a tier found.

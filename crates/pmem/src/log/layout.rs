@@ -3,8 +3,9 @@
 
 use crate::Error;
 
-/// Version of the layout of the log.
-const VERSION: u32 = 2;
+/// Version of the layout of the log and of the values that pierhead stores in the log. In a log of
+/// version 2, the key of a hot copy was the complement of a digest.
+const VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"PIERPMEM";
 const SEGMENT_MAGIC: [u8; 8] = *b"PIERSEGM";
 /// Length of each head in bytes. A head is one cache line, so that a single flush covers it.

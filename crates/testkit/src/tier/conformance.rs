@@ -1,9 +1,11 @@
-//! The conformance test suite that every storage tier of the cache must pass (trait `Tier`).
+//! The conformance test suites that every storage tier of the cache must pass (traits `Tier` and
+//! `FastMedium`).
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 
-use pierhead_cache::tier::{Blob, CHUNK, ReadAt, Staged, Tier, Trailer};
+use pierhead_cache::tier::{Blob, CHUNK, FastMedium, ReadAt, Staged, Tier, Trailer};
 use pierhead_oci::{Algorithm, Digest, MediaType};
 
 /// Runs the conformance suite of storage tiers. `new` returns a new, empty tier.
@@ -11,16 +13,35 @@ use pierhead_oci::{Algorithm, Digest, MediaType};
 /// # Panics
 /// Panics if the tier violates the contract of [`Tier`].
 pub fn conforms<T: Tier>(new: impl Fn() -> T) {
-    reads_committed_blobs(&new());
-    shows_nothing_before_the_commit(&new());
-    reads_staged_bytes(&new());
-    recovers_staged_bytes_in_whole_chunks(&new());
-    refuses_a_trailer_of_another_length(&new());
-    replaces_a_blob(&new());
-    keeps_removed_blobs_readable_for_open_readers(&new());
-    drops_discarded_bytes(&new());
-    scans_all_blobs(&new());
+    CHECKS.iter().for_each(|check| check(&new()));
 }
+
+/// Runs the conformance suite of fast media: their tier of blobs and their tier of hot copies pass
+/// the suite of storage tiers, and do not affect each other. `new` returns a new, empty medium, and
+/// `restart` closes a medium and opens it again.
+///
+/// # Panics
+/// Panics if the medium violates the contract of [`Tier`] or [`FastMedium`].
+pub fn conforms_as_fast_medium<M: FastMedium>(new: impl Fn() -> M, restart: impl Fn(M) -> M) {
+    for check in CHECKS {
+        check(&new());
+        check(&*hot_copies(&new()));
+    }
+    keeps_both_copies_of_a_blob_apart(new(), restart);
+    keeps_both_partial_copies_of_a_blob_apart(&new());
+}
+
+const CHECKS: [fn(&dyn Tier); 9] = [
+    reads_committed_blobs,
+    shows_nothing_before_the_commit,
+    reads_staged_bytes,
+    recovers_staged_bytes_in_whole_chunks,
+    refuses_a_trailer_of_another_length,
+    replaces_a_blob,
+    keeps_removed_blobs_readable_for_open_readers,
+    drops_discarded_bytes,
+    scans_all_blobs,
+];
 
 fn blob(seed: u64, len: usize) -> (Digest, Vec<u8>) {
     let mut content = vec![0; len];
@@ -28,7 +49,7 @@ fn blob(seed: u64, len: usize) -> (Digest, Vec<u8>) {
     (Digest::of(Algorithm::Sha256, &content), content)
 }
 
-fn stage(tier: &impl Tier, digest: &Digest, content: &[u8]) -> Box<dyn Staged> {
+fn stage(tier: &dyn Tier, digest: &Digest, content: &[u8]) -> Box<dyn Staged> {
     let mut staged = tier.stage(digest).expect("stages");
     for piece in content.chunks(10_000) {
         staged.write(&[piece]).expect("writes");
@@ -36,7 +57,7 @@ fn stage(tier: &impl Tier, digest: &Digest, content: &[u8]) -> Box<dyn Staged> {
     staged
 }
 
-fn commit(tier: &impl Tier, digest: &Digest, content: &[u8], media_type: Option<&str>) {
+fn commit(tier: &dyn Tier, digest: &Digest, content: &[u8], media_type: Option<&str>) {
     let media_type = media_type.and_then(MediaType::new);
     let trailer = Trailer::of(content, media_type);
     let blob = stage(tier, digest, content)
@@ -60,7 +81,7 @@ fn read(from: &(impl ReadAt + ?Sized), offset: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-fn reads_committed_blobs(tier: &impl Tier) {
+fn reads_committed_blobs(tier: &dyn Tier) {
     let cases = [
         (0, None),
         (1, Some("text/plain")),
@@ -127,7 +148,7 @@ fn to_usize(len: u64) -> usize {
     usize::try_from(len).expect("small")
 }
 
-fn shows_nothing_before_the_commit(tier: &impl Tier) {
+fn shows_nothing_before_the_commit(tier: &dyn Tier) {
     let (digest, content) = blob(1, 1000);
     drop(stage(tier, &digest, &content));
     assert!(tier.open(&digest).expect("opens").is_none());
@@ -135,7 +156,7 @@ fn shows_nothing_before_the_commit(tier: &impl Tier) {
         .expect("scans");
 }
 
-fn reads_staged_bytes(tier: &impl Tier) {
+fn reads_staged_bytes(tier: &dyn Tier) {
     let (digest, content) = blob(2, 200_000);
     let mut staged = tier.stage(&digest).expect("stages");
     assert_eq!(staged.size(), 0);
@@ -159,7 +180,7 @@ fn reads_staged_bytes(tier: &impl Tier) {
     );
 }
 
-fn recovers_staged_bytes_in_whole_chunks(tier: &impl Tier) {
+fn recovers_staged_bytes_in_whole_chunks(tier: &dyn Tier) {
     let cases = [
         (0, 0),
         (1, 0),
@@ -193,14 +214,14 @@ fn recovers_staged_bytes_in_whole_chunks(tier: &impl Tier) {
     );
 }
 
-fn refuses_a_trailer_of_another_length(tier: &impl Tier) {
+fn refuses_a_trailer_of_another_length(tier: &dyn Tier) {
     let (digest, content) = blob(4, 1000);
     let staged = stage(tier, &digest, &content);
     assert!(staged.commit(Trailer::of(&content[1..], None)).is_err());
     assert!(tier.open(&digest).expect("opens").is_none());
 }
 
-fn replaces_a_blob(tier: &impl Tier) {
+fn replaces_a_blob(tier: &dyn Tier) {
     let (digest, content) = blob(5, 1000);
     commit(tier, &digest, &content, None);
     let older = tier.open(&digest).expect("opens").expect("is committed");
@@ -210,7 +231,7 @@ fn replaces_a_blob(tier: &impl Tier) {
     assert_eq!(read(&*older, 0, 1000), read(&*newer, 0, 1000));
 }
 
-fn keeps_removed_blobs_readable_for_open_readers(tier: &impl Tier) {
+fn keeps_removed_blobs_readable_for_open_readers(tier: &dyn Tier) {
     let (digest, content) = blob(6, 100_000);
     tier.remove(&digest)
         .expect("removing a missing blob is not an error");
@@ -221,7 +242,7 @@ fn keeps_removed_blobs_readable_for_open_readers(tier: &impl Tier) {
     assert_eq!(read(&*blob, 0, 100_000), content);
 }
 
-fn drops_discarded_bytes(tier: &impl Tier) {
+fn drops_discarded_bytes(tier: &dyn Tier) {
     let (digest, content) = blob(7, 100_000);
     tier.discard(&digest)
         .expect("removing a missing blob is not an error");
@@ -232,7 +253,7 @@ fn drops_discarded_bytes(tier: &impl Tier) {
     assert_eq!(tier.stage(&digest).expect("stages").size(), 0);
 }
 
-fn scans_all_blobs(tier: &impl Tier) {
+fn scans_all_blobs(tier: &dyn Tier) {
     let mut expected = BTreeSet::new();
     for seed in 0..20 {
         let (digest, content) = blob(200 + seed, 500 * usize::try_from(seed).expect("small"));
@@ -269,4 +290,79 @@ fn scans_all_blobs(tier: &impl Tier) {
     tier.scan_staged(&mut |found| leftovers.push((found.digest, found.bytes)))
         .expect("walks");
     assert_eq!(leftovers, [(staged, 100_000)]);
+}
+
+fn hot_copies(medium: &impl FastMedium) -> Arc<dyn Tier> {
+    medium.hot_copies().expect("has a tier of hot copies")
+}
+
+/// Returns the contents that a tier lists, by their digests.
+fn listed(tier: &dyn Tier) -> Vec<(Digest, Vec<u8>)> {
+    let mut all = Vec::new();
+    tier.scan(&mut |found| all.push(found.digest))
+        .expect("scans");
+    all.sort_unstable();
+    let content = |digest: Digest| {
+        let blob = tier.open(&digest).expect("opens").expect("is listed");
+        let len = to_usize(blob.trailer().size());
+        (digest, read(&*blob, 0, len))
+    };
+    all.into_iter().map(content).collect()
+}
+
+/// Checks that a medium keeps the whole copy and the hot copy of one digest apart: by their
+/// contents, in the list, after a restart and after a removal.
+fn keeps_both_copies_of_a_blob_apart<M: FastMedium>(new: M, restart: impl Fn(M) -> M) {
+    let mut medium = new;
+    let algorithms = [Algorithm::Sha256, Algorithm::Sha512];
+    let (_, content) = blob(9, 2 * CHUNK);
+    let mut digests = algorithms.map(|algorithm| Digest::of(algorithm, &content));
+    digests.sort_unstable();
+    let (whole, hot) = (&content[..], &content[CHUNK - 7..]);
+    let all = |content: &[u8]| digests.map(|digest| (digest, content.to_vec()));
+    for digest in &digests {
+        commit(&medium, digest, whole, None);
+        assert!(hot_copies(&medium).open(digest).expect("opens").is_none());
+    }
+    assert_eq!(listed(&*hot_copies(&medium)), []);
+    for digest in &digests {
+        commit(&*hot_copies(&medium), digest, hot, None);
+    }
+    for _ in 0..2 {
+        assert_eq!(listed(&medium), all(whole));
+        assert_eq!(listed(&*hot_copies(&medium)), all(hot));
+        medium = restart(medium);
+    }
+    medium.remove(&digests[0]).expect("removes");
+    hot_copies(&medium).remove(&digests[1]).expect("removes");
+    for _ in 0..2 {
+        assert_eq!(listed(&medium), all(whole)[1..]);
+        assert_eq!(listed(&*hot_copies(&medium)), all(hot)[..1]);
+        medium = restart(medium);
+    }
+}
+
+/// Checks that a medium keeps the staged bytes of a blob and of its hot copy apart.
+fn keeps_both_partial_copies_of_a_blob_apart(medium: &impl FastMedium) {
+    let (digest, content) = blob(10, 3 * CHUNK);
+    let hot = hot_copies(medium);
+    drop(stage(medium, &digest, &content));
+    hot.scan_staged(&mut |found| panic!("{found:?} is not hot"))
+        .expect("scans");
+    drop(stage(&*hot, &digest, &content[CHUNK..]));
+    let resumed = hot.stage(&digest).expect("stages again");
+    assert_eq!(resumed.size(), CHUNK as u64);
+    assert_eq!(
+        read(&*resumed.reader(), 0, CHUNK),
+        content[CHUNK..2 * CHUNK]
+    );
+    drop(resumed);
+    medium.discard(&digest).expect("discards");
+    medium
+        .scan_staged(&mut |found| panic!("{found:?} is discarded"))
+        .expect("scans");
+    let mut staged = Vec::new();
+    hot.scan_staged(&mut |found| staged.push(found.digest))
+        .expect("scans");
+    assert_eq!(staged, [digest]);
 }

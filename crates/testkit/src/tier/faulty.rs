@@ -31,10 +31,13 @@ pub enum Op {
 type Hook = dyn Fn(Op, &Digest) -> io::Result<()> + Send + Sync;
 
 /// A storage tier that forwards all calls except calls in which a fault is injected. All clones
-/// share the same faults.
+/// share the same faults, and so does the tier of hot copies.
 #[derive(Clone)]
 pub struct Faulty {
+    medium: Arc<dyn FastMedium>,
+    /// The tier of `medium` that this tier shows, and its kind.
     tier: Arc<dyn Tier>,
+    kind: Kind,
     plan: Arc<Mutex<Plan>>,
 }
 
@@ -48,8 +51,15 @@ struct Plan {
     calls: u64,
     free: Option<u64>,
     /// The bytes that reads return corrupted: the blob and the offset of each byte.
-    corrupt_bytes: Vec<(Digest, u64)>,
+    corrupt_bytes: Vec<(Kind, Digest, u64)>,
     hook: Option<Arc<Hook>>,
+}
+
+/// The copies that a tier shows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Whole,
+    Hot,
 }
 
 struct Fault {
@@ -67,9 +77,11 @@ enum How {
 
 impl Faulty {
     /// Creates a tier without faults.
-    pub fn new(tier: Arc<dyn Tier>) -> Self {
+    pub fn new(medium: Arc<dyn FastMedium>) -> Self {
         Self {
-            tier,
+            tier: medium.clone(),
+            medium,
+            kind: Kind::Whole,
             plan: Arc::default(),
         }
     }
@@ -120,7 +132,14 @@ impl Faulty {
 
     /// Corrupts byte `offset` of the blob `digest` in later reads.
     pub fn corrupt(&self, digest: Digest, offset: u64) {
-        self.plan().corrupt_bytes.push((digest, offset));
+        let corrupt_byte = (Kind::Whole, digest, offset);
+        self.plan().corrupt_bytes.push(corrupt_byte);
+    }
+
+    /// Corrupts byte `offset` of the hot copy of the blob `digest` in later reads.
+    pub fn corrupt_hot(&self, digest: Digest, offset: u64) {
+        let corrupt_byte = (Kind::Hot, digest, offset);
+        self.plan().corrupt_bytes.push(corrupt_byte);
     }
 
     /// Removes all faults and the hook.
@@ -200,7 +219,7 @@ impl Tier for Faulty {
         self.step(Op::Remove, digest)?;
         self.plan()
             .corrupt_bytes
-            .retain(|(corrupt_bytes, _)| corrupt_bytes != digest);
+            .retain(|(kind, of, _)| (*kind, of) != (self.kind, digest));
         self.tier.remove(digest)
     }
 
@@ -226,7 +245,15 @@ impl Tier for Faulty {
     }
 }
 
-impl FastMedium for Faulty {}
+impl FastMedium for Faulty {
+    fn hot_copies(&self) -> io::Result<Arc<dyn Tier>> {
+        Ok(Arc::new(Self {
+            tier: self.medium.hot_copies()?,
+            kind: Kind::Hot,
+            ..self.clone()
+        }))
+    }
+}
 
 struct FaultyStaged {
     staged: Box<dyn Staged>,
@@ -318,11 +345,11 @@ struct FaultyBlob {
 
 impl FaultyBlob {
     fn spoil(&self, offset: u64, buf: &mut [u8]) {
-        for (digest, at) in &self.faults.plan().corrupt_bytes {
+        for (kind, digest, at) in &self.faults.plan().corrupt_bytes {
             let inside = at
                 .checked_sub(offset)
                 .and_then(|at| usize::try_from(at).ok());
-            if *digest == self.digest
+            if (*kind, *digest) == (self.faults.kind, self.digest)
                 && let Some(byte) = inside.and_then(|inside| buf.get_mut(inside))
             {
                 *byte ^= 1;

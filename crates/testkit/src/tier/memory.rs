@@ -11,14 +11,18 @@ use pierhead_oci::Digest;
 
 /// A storage tier whose blobs are in memory. All clones share the blobs.
 #[derive(Clone, Default)]
-pub struct MemoryTier(Arc<Inner>);
+pub struct MemoryTier {
+    blobs: Arc<Blobs>,
+    /// The copies of hot chunks.
+    hot: Arc<Blobs>,
+    /// A counter of accesses that replaces the time of day.
+    clock: Arc<AtomicU64>,
+}
 
 #[derive(Default)]
-struct Inner {
-    blobs: Mutex<HashMap<Digest, (Arc<MemoryBlob>, u64)>>,
+struct Blobs {
+    committed: Mutex<HashMap<Digest, (Arc<MemoryBlob>, u64)>>,
     staged: Mutex<HashMap<Digest, (Arc<Bytes>, u64)>>,
-    /// A counter of accesses that replaces the time of day.
-    clock: AtomicU64,
 }
 
 #[derive(Default)]
@@ -39,14 +43,14 @@ struct MemoryStaged {
 
 impl MemoryTier {
     fn tick(&self) -> u64 {
-        self.0.clock.fetch_add(1, Ordering::Relaxed)
+        self.clock.fetch_add(1, Ordering::Relaxed)
     }
 }
 
 impl Tier for MemoryTier {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
         let tick = self.tick();
-        let mut staged = self.0.staged.lock();
+        let mut staged = self.blobs.staged.lock();
         let bytes = staged
             .entry(*digest)
             .or_insert_with(|| (Arc::default(), tick))
@@ -64,24 +68,24 @@ impl Tier for MemoryTier {
     }
 
     fn discard(&self, digest: &Digest) -> io::Result<()> {
-        self.0.staged.lock().remove(digest);
+        self.blobs.staged.lock().remove(digest);
         Ok(())
     }
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let blobs = self.0.blobs.lock();
+        let blobs = self.blobs.committed.lock();
         Ok(blobs
             .get(digest)
             .map(|(blob, _)| blob.clone() as Arc<dyn Blob>))
     }
 
     fn remove(&self, digest: &Digest) -> io::Result<()> {
-        self.0.blobs.lock().remove(digest);
+        self.blobs.committed.lock().remove(digest);
         Ok(())
     }
 
     fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
-        for (digest, (blob, modified)) in &*self.0.blobs.lock() {
+        for (digest, (blob, modified)) in &*self.blobs.committed.lock() {
             visit(TierEntry {
                 digest: *digest,
                 bytes: blob.trailer.size() + blob.extra,
@@ -92,7 +96,7 @@ impl Tier for MemoryTier {
     }
 
     fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
-        for (digest, (bytes, modified)) in &*self.0.staged.lock() {
+        for (digest, (bytes, modified)) in &*self.blobs.staged.lock() {
             let len = bytes.0.read().len();
             visit(TierEntry {
                 digest: *digest,
@@ -108,7 +112,15 @@ impl Tier for MemoryTier {
     }
 }
 
-impl FastMedium for MemoryTier {}
+impl FastMedium for MemoryTier {
+    fn hot_copies(&self) -> io::Result<Arc<dyn Tier>> {
+        Ok(Arc::new(Self {
+            blobs: self.hot.clone(),
+            hot: Arc::default(),
+            clock: self.clock.clone(),
+        }))
+    }
+}
 
 impl ReadAt for Bytes {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -178,9 +190,9 @@ impl Staged for MemoryStaged {
             trailer,
             extra,
         });
-        self.tier.0.staged.lock().remove(&self.digest);
+        self.tier.blobs.staged.lock().remove(&self.digest);
         let entry = (blob.clone(), self.tier.tick());
-        self.tier.0.blobs.lock().insert(self.digest, entry);
+        self.tier.blobs.committed.lock().insert(self.digest, entry);
         Ok(blob)
     }
 }

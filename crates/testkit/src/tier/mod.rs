@@ -5,6 +5,6 @@ mod conformance;
 mod faulty;
 mod memory;
 
-pub use conformance::conforms;
+pub use conformance::{conforms, conforms_as_fast_medium};
 pub use faulty::{Faulty, Op};
 pub use memory::MemoryTier;

@@ -93,7 +93,7 @@ fn a_region_of_another_version_or_with_damaged_headers_is_refused() -> Result<()
     let file = File::options().write(true).open(region(folder.path()))?;
     for at in [0, 4096] {
         let mut head = whole[at..at + 64].to_vec();
-        head[8] = 3;
+        head[8] = 2;
         let sum = crc32c::crc32c_append(crc32c::crc32c(&[0; 8]), &head[..60]);
         head[60..].copy_from_slice(&sum.to_le_bytes());
         file.write_all_at(&head, at as u64)?;
@@ -101,7 +101,7 @@ fn a_region_of_another_version_or_with_damaged_headers_is_refused() -> Result<()
     let options = || with_tier(folder.path(), "");
     serves_without(
         options(),
-        "it has version 3, but this pierhead supports version 2",
+        "it has version 2, but this pierhead supports version 3",
     )?;
     for at in [3, 4096 + 20] {
         file.write_all_at(b"?", at)?;

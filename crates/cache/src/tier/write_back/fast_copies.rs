@@ -10,13 +10,13 @@ use std::time::Instant;
 use pierhead_host::{BackgroundTask, KeyedLock, Panics};
 use pierhead_oci::{Digest, MediaType};
 
-use super::copy_key::CopyKey;
 use super::room::Room;
 use super::spans::Spans;
 use super::stat::{Counters, count};
 use super::tier_state::{Entry, FastVictim, TierState};
+use crate::tier::copy_key::{CopyKey, CopyKind};
 use crate::tier::placement::Speed;
-use crate::tier::{Blob, FastMedium, Staged, Trailer, is_damage};
+use crate::tier::{Blob, FastMedium, Staged, Tier, Trailer, is_damage};
 
 /// An open copy with the space that it occupies. An open copy of hot ranges also has the spans of
 /// the hot chunks, because another copy with other spans may replace it while it is open.
@@ -28,7 +28,10 @@ pub(super) struct OpenCopy {
 
 /// The fast medium and the state of its copies. Lock order: the lock of a key, then `state`.
 pub(super) struct FastCopies {
+    /// The medium, which shows the copies of whole blobs.
     pub(super) medium: Arc<dyn FastMedium>,
+    /// The same medium, which shows the copies of hot chunks.
+    pub(super) hot_copies: Arc<dyn Tier>,
     pub(super) state: Mutex<TierState>,
     /// Notified in three cases: there is work for the write-back thread, the write-back of a blob
     /// has ended, or the tier closes.
@@ -57,8 +60,9 @@ impl Drop for WriteBackBlock {
 }
 
 impl FastCopies {
-    pub(super) fn new(medium: Arc<dyn FastMedium>, limit: u64, panics: Panics) -> Self {
-        Self {
+    pub(super) fn new(medium: Arc<dyn FastMedium>, limit: u64, panics: Panics) -> io::Result<Self> {
+        Ok(Self {
+            hot_copies: medium.hot_copies()?,
             medium,
             state: Mutex::new(TierState::new(limit)),
             changed: Condvar::new(),
@@ -67,6 +71,14 @@ impl FastCopies {
             speed: Mutex::new(Speed::NVDIMM),
             failed: AtomicBool::new(false),
             panics,
+        })
+    }
+
+    /// Returns the tier that stores the copies of this kind.
+    pub(super) fn copies(&self, kind: CopyKind) -> &dyn Tier {
+        match kind {
+            CopyKind::Whole => &*self.medium,
+            CopyKind::Hot => &*self.hot_copies,
         }
     }
 
@@ -110,25 +122,26 @@ impl FastCopies {
         }) else {
             return Ok(None);
         };
-        match self.medium.open(key.on_medium()) {
+        match self.copies(key.kind).open(&key.digest) {
             Ok(Some(blob)) => return Ok(Some(OpenCopy { blob, room, hot })),
             Err(error) if !is_damage(&error) => return Err(error),
             Err(error) => {
-                tracing::warn!(digest = %key.on_medium(), %error, "damaged on the fast tier: read from the disk");
+                tracing::warn!(digest = %key.digest, %error, "damaged on the fast tier: read from the disk");
             }
             Ok(None) => {}
         }
         drop(guard);
         // A running write-back of this copy must stop: it would store the damaged bytes on the
-        // disk, too.
-        let _hold = self.block_write_back(key.on_medium());
+        // disk, too. Hot chunks are never written back.
+        let is_whole = key.kind == CopyKind::Whole;
+        let _hold = is_whole.then(|| self.block_write_back(&key.digest));
         let _guard = self.key_locks.lock(*key);
         count(&self.counters.damaged, 1);
         self.has_failed();
-        if hot.is_some() {
+        if key.kind == CopyKind::Hot {
             // The hot ranges are forgotten, so that they are not copied again immediately: the
             // medium may be defective there.
-            self.state.lock().hot_ranges.forget(&key.as_hot());
+            self.state.lock().hot_ranges.forget(&key.digest);
         }
         // The disk has no copy, so the blob is lost.
         if self.remove(key) == Some(false) {
@@ -142,8 +155,8 @@ impl FastCopies {
     /// after a restart. A copy that reappears is intact, or its checksums show that it is damaged.
     pub(super) fn remove(&self, key: &CopyKey) -> Option<bool> {
         let entry = self.state.lock().remove(key)?;
-        if let Err(error) = self.medium.remove(key.on_medium()) {
-            tracing::warn!(digest = %key.on_medium(), %error, "cannot delete on the fast tier");
+        if let Err(error) = self.copies(key.kind).remove(&key.digest) {
+            tracing::warn!(digest = %key.digest, %error, "cannot delete on the fast tier");
         }
         Some(entry.is_clean)
     }
@@ -158,8 +171,8 @@ impl FastCopies {
     ) -> io::Result<()> {
         let committed = staged.commit(trailer);
         if committed.is_err() {
-            let _ = self.medium.discard(key.on_medium());
-            let _ = self.medium.remove(key.on_medium());
+            let _ = self.copies(key.kind).discard(&key.digest);
+            let _ = self.copies(key.kind).remove(&key.digest);
         }
         committed.map(drop)
     }
@@ -167,11 +180,11 @@ impl FastCopies {
     /// Stages an empty copy, and deletes staged bytes that a crash left.
     pub(super) fn stage_copy(&self, key: &CopyKey) -> io::Result<Box<dyn Staged>> {
         drop(self.state.lock().take_partial(key));
-        let mut staged = self.medium.stage(key.on_medium())?;
+        let mut staged = self.copies(key.kind).stage(&key.digest)?;
         if let Err(error) = staged.clear() {
             // The space of the copy is released, so the staged bytes must be deleted.
             drop(staged);
-            let _ = self.medium.discard(key.on_medium());
+            let _ = self.copies(key.kind).discard(&key.digest);
             return Err(error);
         }
         Ok(staged)
@@ -220,7 +233,7 @@ impl FastCopies {
                 let Some(room) = self.state.lock().take_partial(key) else {
                     return;
                 };
-                let removed = self.medium.discard(key.on_medium());
+                let removed = self.copies(key.kind).discard(&key.digest);
                 drop(room);
                 removed
             }
@@ -233,14 +246,14 @@ impl FastCopies {
                         false => return,
                     }
                 };
-                let removed = self.medium.remove(key.on_medium());
+                let removed = self.copies(key.kind).remove(&key.digest);
                 drop(entry);
                 count(&self.counters.evicted, 1);
                 removed
             }
         };
         if let Err(error) = removed {
-            tracing::warn!(digest = %key.on_medium(), %error, "cannot delete on the fast tier");
+            tracing::warn!(digest = %key.digest, %error, "cannot delete on the fast tier");
         }
     }
 

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use pierhead_oci::Digest;
 
-use super::copy_key::CopyKey;
 use super::copy_pacer::PIECE;
 use super::fast_copies::{FastCopies, WriteBackBlock};
 use super::open::FastBlob;
@@ -15,6 +14,7 @@ use super::room::Room;
 use super::slow_disk::SlowDisk;
 use super::stat::count;
 use super::tier_state::Hint;
+use crate::tier::copy_key::CopyKey;
 use crate::tier::switch_reader::SwitchReader;
 use crate::tier::{Blob, ReadAt, Staged, Trailer};
 

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pierhead_oci::Digest;
 
-use super::copy_key::CopyKey;
 use super::hot_copy::HotCopies;
 use super::open::FastBlob;
 use super::spans::{Location, Spans};
 use super::stat::count;
+use crate::tier::copy_key::CopyKey;
 use crate::tier::{Blob, Extent, ReadAt, Trailer};
 
 impl HotCopies {

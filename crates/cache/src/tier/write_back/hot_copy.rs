@@ -9,9 +9,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use pierhead_oci::{Digest, MediaType};
+use pierhead_oci::Digest;
 
-use super::copy_key::CopyKey;
 use super::copy_pacer::{CopyPacer, YieldBudget};
 use super::fast_copies::FastCopies;
 use super::hot_ranges::HotRange;
@@ -20,13 +19,12 @@ use super::room::Room;
 use super::slow_disk::SlowDisk;
 use super::spans::Spans;
 use super::stat::count;
-use crate::tier::{Blob, FastMedium, Sums, TierEntry, Trailer, is_damage};
+use crate::tier::copy_key::CopyKey;
+use crate::tier::{Blob, Sums, Tier, Trailer, is_damage};
 
 /// Maximum hot fraction of a blob. Above this fraction, a copy of only the hot chunks saves too
 /// little space, so the whole blob is copied.
 const MAX_HOT_PART: (u64, u64) = (3, 4);
-/// Media type that marks a value of the fast tier as a copy of hot chunks.
-const MEDIA_TYPE: &str = "application/vnd.pierhead.hot-chunks";
 
 pub(super) struct HotCopies {
     pub(super) fast: Arc<FastCopies>,
@@ -138,8 +136,7 @@ impl HotCopies {
     ) -> io::Result<bool> {
         let (key, size) = (CopyKey::hot(digest), slow.trailer().size());
         let content = spans.header_len() + spans.bytes(size);
-        let media_type = MediaType::new(MEDIA_TYPE);
-        let need = self.fast.footprint(content, media_type.as_ref());
+        let need = self.fast.footprint(content, None);
         let room = {
             let state = self.fast.state.lock();
             let floor = state.floor(need);
@@ -174,7 +171,7 @@ impl HotCopies {
         let copied = copied();
         if !matches!(copied, Ok(true)) {
             drop(staged);
-            self.fast.medium.discard(key.on_medium())?;
+            self.fast.hot_copies.discard(digest)?;
             if self.pacer.should_pause() {
                 // The copy is queued again, for the time when background work continues.
                 self.fast.state.lock().hot_ranges.queue_copy(digest);
@@ -182,7 +179,7 @@ impl HotCopies {
             return copied;
         }
         let _guard = self.fast.key_locks.lock(key);
-        let trailer = Trailer::new(content, media_type, sums);
+        let trailer = Trailer::new(content, None, sums);
         room.resize(self.fast.footprint_with(&trailer));
         self.fast.commit_copy(&key, staged, trailer)?;
         count(&self.fast.counters.staged, content);
@@ -223,29 +220,14 @@ impl HotCopies {
     }
 }
 
-fn is_copy(trailer: &Trailer) -> bool {
-    trailer
-        .media_type()
-        .is_some_and(|it| it.as_str() == MEDIA_TYPE)
-}
-
-/// Recognizes a copy of hot chunks that an earlier process left on the fast tier. `None`: the value
-/// is no copy of hot chunks. `Some(None)`: the copy is damaged, or its blob is no longer stored.
-/// Any other result contains the spans of the copy.
-pub(super) fn recognize(medium: &dyn FastMedium, found: &TierEntry) -> Option<Option<Arc<Spans>>> {
-    let copy = medium.open(&found.digest).ok()??;
-    if !is_copy(copy.trailer()) {
-        return None;
-    }
-    let digest = CopyKey::found(found.digest).as_hot();
+/// Returns the spans of a copy of hot chunks that an earlier process left on the fast tier. `None`
+/// if the copy is damaged.
+pub(super) fn read_spans(copies: &dyn Tier, digest: &Digest) -> Option<Arc<Spans>> {
+    let copy = copies.open(digest).ok()??;
     let len = usize::try_from(copy.trailer().size()).unwrap_or(usize::MAX);
     let mut header = vec![0; len.min(Spans::MAX_HEADER)];
-    let spans = match copy.read_at(0, &mut header) {
-        Ok(()) => Spans::decode(&digest, &header),
-        Err(_) => None,
-    };
-    let fits = |(spans, size): &(Spans, u64)| {
-        copy.trailer().size() == spans.header_len() + spans.bytes(*size)
-    };
-    Some(spans.filter(fits).map(|(spans, _)| Arc::new(spans)))
+    copy.read_at(0, &mut header).ok()?;
+    let (spans, size) = Spans::decode(digest, &header)?;
+    let fits = copy.trailer().size() == spans.header_len() + spans.bytes(size);
+    fits.then(|| Arc::new(spans))
 }

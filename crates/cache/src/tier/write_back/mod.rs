@@ -10,7 +10,6 @@
 //!   the fast tier.
 //! - [`WriteBackThread`]: the only thread that copies between the tiers.
 
-mod copy_key;
 mod copy_pacer;
 mod fast_copies;
 mod fill;
@@ -38,7 +37,6 @@ use std::thread::JoinHandle;
 use pierhead_host::{BackgroundTask, BackgroundWork};
 use pierhead_oci::Digest;
 
-use self::copy_key::CopyKey;
 use self::copy_pacer::CopyPacer;
 use self::fast_copies::FastCopies;
 use self::hot_copy::HotCopies;
@@ -48,6 +46,7 @@ use self::stat::count;
 use self::tier_state::TierState;
 use self::write_back_thread::WriteBackThread;
 use super::{FastMedium, MultiTier as _, Tier};
+use crate::tier::copy_key::CopyKey;
 use crate::tier::placement::{Destination, TierSpeeds};
 
 pub use self::stat::FastStat;
@@ -150,7 +149,7 @@ impl WriteBack {
         background: &BackgroundWork,
     ) -> io::Result<Self> {
         let limit = options.limit.min(options.max_limit);
-        let fast = Arc::new(FastCopies::new(fast, limit, background.panics().clone()));
+        let fast = Arc::new(FastCopies::new(fast, limit, background.panics().clone())?);
         let disk = Arc::new(SlowDisk::new(slow));
         count(&fast.counters.damaged, options.damaged);
         recovery::recover(&fast, &*disk.tier, options.volatile)?;

@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 
 use pierhead_oci::Digest;
 
-use super::copy_key::CopyKey;
 use super::copy_pacer::{CopyPacer, YieldBudget};
 use super::fast_copies::FastCopies;
 use super::room::Room;
 use super::slow_disk::SlowDisk;
 use super::stat::count;
 use super::tier_state::TierState;
+use crate::tier::copy_key::CopyKey;
 
 /// Maximum number of blobs that wait for promotion.
 const MAX_WAITING: usize = 256;

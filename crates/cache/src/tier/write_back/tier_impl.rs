@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use pierhead_oci::Digest;
 
-use super::copy_key::CopyKey;
 use super::fill::{DiskFill, FastFill};
 use super::open::FastBlob;
 use super::room::Room;
 use super::{Hint, WriteBack, count};
+use crate::tier::copy_key::CopyKey;
 use crate::tier::placement::Destination;
 use crate::tier::{Blob, MultiTier, Staged, Tier, TierEntry};
 
@@ -24,7 +24,7 @@ impl WriteBack {
         let room = cut.unwrap_or_else(|| Room::new(&self.fast.state.lock().totals));
         let expected = self.fast.footprint(hint.bytes, None).max(1);
         let staged = match self.fast.grow(&room, expected.max(room.bytes())) {
-            true => self.fast.medium.stage(key.on_medium()),
+            true => self.fast.medium.stage(digest),
             false => Err(io::ErrorKind::StorageFull.into()),
         };
         match staged {
@@ -34,7 +34,7 @@ impl WriteBack {
             }
             Err(error) => {
                 tracing::debug!(%digest, %error, "staged on the disk");
-                let _ = self.fast.medium.discard(key.on_medium());
+                let _ = self.fast.medium.discard(digest);
                 None
             }
         }
@@ -74,7 +74,7 @@ impl Tier for WriteBack {
             (state.take_partial(&key), state.on_disk.remove(digest))
         };
         if room.is_some() {
-            self.fast.medium.discard(key.on_medium())?;
+            self.fast.medium.discard(digest)?;
         }
         if on_disk {
             self.disk.tier.discard(digest)?;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use pierhead_oci::Digest;
 
-use super::copy_key::CopyKey;
 use super::hot_ranges::HotRanges;
 use super::room::{Room, RoomTotals};
 use super::spans::Spans;
+use crate::tier::copy_key::{CopyKey, CopyKind};
 use crate::tier::placement::Destination;
 
 /// Maximum number of hints whose fill has not started. Above this number, the oldest hints are
@@ -175,7 +175,7 @@ impl TierState {
             room.set_dirty(0);
             self.clean.insert((priority, number, key));
         } else {
-            self.queue.insert(number, key.as_whole());
+            self.queue.insert(number, key.digest);
         }
         let entry = Entry {
             room,
@@ -208,20 +208,22 @@ impl TierState {
 
     /// Whether the fast tier has a copy of the whole blob.
     pub(super) fn has_whole(&self, digest: &Digest) -> bool {
-        self.entries
-            .get(&CopyKey::whole(digest))
-            .is_some_and(|entry| entry.hot.is_none())
+        self.has(&CopyKey::whole(digest))
     }
 
     /// Returns all copies of whole blobs.
     pub(super) fn whole(&self) -> impl Iterator<Item = &Entry> {
-        self.entries.values().filter(|entry| entry.hot.is_none())
+        let whole = |(key, _): &(&CopyKey, _)| key.kind == CopyKind::Whole;
+        self.entries.iter().filter(whole).map(|(_, entry)| entry)
     }
 
     /// Returns the reservations of the copies of hot chunks.
     pub(super) fn hot_copies(&self) -> impl Iterator<Item = &Room> {
-        let copies = self.entries.values().filter(|entry| entry.hot.is_some());
-        copies.map(|entry| &*entry.room)
+        let hot = |(key, _): &(&CopyKey, _)| key.kind == CopyKind::Hot;
+        self.entries
+            .iter()
+            .filter(hot)
+            .map(|(_, entry)| &*entry.room)
     }
 
     /// Removes a copy from the state. The space of the copy stays reserved until its last reader is

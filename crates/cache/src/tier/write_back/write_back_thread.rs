@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use pierhead_oci::Digest;
 
-use super::copy_key::CopyKey;
 use super::copy_pacer::{CopyPacer, PIECE, YieldBudget};
 use super::fast_copies::FastCopies;
 use super::hot_copy::HotCopies;
@@ -17,6 +16,7 @@ use super::promote::Promoter;
 use super::slow_disk::SlowDisk;
 use super::stat::count;
 use super::tier_state::TierState;
+use crate::tier::copy_key::CopyKey;
 use crate::tier::{CHUNK, is_damage};
 
 /// Number of bytes after which the thread syncs the written bytes to the disk, so that unwritten
@@ -201,9 +201,8 @@ impl WriteBackThread {
 
     fn write_back_one(&self, digest: &Digest) -> io::Result<WriteBackOutcome> {
         let opened = {
-            let key = CopyKey::whole(digest);
-            let _guard = self.fast.key_locks.lock(key);
-            self.fast.medium.open(key.on_medium())
+            let _guard = self.fast.key_locks.lock(CopyKey::whole(digest));
+            self.fast.medium.open(digest)
         };
         // Runs without the lock of the key, which `damaged` takes.
         let blob = match opened {

@@ -327,13 +327,17 @@ fn a_region_without_a_log_is_refused_and_left_alone() {
     both[3] ^= 1;
     both[4096 + 20] ^= 1;
     refused(both, "damaged");
-    let mut version = bytes.clone();
-    for at in [0, 4096] {
-        version[at + 8] = 3;
-        let sum = crc32c::crc32c_append(crc32c::crc32c(&[0; 8]), &version[at..at + 60]);
-        version[at + 60..at + 64].copy_from_slice(&sum.to_le_bytes());
+    // A log of version 2 has the same layout, but other keys.
+    for version in [1, 2, 4] {
+        let mut other = bytes.clone();
+        for at in [0, 4096] {
+            other[at + 8] = version;
+            let sum = crc32c::crc32c_append(crc32c::crc32c(&[0; 8]), &other[at..at + 60]);
+            other[at + 60..at + 64].copy_from_slice(&sum.to_le_bytes());
+        }
+        let why = format!("it has version {version}, but this pierhead supports version 3");
+        refused(other, &why);
     }
-    refused(version, "version 3");
     let shorter = bytes.len() - usize::try_from(SEGMENT).unwrap();
     refused(bytes[..shorter].to_vec(), "bytes, but it has");
     refused([bytes.clone(), vec![0; 4096]].concat(), "bytes, but it has");
