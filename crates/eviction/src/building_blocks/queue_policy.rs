@@ -170,7 +170,7 @@ impl<K: Key, R: QueueRule> Policy<K> for QueuePolicy<K, R> {
 }
 
 impl<K: Key, R: QueueRule> Contents<K> for QueuePolicy<K, R> {
-    crate::contents_by_field!(queues, K);
+    crate::policy::contents_by_field!(queues, K);
 
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         for queue in 0..R::RESIDENT_QUEUES {

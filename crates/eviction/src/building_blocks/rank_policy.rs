@@ -123,7 +123,7 @@ impl<K: Key, R: RankRule> Policy<K> for RankPolicy<K, R> {
 }
 
 impl<K: Key, R: RankRule> Contents<K> for RankPolicy<K, R> {
-    crate::contents_by_field!(table, K);
+    crate::policy::contents_by_field!(table, K);
 
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         for (slot, _) in self.heap.ordered() {

@@ -103,6 +103,7 @@ macro_rules! contents_by_field {
         }
     };
 }
+pub use contents_by_field;
 
 /// The changes of a policy that are not caused by requests.
 pub trait Adaptation {

@@ -305,7 +305,7 @@ impl<K: Key> Policy<K> for Classes<K> {
 }
 
 impl<K: Key> Contents<K> for Classes<K> {
-    crate::contents_by_field!(table, K);
+    crate::policy::contents_by_field!(table, K);
 
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         for list in &self.lists {

@@ -147,7 +147,7 @@ impl<K: Key> Policy<K> for Learned<K> {
 }
 
 impl<K: Key> Contents<K> for Learned<K> {
-    crate::contents_by_field!(classes, K);
+    crate::policy::contents_by_field!(classes, K);
 
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         self.classes.visit(visit);

@@ -174,7 +174,7 @@ fn gauges_and_training_include_both_halves() {
     }
 
     impl Contents<char> for Half {
-        crate::contents_by_field!(0, char);
+        crate::policy::contents_by_field!(0, char);
 
         fn visit(&self, visit: &mut dyn FnMut(&char, u64)) {
             self.0.visit(visit);
