@@ -90,10 +90,13 @@ fn sample() -> Parts {
 /// files, and the first of its files.
 const DIFF_ID: usize = DIGEST;
 
+/// The reason of a refusal, and the change that causes it.
+type Case = (&'static str, fn(&mut Parts));
+
 #[test]
 fn each_violation_is_refused_with_its_reason() {
     assert!(sample().parse().is_ok());
-    let cases: [(&str, fn(&mut Parts)); 15] = [
+    let cases: [Case; 15] = [
         ("the first entry is not the root", |it| it.names[0] = 1),
         ("a mode of more than 12 bits", |it| it.attributes[1] = 0x7f),
         ("bytes after the end", |it| it.head.attribute_count -= 1),
