@@ -4,15 +4,16 @@
 
 mod common;
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::{fs, io, thread};
 
 use bytes::Bytes;
 use common::{blob, open, read_all, store};
 use pierhead_cache::{BlobReader, Cache, Config, Error};
 use pierhead_oci::{Digest, MediaType};
-use pierhead_testkit::tier::{Faulty, MemoryTier};
+use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 
 fn file_of(folder: &Path, digest: &Digest) -> PathBuf {
     let hex = digest.hex();
@@ -197,6 +198,39 @@ async fn damage_under_an_open_handle_fails_its_readers() {
     assert!(cache.contains(&digest));
     drop((object, other, newer));
     assert_eq!(cache.stat().reserved, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn removing_a_damaged_blob_keeps_a_blob_that_was_committed_meanwhile() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::new(folder.path(), common::AMPLE_CAPACITY);
+    config.memory = 0;
+    let tier = Faulty::new(Arc::new(MemoryTier::default()));
+    let cache = Arc::new(common::open_on(config, tier.clone()));
+    let (digest, content) = blob(8, 1000);
+    let types =
+        [MediaType::OCI_INDEX, MediaType::OCI_MANIFEST].map(|it| MediaType::new(it).unwrap());
+    let put = |media_type| cache.put(&digest, media_type, content.clone());
+    drop(put(&types[0]).await.unwrap());
+    // The first open reports damage, after the test has reached the barrier.
+    let opened = Arc::new(Barrier::new(2));
+    let (reached, damaged) = (opened.clone(), AtomicBool::new(true));
+    tier.on_call(move |op, _| {
+        if op == Op::Open && damaged.swap(false, Ordering::SeqCst) {
+            reached.wait();
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(())
+    });
+    let on = cache.clone();
+    let reader = thread::spawn(move || on.open_for_background(&digest).unwrap().is_none());
+    opened.wait();
+    // This thread commits the blob again as soon as the lock of its digest is free.
+    drop(put(&types[1]).await.unwrap());
+    assert!(reader.join().unwrap(), "the damaged blob is not served");
+    let stored = cache.peek(&digest).await.unwrap();
+    let stored = stored.expect("the new commit stays");
+    assert_eq!(stored.read_all(2000).await.unwrap(), content);
 }
 
 #[tokio::test]

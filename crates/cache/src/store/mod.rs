@@ -485,6 +485,3 @@ impl Store {
         footprint(size, media_type)
     }
 }
-
-#[cfg(test)]
-mod tests;
