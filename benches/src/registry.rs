@@ -1,13 +1,15 @@
-//! The fake upstream registry of all benchmarks: serves pulls with one thread per connection, until
-//! the process ends.
+//! The fake upstream registry of all benchmarks. In contrast to that of testkit, it keeps no log and
+//! checks no faults, and writes from a file or generator straight to a blocking socket, so that it
+//! takes little CPU time from the measured process.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use pierhead_oci::Digest;
+use pierhead_tests::http::server::{self, ReceivedRequest};
 
 /// The contents of a registry.
 pub(crate) trait Content: Send + Sync + 'static {
@@ -26,65 +28,34 @@ pub(crate) struct Document<'a> {
     pub(crate) body: Body<'a>,
 }
 
-/// Serves all connections.
+/// Serves all connections until the process ends. An error ends one connection: the client notices
+/// it, and the results show it.
 pub(crate) fn serve(listener: TcpListener, content: Arc<impl Content>) {
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let content = Arc::clone(&content);
-            // An error ends one connection. The client notices the error, and the results show it.
-            std::thread::spawn(move || converse(&*content, &stream));
+    server::serve(listener, move |request, stream| {
+        match answer(&*content, stream, request) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
         }
     });
-}
-
-fn converse(content: &impl Content, stream: &TcpStream) -> Result<()> {
-    stream.set_nodelay(true)?;
-    let mut reader = BufReader::new(stream);
-    let mut line = String::new();
-    while reader.read_line(&mut line)? > 0 {
-        let mut words = line.split_whitespace();
-        let method = words.next().context("no method")?.to_owned();
-        let target = words.next().context("no path")?.to_owned();
-        let mut requested = None;
-        loop {
-            line.clear();
-            ensure!(
-                reader.read_line(&mut line)? > 0,
-                "connection closed within the headers"
-            );
-            let header = line.trim_end().to_ascii_lowercase();
-            if header.is_empty() {
-                break;
-            }
-            if let Some(range) = header.strip_prefix("range: bytes=") {
-                let (first, last) = range.split_once('-').context("no range")?;
-                requested = Some((number(first)?, number(last)?));
-            }
-        }
-        let path = target.split('?').next().unwrap_or_default();
-        answer(content, stream, path, method != "HEAD", requested)?;
-        line.clear();
-    }
-    Ok(())
 }
 
 /// The first and the last byte of a `Range` header, each of which may be missing.
 type Requested = (Option<u64>, Option<u64>);
 
-fn number(text: &str) -> Result<Option<u64>> {
-    Ok(match text {
-        "" => None,
-        digits => Some(digits.parse()?),
-    })
+fn requested(request: &ReceivedRequest) -> Result<Option<Requested>> {
+    let Some(range) = request
+        .header("range")
+        .and_then(|it| it.strip_prefix("bytes="))
+    else {
+        return Ok(None);
+    };
+    let (first, last) = range.split_once('-').context("no range")?;
+    let number = |text: &str| (!text.is_empty()).then(|| text.parse()).transpose();
+    Ok(Some((number(first)?, number(last)?)))
 }
 
-fn answer(
-    content: &impl Content,
-    mut stream: &TcpStream,
-    path: &str,
-    has_body: bool,
-    requested: Option<Requested>,
-) -> Result<()> {
+fn answer(content: &impl Content, mut stream: &TcpStream, request: &ReceivedRequest) -> Result<()> {
+    let (path, requested) = (request.path(), requested(request)?);
     if path == "/v2/" {
         return Ok(stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")?);
     }
@@ -115,7 +86,7 @@ fn answer(
         digest = document.digest,
     );
     stream.write_all(head.as_bytes())?;
-    if has_body {
+    if request.method() != "HEAD" {
         (document.body)(stream, range)?;
     }
     Ok(())

@@ -18,4 +18,4 @@ pub mod relay;
 pub mod tree;
 pub mod unpack;
 
-pub use pierhead_testkit::{namespace, process, tool, wait};
+pub use pierhead_testkit::{http, namespace, process, tool, wait};

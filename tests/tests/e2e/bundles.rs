@@ -16,6 +16,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
+use pierhead_testkit::http::server::{TestServer, response};
 use pierhead_testkit::{
     images::{Image, random_bytes},
     registry::FakeRegistry,
@@ -476,30 +477,30 @@ fn layers_are_pulled_when_bundles_are_unavailable() -> Result<()> {
 
 #[test]
 fn bundles_of_a_hostile_server_are_refused() -> Result<()> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let address = listener.local_addr()?;
     let bodies: [&[u8]; 3] = [
         b"no bundle at all, and longer than the beginning of one would be, too",
         b"\x89PHB\r\n\x1a\n\x01\x00\x00\x00\xff\xff\xff\xff\0\0\0\0\0\0\0\0................................",
         b"\x89PHB\r\n\x1a\n\x01\x00\x00\x00\x08\0\0\0\0\0\0\0\0\0\0\0................................12345678",
     ];
-    thread::spawn(move || {
-        for (number, client) in listener.incoming().flatten().enumerate() {
-            let mut client = client;
-            let mut head = [0; 4096];
-            let _ = client.read(&mut head);
-            let body = bodies[number.min(2)];
-            let head = format!(
-                "HTTP/1.1 200 OK\r\ncontent-type: application/vnd.pierhead.bundle.v1\r\netag: \"x\"\r\ncontent-length: {}\r\n\r\n",
-                body.len()
-            );
-            let _ = client.write_all(&[head.as_bytes(), body].concat());
-        }
+    let number = AtomicUsize::new(0);
+    let server = TestServer::start(move |_| {
+        let body = bodies[number.fetch_add(1, Ordering::SeqCst).min(2)];
+        let media_type = "application/vnd.pierhead.bundle.v1";
+        response(
+            "200 OK",
+            &[("content-type", media_type), ("etag", "\"x\"")],
+            body,
+        )
     });
     let folder = paths::scratch("worker")?;
     let store = folder.path().join("store");
     for expected in ["no bundle", "lengths", "digest"] {
-        let told = pull(&http(address), "1", &store, &["--connections", "1"]);
+        let told = pull(
+            &http(server.address()),
+            "1",
+            &store,
+            &["--connections", "1"],
+        );
         let told = told.expect_err("a hostile bundle").to_string();
         ensure!(
             told.contains(expected),

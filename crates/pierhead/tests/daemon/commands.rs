@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use pierhead_testkit::http::Request;
+use pierhead_testkit::http::server::{TestServer, response};
 use pierhead_testkit::images::{Image, TreeOptions};
 use pierhead_testkit::registry::{FakeRegistry, Fault};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::harness::{Daemon, password_file};
 
@@ -391,34 +391,15 @@ async fn doctor_checks_the_configuration_in_effect() {
 
 /// Starts a fake admin listener that serves these bodies by path, and status 404 for any other
 /// path.
-async fn fake_admin(bodies: Vec<(&'static str, String)>) -> SocketAddr {
-    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await;
-    let listener = listener.expect("a port");
-    let address = listener.local_addr().expect("an address");
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                match stream.read_u8().await {
-                    Ok(byte) => head.push(byte),
-                    Err(_) => break,
-                }
-            }
-            let head = String::from_utf8_lossy(&head).into_owned();
-            let path = head.split(' ').nth(1).unwrap_or_default();
-            let body = bodies.iter().find(|(of, _)| *of == path);
-            let (status, body) = match body {
-                Some((_, body)) => ("200 OK", body.as_str()),
-                None => ("404 Not Found", ""),
-            };
-            let response = format!(
-                "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
-                body.len()
-            );
-            let _ = stream.write_all(response.as_bytes()).await;
+fn fake_admin(bodies: Vec<(&'static str, String)>) -> SocketAddr {
+    let server = TestServer::start(move |request| {
+        let body = bodies.iter().find(|(path, _)| *path == request.path());
+        match body {
+            Some((_, body)) => response("200 OK", &[], body.as_bytes()),
+            None => response("404 Not Found", &[], b""),
         }
     });
-    address
+    server.address()
 }
 
 #[tokio::test]
@@ -454,8 +435,7 @@ async fn doctor_sends_credentials_only_to_addresses_of_the_file() {
         ("/v1/stat", text("/v1/stat").await),
         ("/v1/config", moved),
         ("/readyz", String::new()),
-    ])
-    .await;
+    ]);
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_pierhead"));
     command.args(["doctor", "--json", "--admin", &admin.to_string()]);
     let output = crate::harness::soon("its end", command.output()).await;
@@ -485,8 +465,7 @@ async fn an_incomplete_list_of_images_is_a_warning() {
     let admin = fake_admin(vec![(
         "/v1/images",
         "{\"images\":[],\"more\":true}".to_owned(),
-    )])
-    .await;
+    )]);
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_pierhead"));
     command.args(["cache", "ls", "--admin", &format!("http://{admin}")]);
     let output = crate::harness::soon("its end", command.output()).await;

@@ -6,10 +6,11 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::NoProgress;
-use crate::http::test_server::{TestServer, refusal, response};
+use crate::http::test_server::Connect as _;
 use crate::pull::{PullOptions, pull};
 use crate::store::Store;
 use crate::store::tests::{Encoded, TestImage, encode, noise};
+use pierhead_testkit::http::server::{TestServer, refusal, response};
 
 fn platform() -> Platform {
     "linux/amd64".parse().expect("a platform")

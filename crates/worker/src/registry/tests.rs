@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pierhead_oci::Algorithm;
 
 use super::*;
-use crate::http::test_server::{ReceivedRequest, TestServer, refusal, response};
+use crate::http::test_server::Connect as _;
+use pierhead_testkit::http::server::{ReceivedRequest, TestServer, refusal, response};
 
 const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";

@@ -5,41 +5,26 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use pierhead_testkit::http::server::TestServer;
 use rustls::RootCertStore;
 
 use super::*;
 use crate::Error;
 use crate::http::session::Session;
+use crate::http::test_server::Connect as _;
 
 mod framing;
 
 /// Starts a server that sends one of `responses` on each connection, and then closes the
-/// connection. The returned thread returns the requests.
-fn server(responses: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("an address");
-    let thread = thread::spawn(move || {
-        let mut requests = Vec::new();
-        for response in responses {
-            let (mut stream, _) = listener.accept().expect("a client");
-            let mut head = Vec::new();
-            let mut byte = [0];
-            while !head.ends_with(b"\r\n\r\n") {
-                stream.read_exact(&mut byte).expect("a request");
-                head.push(byte[0]);
-            }
-            requests.push(String::from_utf8_lossy(&head).into_owned());
-            // Ignores an error, since the client may have closed the connection.
-            let _ = stream.write_all(&response);
-        }
-        requests
-    });
-    let url = Url::parse(&format!("http://{address}")).expect("a url");
-    let tls = TlsConfigs::new(RootCertStore::empty, None, None).expect("roots");
-    (Server::new(url, tls, None), thread)
+/// connection.
+fn server(responses: Vec<Vec<u8>>) -> (Server, TestServer) {
+    let responses = Mutex::new(responses.into_iter());
+    let server = TestServer::start(move |_| responses.lock().next().unwrap_or_default());
+    (server.server(), server)
 }
 
 /// Requests a path from a server that sends `response`. Returns the status, the body, and whether
@@ -58,7 +43,7 @@ fn get_any(response: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
 
 /// Sends the request of [`get`]. Also returns the number of received bytes.
 fn exchange(response: &[u8]) -> Result<(u16, Vec<u8>, bool, u64), String> {
-    let (server, thread) = server(vec![response.to_vec()]);
+    let (server, received) = server(vec![response.to_vec()]);
     let session = Session::new(&server);
     let result = (|| -> Result<_, String> {
         let answer = session
@@ -69,9 +54,11 @@ fn exchange(response: &[u8]) -> Result<(u16, Vec<u8>, bool, u64), String> {
         Ok((status, body))
     })();
     let ready = session.is_idle();
-    let requests = thread.join().expect("a server");
+    let requests = received.requests();
     assert!(
-        requests[0].starts_with("GET /x?y HTTP/1.1\r\nhost: 127.0.0.1:"),
+        requests[0]
+            .head
+            .starts_with("GET /x?y HTTP/1.1\r\nhost: 127.0.0.1:"),
         "{requests:?}"
     );
     let (status, body) = result?;
@@ -165,7 +152,7 @@ fn a_refusal_carries_advice_and_retry_after() {
     let body = r#"{"errors":[{"code":"UNAUTHORIZED","message":"who are you"}]}"#;
     let head = "HTTP/1.1 401 Unauthorized\r\nretry-after: 3\r\n";
     let answer = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
-    let (server, thread) = server(vec![answer.into_bytes()]);
+    let (server, _received) = server(vec![answer.into_bytes()]);
     let answer = Session::new(&server)
         .send(&Request::get("/", &[]))
         .expect("a response");
@@ -184,14 +171,13 @@ fn a_refusal_carries_advice_and_retry_after() {
         "{message}"
     );
     assert_eq!(retry_after, Some(Duration::from_secs(3)));
-    thread.join().expect("a server");
 }
 
 /// Tests the status 403, which some registries send in place of 401.
 #[test]
 fn the_error_of_a_403_without_credentials_does_not_mention_them() {
     let answer = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n".to_vec();
-    let (server, thread) = server(vec![answer]);
+    let (server, _received) = server(vec![answer]);
     let session = Session::new(&server);
     let answer = session.send(&Request::get("/", &[])).expect("a response");
     let error = answer.into_error(&server, "redis:7").to_string();
@@ -199,13 +185,12 @@ fn the_error_of_a_403_without_credentials_does_not_mention_them() {
         error.contains("403") && !error.contains("credentials"),
         "{error}"
     );
-    thread.join().expect("a server");
 }
 
 #[test]
 fn a_closed_idle_connection_is_replaced() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_vec();
-    let (server, thread) = server(vec![answer.clone(), answer]);
+    let (server, received) = server(vec![answer.clone(), answer]);
     let session = Session::new(&server);
     for path in ["/1", "/2"] {
         let answer = session.send(&Request::get(path, &[])).expect("a response");
@@ -213,7 +198,7 @@ fn a_closed_idle_connection_is_replaced() {
         assert_eq!(body, b"ok", "{path}");
         session.until_closed();
     }
-    assert_eq!(thread.join().expect("a server").len(), 2);
+    assert_eq!(received.targets(), ["GET /1", "GET /2"]);
 }
 
 #[test]
@@ -266,12 +251,11 @@ fn only_a_tls_connection_loads_the_roots() {
         RootCertStore::empty()
     };
     let tls = TlsConfigs::new(roots, None, None).expect("nothing to read");
-    let (plain, thread) = server(vec![b"HTTP/1.0 200 OK\r\n\r\n".to_vec()]);
+    let (plain, _received) = server(vec![b"HTTP/1.0 200 OK\r\n\r\n".to_vec()]);
     let http = Server::new(plain.url().clone(), tls.clone(), None);
     Session::new(&http)
         .send(&Request::get("/", &[]))
         .expect("a response over plain HTTP");
-    thread.join().expect("a server");
     assert_eq!(loads.load(Ordering::Relaxed), 0);
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("https://{}", listener.local_addr().expect("an address"));

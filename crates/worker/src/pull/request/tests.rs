@@ -1,7 +1,8 @@
 //! Tests of requests for bundles: responses, refusals and polling.
 
 use super::*;
-use crate::http::test_server::{TestServer, refusal, response};
+use crate::http::test_server::Connect as _;
+use pierhead_testkit::http::server::{TestServer, refusal, response};
 
 #[test]
 fn layers_are_pulled_after_the_maximum_wait() {

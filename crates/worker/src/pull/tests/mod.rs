@@ -11,9 +11,10 @@ use pierhead_testkit::wait::until;
 use tempfile::TempDir;
 
 use super::*;
-use crate::http::test_server::{ReceivedRequest, TestServer, refusal, response};
+use crate::http::test_server::Connect as _;
 use crate::store::tests::{Encoded, TestImage, encode, noise};
 use crate::{NoProgress, Unit, store};
+use pierhead_testkit::http::server::{ReceivedRequest, TestServer, refusal, response};
 
 mod layers;
 
