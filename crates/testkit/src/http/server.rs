@@ -55,7 +55,7 @@ impl ReceivedRequest {
     /// Returns the value of a header, whose name may have any case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut lines = self.head.lines().filter_map(|line| line.split_once(": "));
-        let header = lines.find(|(found, _)| found.eq(name));
+        let header = lines.find(|(found, _)| found.eq_ignore_ascii_case(name));
         header.map(|(_, value)| value)
     }
 }
