@@ -9,8 +9,8 @@ use std::sync::Arc;
 use common::{blob, store};
 use pierhead_cache::{Cache, Config};
 use pierhead_oci::MediaType;
+use pierhead_testkit::metrics::metrics_text;
 use pierhead_testkit::tier::{Faulty, MemoryTier};
-use prometheus_client::registry::Registry;
 
 const SMALL_BLOB: usize = 64 * 1024;
 
@@ -26,11 +26,7 @@ fn reopen(folder: &tempfile::TempDir, memory: u64, tier: &Faulty) -> Cache {
 }
 
 fn metrics(cache: &Cache) -> String {
-    let mut registry = Registry::default();
-    cache.register(&mut registry);
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-    text
+    metrics_text(|registry| cache.register(registry))
 }
 
 #[tokio::test]

@@ -4,15 +4,14 @@
 mod common;
 
 use common::{blob, lead, open, store};
-use prometheus_client::encoding::text::encode;
-use prometheus_client::registry::Registry;
+use pierhead_testkit::metrics::metrics_text;
 
 #[tokio::test]
 async fn events_and_byte_counts_are_exported() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
-    let mut registry = Registry::default();
-    cache.register(registry.sub_registry_with_prefix("cache"));
+    let scrape =
+        || metrics_text(|registry| cache.register(registry.sub_registry_with_prefix("cache")));
     let (digest, content) = blob(1, 10_000);
     store(&cache, &digest, &content).await;
     for _ in 0..3 {
@@ -27,8 +26,7 @@ async fn events_and_byte_counts_are_exported() {
     cache.prune(0).await.unwrap();
     store(&cache, &digest, &content).await;
 
-    let mut text = String::new();
-    encode(&mut text, &registry).unwrap();
+    let text = scrape();
     for line in [
         "cache_hits_total 3",
         "cache_misses_total 4",
@@ -63,8 +61,7 @@ async fn events_and_byte_counts_are_exported() {
 
     // Manual removals do not count as evictions.
     cache.remove(vec![digest]).await.unwrap();
-    text.clear();
-    encode(&mut text, &registry).unwrap();
+    let text = scrape();
     assert!(text.contains("\ncache_blobs 0\n"), "{text}");
     assert!(text.contains("\ncache_evictions_total 1\n"), "{text}");
 }

@@ -14,10 +14,9 @@ use pierhead_cache::Placement;
 use pierhead_cache::tier::{DiskTier, Options, Tier};
 use pierhead_cache::{BlobReader, Cache, Config, FastTier};
 use pierhead_oci::{Algorithm, Digest, MediaType};
+use pierhead_testkit::metrics::metrics_text;
 use pierhead_testkit::tier::MemoryTier;
 use pierhead_testkit::wait;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::registry::Registry;
 
 const IMAGE: &str = "application/vnd.oci.image.manifest.v1+json";
 
@@ -166,10 +165,7 @@ async fn a_restart_finds_all_blobs_and_the_tier_is_counted_once() {
         ("volatile", 16 << 20, 3)
     );
     assert!(stat.fast.used >= 420_000);
-    let mut registry = Registry::default();
-    cache.register(&mut registry);
-    let mut text = String::new();
-    encode(&mut text, &registry).unwrap();
+    let text = metrics_text(|registry| cache.register(registry));
     for line in [
         "tier_info{class=\"volatile\"} 1",
         "tier_capacity_bytes 16777216",
@@ -195,9 +191,6 @@ async fn without_a_fast_tier_there_are_no_tier_statistics() {
     let folder = tempfile::tempdir().unwrap();
     let cache = common::open(folder.path());
     assert!(cache.tier().is_none() && !cache.set_tier_limit(1).await);
-    let mut registry = Registry::default();
-    cache.register(&mut registry);
-    let mut text = String::new();
-    encode(&mut text, &registry).unwrap();
+    let text = metrics_text(|registry| cache.register(registry));
     assert!(!text.contains("tier_"), "{text}");
 }

@@ -160,10 +160,7 @@ async fn two_concurrent_requests_count_for_admission_and_share_one_download() {
 }
 
 fn coalesced(fixture: &Fixture) -> u64 {
-    let mut registry = prometheus_client::registry::Registry::default();
-    fixture.cache.register(&mut registry);
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    let text = pierhead_testkit::metrics::metrics_text(|registry| fixture.cache.register(registry));
     let line = text
         .lines()
         .find_map(|line| line.strip_prefix("coalesced_total "));

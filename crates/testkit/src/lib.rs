@@ -13,6 +13,7 @@ pub mod http;
 pub mod images;
 pub mod layout;
 pub mod log;
+pub mod metrics;
 pub mod namespace;
 pub mod policy;
 pub mod process;

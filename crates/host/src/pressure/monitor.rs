@@ -211,6 +211,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use pierhead_testkit::metrics::metrics_text;
 
     struct Host(tempfile::TempDir);
 
@@ -237,14 +238,6 @@ mod tests {
         }
     }
 
-    fn text(metrics: &PressureMetrics) -> String {
-        let mut registry = Registry::default();
-        metrics.register(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        text
-    }
-
     #[test]
     fn work_pauses_under_pressure_and_the_metrics_count_it() {
         let (host, work) = (Host::new(), BackgroundWork::default());
@@ -269,7 +262,7 @@ mod tests {
         host.waited(Resource::Memory, 100);
         update(&mut monitor);
         assert!(work.is_memory_short());
-        let scraped = text(&metrics);
+        let scraped = metrics_text(|registry| metrics.register(registry));
         for line in [
             "some{resource=\"memory\"} 0.1\n",
             "some{resource=\"cpu\"} 0.0\n",
@@ -288,7 +281,7 @@ mod tests {
         assert!(work.is_paused(), "memory had too few calm readings");
         update(&mut monitor);
         assert!(!work.is_paused() && !work.is_memory_short());
-        let scraped = text(&metrics);
+        let scraped = metrics_text(|registry| metrics.register(registry));
         assert!(
             scraped.contains("background_paused{resource=\"memory\"} 0\n"),
             "{scraped}"
@@ -310,7 +303,7 @@ mod tests {
         );
         monitor.update(Instant::now(), Duration::ZERO);
         assert!(!work.is_paused());
-        let scraped = text(&monitor.metrics());
+        let scraped = metrics_text(|registry| monitor.metrics().register(registry));
         assert!(!scraped.contains("resource="), "{scraped}");
     }
 }

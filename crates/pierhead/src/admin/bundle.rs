@@ -179,7 +179,6 @@ mod tests {
     use pierhead_oci::{Algorithm, Digest};
     use pierhead_testkit::wait::until;
     use pierhead_toc::{Blob, Blobs};
-    use prometheus_client::registry::Registry;
 
     use super::*;
 
@@ -197,11 +196,11 @@ mod tests {
     }
 
     fn jobs(bundle_server: &BundleServer) -> u64 {
-        let mut registry = Registry::default();
-        let bundle = registry.sub_registry_with_prefix("pierhead_bundle");
-        bundle.register_collector(Box::new(BundleMetrics(bundle_server.clone())));
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let collector = Box::new(BundleMetrics(bundle_server.clone()));
+        let text = pierhead_testkit::metrics::metrics_text(|registry| {
+            let bundle = registry.sub_registry_with_prefix("pierhead_bundle");
+            bundle.register_collector(collector);
+        });
         let value = |line: &str| line.strip_prefix("pierhead_bundle_jobs ")?.parse().ok();
         text.lines().find_map(value).expect("the metric exists")
     }

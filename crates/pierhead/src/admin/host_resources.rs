@@ -100,14 +100,7 @@ mod tests {
 
     use super::*;
     use pierhead_host::machine::CpuLimit;
-
-    fn metrics_text(metrics: &HostResourceMetrics) -> String {
-        let mut registry = Registry::default();
-        metrics.register(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        text
-    }
+    use pierhead_testkit::metrics::metrics_text;
 
     #[test]
     fn the_metrics_have_profile_limits_and_throttling() {
@@ -135,7 +128,7 @@ mod tests {
         let metrics = HostResourceMetrics::new(&config, &machine, 3);
         config.limits.upstream_bandwidth = Some(312_000_000);
         metrics.update(&config);
-        let output = metrics_text(&metrics);
+        let output = metrics_text(|registry| metrics.register(registry));
         for line in [
             "pierhead_profile_info{profile=\"bluefield2\"} 1\n",
             "pierhead_limit_memory_bytes 1073741824\n",
@@ -150,10 +143,10 @@ mod tests {
             assert!(output.contains(line), "{line} in {output}");
         }
         std::fs::remove_file(stat).unwrap();
-        assert!(!metrics_text(&metrics).contains("cpu_quota_periods"));
+        assert!(!metrics_text(|registry| metrics.register(registry)).contains("cpu_quota_periods"));
         let without_profile =
             HostResourceMetrics::new(&Config::with_data("data".into()), &Machine::default(), 2);
-        let output = metrics_text(&without_profile);
+        let output = metrics_text(|registry| without_profile.register(registry));
         assert!(
             output.contains("pierhead_profile_info{profile=\"none\"} 1\n"),
             "{output}"

@@ -39,21 +39,18 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use prometheus_client::encoding::text::encode;
-    use prometheus_client::registry::Registry;
+    use pierhead_testkit::metrics::metrics_text;
 
     use super::*;
 
     #[test]
     fn each_task_has_a_series_with_its_number_of_panics() {
         let panics = Panics::default();
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(TaskPanics(panics.clone())));
         for _ in 0..2 {
             panics.note(BackgroundTask::CacheMaintenance, &"deliberate panic");
         }
-        let mut text = String::new();
-        assert_eq!(encode(&mut text, &registry), Ok(()));
+        let task_panics = Box::new(TaskPanics(panics.clone()));
+        let text = metrics_text(|registry| registry.register_collector(task_panics));
         for line in [
             r#"pierhead_task_panics_total{task="cache-maintenance"} 2"#,
             r#"pierhead_task_panics_total{task="tag-writer"} 0"#,

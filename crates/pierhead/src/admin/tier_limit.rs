@@ -195,11 +195,8 @@ mod tests {
         );
         limit.set_ceiling(500).await;
         assert_eq!(now(), (500, 500));
-        let mut registry = Registry::default();
-        limit.register(&mut registry);
         limit.update(pressed).await;
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = pierhead_testkit::metrics::metrics_text(|registry| limit.register(registry));
         for line in [
             "memory_some 0.5\n",
             "memory_full 0.1\n",

@@ -11,8 +11,8 @@ use pierhead_host::pressure::{PressureMonitor, Resource};
 use pierhead_host::{BackgroundWork, CpuThrottlingMetrics};
 use pierhead_testkit::http::Request;
 use pierhead_testkit::images::Image;
+use pierhead_testkit::metrics::metrics_text;
 use pierhead_testkit::registry::{FakeRegistry, RateLimit};
-use prometheus_client::registry::Registry;
 
 use crate::harness::{Daemon, soon};
 
@@ -193,13 +193,11 @@ fn metrics_of_some_hosts() -> String {
         let passed = PressureMonitor::INTERVAL;
         monitor.update(begin + passed * reading, passed);
     }
-    let mut registry = Registry::default();
-    CpuThrottlingMetrics::new(stat).register(&mut registry);
-    let pressure = registry.sub_registry_with_prefix("pierhead_pressure");
-    monitor.metrics().register(pressure);
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry).expect("room");
-    text
+    metrics_text(|registry| {
+        CpuThrottlingMetrics::new(stat).register(registry);
+        let pressure = registry.sub_registry_with_prefix("pierhead_pressure");
+        monitor.metrics().register(pressure);
+    })
 }
 
 /// Returns the names that the sources of the crates pass to the functions that register a metric.

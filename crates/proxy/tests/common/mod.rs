@@ -392,11 +392,7 @@ impl TlsFiles {
 
 /// Returns all metrics of the proxy, as text.
 pub(crate) fn metrics_text(fixture: &Fixture) -> String {
-    let mut registry = prometheus_client::registry::Registry::default();
-    fixture.proxy.register(&mut registry);
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-    text
+    pierhead_testkit::metrics::metrics_text(|registry| fixture.proxy.register(registry))
 }
 
 /// Whether the metrics of the proxy contain this line.

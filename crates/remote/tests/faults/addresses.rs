@@ -2,9 +2,8 @@
 //! address.
 
 use pierhead_remote::{AccessDecision, ClientCredentials, Resource, UpstreamAddress};
+use pierhead_testkit::metrics::metrics_text;
 use pierhead_testkit::registry::{Auth, Gate, Role, TokenAuth};
-use prometheus_client::encoding::text::encode;
-use prometheus_client::registry::Registry as Metrics;
 
 use super::*;
 
@@ -104,10 +103,8 @@ impl TwoAddresses {
     }
 
     fn metric(&self, start: &str) -> Vec<String> {
-        let mut registry = Metrics::with_prefix("x");
-        self.client.register(&mut registry);
-        let mut text = String::new();
-        encode(&mut text, &registry).expect("text");
+        let text =
+            metrics_text(|registry| self.client.register(registry.sub_registry_with_prefix("x")));
         let lines = text.lines().filter(|line| line.starts_with(start));
         lines.map(str::to_owned).collect()
     }

@@ -6,18 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pierhead_remote::Spawner;
+use pierhead_testkit::metrics::metrics_text;
 use pierhead_testkit::registry::{Role, TokenAuth};
-use prometheus_client::encoding::text::encode;
-use prometheus_client::registry::Registry as Metrics;
 
 use super::*;
 
 fn metrics(client: &Client) -> String {
-    let mut registry = Metrics::with_prefix("x");
-    client.register(&mut registry);
-    let mut text = String::new();
-    encode(&mut text, &registry).expect("text");
-    text
+    metrics_text(|registry| client.register(registry.sub_registry_with_prefix("x")))
 }
 
 #[tokio::test]
@@ -62,10 +57,10 @@ async fn metrics_count_requests_bytes_and_resumes() {
 #[tokio::test]
 async fn each_result_of_a_lookup_has_a_series_before_its_first_event() {
     let pair = Pair::start().await;
-    let mut registry = Metrics::with_prefix("x");
-    pair.client.register_dns(&mut registry);
-    let mut text = String::new();
-    encode(&mut text, &registry).expect("text");
+    let text = metrics_text(|registry| {
+        pair.client
+            .register_dns(registry.sub_registry_with_prefix("x"))
+    });
     for result in ["found", "not_found", "failed", "timeout", "busy"] {
         let line = format!("x_lookups_total{{result=\"{result}\"}} 0\n");
         assert!(text.contains(&line), "{line} in\n{text}");
