@@ -35,7 +35,6 @@ pub mod fuzzing;
 mod metrics;
 mod origin;
 mod page_cache;
-mod regular_file;
 mod store;
 pub mod tier;
 

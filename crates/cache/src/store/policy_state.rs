@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use pierhead_eviction::StateError;
 
-use crate::regular_file;
 use crate::store::state::State;
 
 const MAGIC: &[u8; 8] = b"PIERRANK";
@@ -174,8 +173,8 @@ impl PolicyStateFile {
         let _ = pierhead_atomic_file::delete_abandoned(&self.0);
         let mut bytes = Vec::new();
         let limit = u64::try_from(MAX_FILE_LEN).unwrap_or(u64::MAX);
-        let read = regular_file::open(&self.0)
-            .and_then(|(file, _)| file.take(limit + 1).read_to_end(&mut bytes));
+        let read = pierhead_atomic_file::open_regular(&self.0)
+            .and_then(|file| file.take(limit + 1).read_to_end(&mut bytes));
         match read {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {

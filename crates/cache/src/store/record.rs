@@ -9,7 +9,6 @@ use pierhead_atomic_file::{self as atomic_file, AtomicFile, Options};
 use pierhead_oci::{Algorithm, Digest};
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::regular_file;
 use crate::tier::{Step, is_proven_damage};
 
 /// Maximum length of a record in bytes. A file that is longer counts as damaged.
@@ -130,8 +129,7 @@ pub(crate) fn each<T: DeserializeOwned>(
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     let mut text = Vec::new();
     // One byte more than the limit is read, to detect a file that is too long.
-    regular_file::open(path)?
-        .0
+    pierhead_atomic_file::open_regular(path)?
         .take(MAX_RECORD_LEN + 1)
         .read_to_end(&mut text)?;
     Ok((text.len() as u64, decode(&text)?))

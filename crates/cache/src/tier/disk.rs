@@ -13,7 +13,6 @@ use rustix::fs::statfs;
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::page_cache::is_in_memory;
-use crate::regular_file;
 
 use super::{Blob, CHUNK, Extent, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 
@@ -174,12 +173,13 @@ impl Tier for DiskTier {
     }
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let (file, about) = match regular_file::open(&self.blob_path(digest)) {
-            Ok((file, about)) => (PlainFile(file, self.at_once), about),
+        let file = match pierhead_atomic_file::open_regular(&self.blob_path(digest)) {
+            Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let len = about.len();
+        let len = file.metadata()?.len();
+        let file = PlainFile(file, self.at_once);
         let trailer = Trailer::decode(digest, len, |offset, buf| file.read_at(offset, buf))?;
         Ok(Some(Arc::new(BlobFile {
             file: Arc::new(file),
