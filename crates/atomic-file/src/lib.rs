@@ -13,8 +13,8 @@
 //! 4. Two writers of one target never write to the same temporary file. The last rename wins.
 //!
 //! The temporary file is named `TARGET.partial`, or `TARGET.N.partial` while other writers hold a
-//! lock on the earlier names. A killed process leaves its temporary file. The next write of the
-//! same target deletes it, and so does [`delete_abandoned`]; the owner of a folder may delete all
+//! lock on the earlier names. A killed process leaves its temporary file. The next write that takes
+//! the same name deletes it, and so does [`delete_abandoned`]; the owner of a folder may delete all
 //! files whose names end in [`SUFFIX`] before it starts writers.
 
 #![forbid(unsafe_code)]
@@ -57,6 +57,7 @@ pub struct Options<'a> {
     without_sync: bool,
     keep_owner: bool,
     no_replace: bool,
+    exclusive: bool,
     on_step: Option<&'a StepHook<'a>>,
 }
 
@@ -97,6 +98,14 @@ impl<'a> Options<'a> {
     #[must_use]
     pub fn no_replace(mut self) -> Self {
         self.no_replace = true;
+        self
+    }
+
+    /// Fails with [`io::ErrorKind::ResourceBusy`] while another writer writes the target. Without
+    /// this option, each writer has a temporary file of its own.
+    #[must_use]
+    pub fn exclusive(mut self) -> Self {
+        self.exclusive = true;
         self
     }
 
@@ -142,7 +151,7 @@ impl<'a> Options<'a> {
     ///
     /// # Errors
     /// Any error of the system; [`io::ErrorKind::ResourceBusy`] while 64 other writers write
-    /// `target`.
+    /// `target`, or one other writer with [`Options::exclusive`].
     pub fn create(self, target: &Path) -> io::Result<AtomicFile<'a>> {
         let initial_mode = match (self.mode, self.keep_owner) {
             // Only this user may read the temporary file until it has the owner of the replaced
@@ -150,8 +159,9 @@ impl<'a> Options<'a> {
             (_, true) => 0o600,
             (mode, false) => mode.unwrap_or(0o666),
         };
-        let (file, path) =
-            temporary::create(target, initial_mode, |path| self.step(Step::Create(path)))?;
+        let (file, path) = temporary::create(target, initial_mode, self.exclusive, |path| {
+            self.step(Step::Create(path))
+        })?;
         let file = AtomicFile {
             file,
             path: Some(path),
@@ -214,6 +224,7 @@ impl std::fmt::Debug for Options<'_> {
             .field("without_sync", &self.without_sync)
             .field("keep_owner", &self.keep_owner)
             .field("no_replace", &self.no_replace)
+            .field("exclusive", &self.exclusive)
             .finish_non_exhaustive()
     }
 }

@@ -19,13 +19,15 @@ const MAX_ATTEMPTS: u32 = 4;
 
 /// Creates an empty file beside `target`, with at most the permission bits of `mode`. The file
 /// stays locked while it is open, so that no other writer treats it as the leftover of a killed
-/// process.
+/// process. An exclusive file has the first name only.
 pub(super) fn create(
     target: &Path,
     mode: u32,
+    is_exclusive: bool,
     before: impl Fn(&Path) -> io::Result<()>,
 ) -> io::Result<(File, PathBuf)> {
-    for number in 0..MAX_WRITERS {
+    let writers = if is_exclusive { 1 } else { MAX_WRITERS };
+    for number in 0..writers {
         let path = name(target, number);
         before(&path)?;
         for _ in 0..MAX_ATTEMPTS {
@@ -47,12 +49,9 @@ pub(super) fn create(
 
 /// Deletes the temporary files of `target` that killed writers left.
 pub(super) fn delete_all_abandoned(target: &Path) -> io::Result<()> {
+    // A later name can exist without the earlier names, because their writers may have committed.
     for number in 0..MAX_WRITERS {
-        let path = name(target, number);
-        match fs::symlink_metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-            _ => delete_abandoned(&path)?,
-        };
+        delete_abandoned(&name(target, number))?;
     }
     Ok(())
 }

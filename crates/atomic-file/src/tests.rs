@@ -170,6 +170,30 @@ fn abandoned_files_are_deleted_and_those_of_live_writers_are_not() {
 }
 
 #[test]
+fn abandoned_files_are_deleted_under_all_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let left = folder.path().join("file.2.partial");
+    fs::write(left, "the files of earlier names are gone").unwrap();
+    delete_abandoned(&folder.path().join("file")).unwrap();
+    assert_eq!(names(folder.path()), Vec::<String>::new());
+}
+
+#[test]
+fn an_exclusive_writer_fails_while_another_writer_exists() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("file");
+    fs::write(folder.path().join("file.partial"), "of a killed process").unwrap();
+    let exclusive = Options::new().exclusive();
+    let first = exclusive.create(&target).unwrap();
+    let second = exclusive.create(&target).unwrap_err();
+    assert_eq!(second.kind(), io::ErrorKind::ResourceBusy);
+    assert_eq!(names(folder.path()), ["file.partial"]);
+    drop(first);
+    exclusive.write(&target, b"new").unwrap();
+    assert_eq!(names(folder.path()), ["file"]);
+}
+
+#[test]
 fn a_mode_is_exact_and_not_that_of_an_abandoned_file() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("secret");

@@ -72,11 +72,23 @@ fn open_existing(path: &Path, size: u64) -> Result<File, Error> {
 }
 
 /// Creates the file atomically, so that no power cut leaves an incomplete region. The file is
-/// locked from its creation on. `None` when another process creates the file at the same time.
+/// locked from its creation on. `None` when another process has created the file in the meantime.
+///
+/// Only one process at a time allocates a region, in the temporary file that it has locked. With
+/// two allocations at once, both could fail on a disk with space for one region.
 fn create(path: &Path, size: u64) -> Result<Option<File>, Error> {
     let doing = |what: &str| io_error(format!("{what} {} of {size} bytes", path.display()));
-    let options = Options::new().mode(0o600).no_replace();
-    let file = options.create(path).map_err(doing("make"))?;
+    let options = Options::new().mode(0o600).no_replace().exclusive();
+    let file = match options.create(path) {
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            return Err(Error::Busy(path.to_owned()));
+        }
+        file => file.map_err(doing("make"))?,
+    };
+    // Another process that created the region has released the temporary name by its rename.
+    if path.symlink_metadata().is_ok() {
+        return Ok(None);
+    }
     allocate(file.file(), size).map_err(doing("allocate"))?;
     match file.commit() {
         Ok(file) => Ok(Some(file)),
@@ -125,4 +137,21 @@ fn lock(file: &File, path: &Path) -> Result<(), Error> {
 /// Creates an [`Error::Io`] for a failed operation.
 fn io_error(doing: String) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Io { doing, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_space_is_needed_when_another_process_has_created_the_region() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tier");
+        std::fs::write(&path, b"the region of the other process").expect("written");
+        // This size is larger than any disk.
+        let created = create(&path, 1 << 62);
+        assert!(matches!(created, Ok(None)), "{created:?}");
+        let files = std::fs::read_dir(folder.path()).expect("readable");
+        assert_eq!(files.count(), 1);
+    }
 }

@@ -184,6 +184,25 @@ fn a_temporary_file_of_a_killed_process_is_replaced() {
 }
 
 #[test]
+fn a_region_that_another_process_creates_is_busy() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tier");
+    // A process that creates the region holds a lock on the temporary file.
+    let other = File::create(folder.path().join("tier.partial")).expect("created");
+    other.try_lock().expect("free");
+    let refused = open(&path, SIZE);
+    assert!(
+        matches!(&refused, Err(Error::Busy(busy)) if *busy == path),
+        "{refused:?}"
+    );
+    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 1);
+    // The other process was killed.
+    drop(other);
+    open(&path, SIZE).expect("made");
+    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 1);
+}
+
+#[test]
 fn of_many_simultaneous_openers_one_succeeds() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tier");
