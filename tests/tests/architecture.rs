@@ -202,6 +202,7 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
             "pierhead-remote",
             "pierhead-proxy",
             "pierhead-worker",
+            "pierhead-client-setup",
             "pierhead",
             TESTKIT,
         ],

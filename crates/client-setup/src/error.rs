@@ -256,7 +256,7 @@ fn edited_message(files: &[(PathBuf, String)], outcome: Outcome, record: &Path) 
     let mut message = String::new();
     for (path, diff) in files {
         message.push_str(&format!(
-            "somebody edited the lines of pierhead in {}:\n{diff}",
+            "{} was edited at or next to the lines of pierhead:\n{diff}",
             path.display()
         ));
     }
@@ -324,7 +324,7 @@ mod tests {
         };
         let text = error.to_string();
         assert!(
-            text.starts_with("somebody edited the lines of pierhead in /etc/a"),
+            text.starts_with("/etc/a was edited at or next to the lines of pierhead"),
             "{text}"
         );
         assert!(text.contains("-1\n+2\nIt is unchanged"), "{text}");

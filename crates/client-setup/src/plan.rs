@@ -330,6 +330,11 @@ fn for_containers(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Resul
         });
     }
     plan.files.insert(drop_in, text);
+    let other = match options.client {
+        Client::Crio => "podman",
+        _ => "CRI-O",
+    };
+    plan.notes.push(format!("{other} reads this file, too"));
     if let Some(ca) = options.ca {
         let folder = root
             .etc("containers/certs.d")

@@ -32,15 +32,26 @@ impl Reload {
             text.is_some_and(|text| text.contains(daemon_json::MIRRORS))
         };
         let loses_mirrors = !main.iter().all(has_mirrors);
+        Self::of(client, root, !main.is_empty(), loses_mirrors)
+    }
+
+    /// Returns the command that makes a client read its files even if no file has to change, since
+    /// the client may still use its earlier files. `None` if the client reads its files at each
+    /// pull. After an undo, the files have no mirror.
+    pub fn requested(client: Client, root: &ConfigRoot, is_undo: bool) -> Option<Self> {
+        Self::of(client, root, true, is_undo)
+    }
+
+    fn of(client: Client, root: &ConfigRoot, has_main: bool, loses_mirrors: bool) -> Option<Self> {
         let words: &[&str] = match client {
             // On SIGHUP, dockerd ignores that a key was removed: dockerd keeps its mirrors until
             // its restart.
-            Client::Docker if loses_mirrors => &["restart", "docker"],
+            Client::Docker if has_main && loses_mirrors => &["restart", "docker"],
             // A reload sends SIGHUP: dockerd reads the mirrors again, and containers keep running.
-            Client::Docker if !main.is_empty() => &["reload", "docker"],
+            Client::Docker if has_main => &["reload", "docker"],
             // containerd reads config.toml only at its start. Containers keep running while
             // containerd restarts.
-            Client::Containerd if !main.is_empty() => &["restart", "containerd"],
+            Client::Containerd if has_main => &["restart", "containerd"],
             Client::Crio => &["reload", "crio"],
             _ => return None,
         };
@@ -93,6 +104,16 @@ impl Reload {
         Ok(format!("done: {shown}"))
     }
 
+    /// Returns the reason why the command cannot run, with what the user has to do.
+    fn without_systemd(&self) -> String {
+        let has_restart = self.command.iter().any(|word| word == "restart");
+        let verb = if has_restart { "restart" } else { "reload" };
+        format!(
+            "this machine has no systemd: {verb} {} yourself",
+            self.client
+        )
+    }
+
     fn signal_dockerd(&self) -> Result<String, Error> {
         let pid = self.dockerd_pid.and_then(|pid| i32::try_from(pid).ok());
         match (self.client, pid.and_then(Pid::from_raw)) {
@@ -104,10 +125,7 @@ impl Reload {
                 Ok("dockerd reloads its configuration".to_owned())
             }
             _ => Err(Error::NotReloaded {
-                reason: format!(
-                    "this machine has no systemd: reload {} yourself",
-                    self.client
-                ),
+                reason: self.without_systemd(),
                 source: None,
             }),
         }
@@ -210,6 +228,36 @@ mod tests {
             shown(Client::Docker, &user, &[mirrors]).as_deref(),
             Some("systemctl --user reload docker")
         );
+    }
+
+    #[test]
+    fn a_requested_reload_needs_no_change() {
+        let root = ConfigRoot::system(Path::new("/image"));
+        for (client, is_undo, expected) in [
+            (Client::Docker, false, Some("systemctl reload docker")),
+            (Client::Docker, true, Some("systemctl restart docker")),
+            (
+                Client::Containerd,
+                false,
+                Some("systemctl restart containerd"),
+            ),
+            (Client::Crio, true, Some("systemctl reload crio")),
+            (Client::Podman, false, None),
+        ] {
+            let found = Reload::requested(client, &root, is_undo);
+            let found = found.map(|reload| reload.command_text());
+            assert_eq!(found.as_deref(), expected, "{client}");
+        }
+    }
+
+    #[test]
+    fn without_systemd_the_user_has_to_run_the_same_action() {
+        let root = ConfigRoot::system(Path::new("/image"));
+        for (is_undo, expected) in [(false, "reload docker"), (true, "restart docker")] {
+            let reload = Reload::requested(Client::Docker, &root, is_undo).expect("a command");
+            let reason = reload.without_systemd();
+            assert!(reason.contains(expected), "{reason}");
+        }
     }
 
     #[test]

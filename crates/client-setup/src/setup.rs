@@ -41,7 +41,9 @@ impl<'a> Setup<'a> {
             None => BTreeMap::new(),
             Some(record) => {
                 let (files, edited) = undo::original_texts(root, record)?;
-                edited.check(root, client, Outcome::Untouched)?;
+                if let Err(error) = edited.check(root, client, Outcome::Untouched) {
+                    return Self::without_changes(root, options, record).ok_or(error);
+                }
                 files
             }
         };
@@ -74,6 +76,30 @@ impl<'a> Setup<'a> {
             notes,
             previous,
             files,
+        })
+    }
+
+    /// Returns a setup without changes, if the present files already contain what the options
+    /// require. Such a setup needs no original files, so an edit does not prevent it.
+    fn without_changes(
+        root: &'a ConfigRoot,
+        options: &Options<'_>,
+        record: &Record,
+    ) -> Option<Self> {
+        let present = OriginalFiles {
+            root,
+            restored: BTreeMap::new(),
+        };
+        let Plan { files, notes } = plan::plan(&present, options).ok()?;
+        let wanted = files.into_iter().map(|(path, text)| (path, Some(text)));
+        let changes = apply::changes(root, wanted.collect::<BTreeMap<_, _>>()).ok()?;
+        changes.is_empty().then(|| Self {
+            root,
+            client: options.client,
+            changes,
+            notes,
+            previous: None,
+            files: record.files.clone(),
         })
     }
 

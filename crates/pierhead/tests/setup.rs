@@ -437,11 +437,39 @@ fn later_changes_of_others_are_kept_or_reported() {
     for arguments in [&["--undo"][..], &["--address", "http://10.0.0.1:1"]] {
         let output_text = machine.refuses("docker", arguments);
         assert!(
-            output_text.contains("somebody edited the lines of pierhead in")
+            output_text.contains("was edited at or next to the lines of pierhead")
                 && output_text.contains("-  \"registry-mirrors\": [\"http://127"),
             "{output_text}"
         );
     }
+}
+
+#[test]
+fn a_held_setup_without_an_address_uses_the_default_address() {
+    for client in ["docker", "containerd", "podman", "crio"] {
+        let machine = Machine::new(&[]);
+        let before = machine.everything();
+        let held = machine.hold(client, &[]);
+        held.wait_until_held();
+        let written = machine.everything();
+        let names = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains("127.0.0.1:5000");
+        assert!(written.values().any(|(_, bytes)| names(bytes)), "{client}");
+        held.signal(Signal::TERM);
+        let (status, output_text) = held.ended();
+        assert!(status.success(), "{client}: {output_text}");
+        assert_eq!(machine.everything(), before, "{client}");
+    }
+}
+
+#[test]
+fn a_setup_that_has_nothing_to_change_ignores_edits() {
+    let machine = Machine::new(&[(DOCKER, "{\n  \"log-level\": \"info\"\n}\n")]);
+    machine.ok("docker", &[]);
+    let edited = machine.read(DOCKER).replace("info", "warn");
+    fs::write(machine.path(DOCKER), &edited).expect("written");
+    machine.ok("docker", &[]);
+    assert_eq!(machine.read(DOCKER), edited);
+    machine.refuses("docker", &["--address", "http://10.0.0.1:1"]);
 }
 
 #[test]
@@ -534,7 +562,7 @@ fn an_undo_keeps_an_edited_file_and_restores_the_others() {
     assert_eq!(output.status.code(), Some(1), "{output_text}");
     let shown = machine.path(CONTAINERD);
     assert!(
-        output_text.contains(&format!("the lines of pierhead in {}", shown.display())),
+        output_text.contains(&format!("{} was edited at or next to", shown.display())),
         "{output_text}"
     );
     assert!(
@@ -629,6 +657,20 @@ fn a_killed_setup_can_be_undone() {
         }
         machine.ok("containerd", &["--undo"]);
         assert_eq!(machine.everything(), before, "{runs:?}");
+    }
+}
+
+#[test]
+fn a_wrong_registry_or_file_is_a_usage_error() {
+    let machine = Machine::new(&[]);
+    let output = machine.run("podman", &["--registry", "https://ghcr.io"]);
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{output_text}");
+    assert!(output_text.contains("write \"ghcr.io\""), "{output_text}");
+    for client in ["podman", "crio"] {
+        let output = machine.run(client, &["--config", "/etc/x.conf"]);
+        let output_text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{output_text}");
     }
 }
 

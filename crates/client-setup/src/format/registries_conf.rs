@@ -66,8 +66,9 @@ pub(crate) fn drop_in(
     registries: &[String],
     others: &RegistryEntries,
 ) -> String {
-    let mut text = "# Written by `pierhead setup`; `pierhead setup podman --undo` removes it. If pierhead is\n\
-                    # down or refuses, the client asks the registry itself.\n"
+    let mut text = "# Written by `pierhead setup`. podman and CRI-O read this file; `pierhead setup podman\n\
+                    # --undo` or `pierhead setup crio --undo` removes it. If pierhead is down or refuses,\n\
+                    # the client asks the registry itself.\n"
         .to_owned();
     for registry in registries {
         let mirror = format!("{}/{registry}", address.authority());

@@ -51,5 +51,5 @@ pub(crate) use show::{changes, keep_until_restart, show};
 pub(crate) use size::Size;
 pub(crate) use upstream::Upstream;
 pub(crate) use validate::{auth, open_proxy};
-pub(crate) use value::{parse_address, parse_admin};
+pub(crate) use value::{parse_address, parse_admin, registry_name};
 pub(crate) use warnings::{size_above_disk, warnings};

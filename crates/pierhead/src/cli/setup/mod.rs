@@ -10,6 +10,8 @@ use pierhead_oci::Registry;
 
 pub(crate) use run::run;
 
+use crate::config::registry_name;
+
 const EXAMPLES: &str = "\
 Examples:
   pierhead setup docker --dry-run     show the changes
@@ -23,10 +25,10 @@ pass --yes. podman and CRI-O read the same files, so setup and --undo of one
 apply to both. The original files are saved below /var/lib/pierhead-setup (with
 --user: ~/.local/state/pierhead-setup).
 
-Exit codes: 0 done, nothing to change, or --dry-run; 1 failed, and no file was
-changed (--undo: files that were edited after the setup stay, and are named), or
-no process holds the setup (--held); 2 invalid usage; 65 the file of
---address-file has no valid address; 66 that file is unreadable.";
+Exit codes: 0 done, nothing to change, or --dry-run; 1 failed (the message says
+whether files were changed; --undo: files that were edited after the setup stay,
+and are named), or no process holds the setup (--held); 2 invalid usage; 65 the
+file of --address-file has no valid address; 66 that file is unreadable.";
 
 /// The flags of `pierhead setup`.
 #[derive(Args)]
@@ -71,7 +73,7 @@ pub(crate) struct SetupArgs {
     /// Registry from which the client pulls through pierhead; repeatable [default: containerd: all
     /// registries; podman and CRI-O: eight well-known registries, such as quay.io; docker:
     /// docker.io, the only registry for which docker supports mirrors]
-    #[arg(long = "registry", value_name = "NAME", conflicts_with = "undo")]
+    #[arg(long = "registry", value_name = "NAME", value_parser = registry_name, conflicts_with = "undo")]
     pub(crate) registries: Vec<Registry>,
 
     /// Configure the rootless client of the current user, in ~/.config instead of /etc
@@ -87,8 +89,8 @@ pub(crate) struct SetupArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Reload or restart the client if the new configuration needs this [default: only print the
-    /// command]
+    /// Reload or restart the client if it reads its files only at its start or reload, even if no
+    /// file has to change [default: only print the command]
     #[arg(long, conflicts_with_all = ["dry_run", "root"])]
     pub(crate) restart: bool,
 

@@ -3,13 +3,19 @@
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use pierhead_client_setup::{
     Address, Change, Client, ConfigRoot, Error, Fault, HoldMark, Options, Outcome, Reload, Setup,
-    SetupLock, Undo, is_held, probe, read_ca,
+    SetupLock, Undo, Unreachable, is_held, probe, read_ca,
 };
+use pierhead_remote::CertificateFault;
+use rustls::ClientConfig;
+use rustls::crypto::ring::default_provider;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::SetupArgs;
@@ -17,6 +23,7 @@ use crate::admin::api::Stat;
 use crate::cli::admin_client::AdminClient;
 use crate::cli::exit_code::{CommandError, ExitError, ExitReason};
 use crate::cli::verbosity::note;
+use crate::config::crate_configs;
 use crate::config::environment::Environment;
 use crate::config::files;
 
@@ -29,6 +36,11 @@ const ADDRESS_FILE: &str = "--address-file";
 pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), CommandError> {
     let root = config_root(args, environment)?;
     let client = args.client.into();
+    if args.config.is_some() && matches!(client, Client::Podman | Client::Crio) {
+        return Err(CommandError::Usage(format!(
+            "--config is for docker and containerd: {client} has no main file that setup changes"
+        )));
+    }
     let done = if args.held {
         match is_held(client, &root)? {
             true => Ok(()),
@@ -85,38 +97,41 @@ fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
         .enable_io()
         .build()
         .context("cannot wait for signals")?;
-    runtime.block_on(async {
-        // Installs the signal handlers before the first write, so that a signal during the setup
-        // undoes the setup, too. A signal without a handler would not even end the process if it is
-        // the first process of a container.
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let begin = || {
-            set_up(args, root)?;
-            anyhow::Ok(HoldMark::create(args.client.into(), root)?)
-        };
-        let held = match begin() {
-            Ok(mark) => {
-                note!("holding the setup until SIGTERM or SIGINT");
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-                drop(mark);
-                Ok(())
+    // Installs the signal handlers before the first write, so that a signal during the setup undoes
+    // the setup, too. A signal without a handler would not even end the process if it is the first
+    // process of a container.
+    let (mut terminate, mut interrupt) = {
+        let _context = runtime.enter();
+        (
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+        )
+    };
+    // The setup runs outside of this runtime, because it may ask the daemon for its address, which
+    // needs a runtime of its own.
+    let begin = || {
+        set_up(args, root)?;
+        anyhow::Ok(HoldMark::create(args.client.into(), root)?)
+    };
+    let held = begin().map(|mark| {
+        note!("holding the setup until SIGTERM or SIGINT");
+        runtime.block_on(async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
             }
-            Err(error) => Err(error),
-        };
-        // Also undoes the setup after an error: an earlier run of `pierhead setup` that was killed
-        // may have left changes.
-        let undone = undo(args, root);
-        match (held, undone) {
-            (Err(error), Err(of_undo)) => Err(error.context(format!(
-                "the setup failed, and so did its undo: {of_undo:#}"
-            ))),
-            (held, undone) => held.and(undone),
-        }
-    })
+        });
+        drop(mark);
+    });
+    // Also undoes the setup after an error: an earlier run of `pierhead setup` that was killed may
+    // have left changes.
+    let undone = undo(args, root);
+    match (held, undone) {
+        (Err(error), Err(of_undo)) => Err(error.context(format!(
+            "the setup failed, and so did its undo: {of_undo:#}"
+        ))),
+        (held, undone) => held.and(undone),
+    }
 }
 
 /// Reads the address of pierhead from the first line of the file that `--address-file` names.
@@ -161,16 +176,13 @@ fn set_up(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     // Warns before the confirmation if pierhead does not respond. Setup continues: without
     // pierhead, the clients pull directly from the registries.
     if root.is_live()
-        && let Err(why) = probe(&address)
+        && let Err(why) = probe(&address, || tls_config(ca.as_deref()))
     {
-        eprintln!(
-            "warning: {why} at {address}: try `curl -si {address}/v2/`, start `pierhead serve` there, or pass another --address; until \
-             then clients pull directly from the registries"
-        );
+        eprintln!("{}", warning(&address, &why));
     }
     if setup.changes().is_empty() {
-        note!("nothing to change: {client} already pulls through {address}");
-        return Ok(());
+        note!("no file has to change: the files of {client} already name {address}");
+        return requested_reload(args, root, false);
     }
     if !is_confirmed(args, setup.changes())? {
         return Ok(());
@@ -178,7 +190,7 @@ fn set_up(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     if let Some(lock) = &lock {
         setup.apply(lock)?;
     }
-    note!("{client} now pulls through {address}");
+    note!("the files of {client} now name {address}");
     reload(args, root, setup.changes())
 }
 
@@ -187,7 +199,7 @@ fn undo(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     let lock = lock(args, root)?;
     let Some(undo) = Undo::plan(root, client)? else {
         note!("nothing to undo: pierhead setup has changed no file of {client}");
-        return Ok(());
+        return requested_reload(args, root, true);
     };
     let changes = undo.changes();
     if !changes.is_empty() && !is_confirmed(args, changes)? {
@@ -272,14 +284,70 @@ fn reload(args: &SetupArgs, root: &ConfigRoot, changes: &[Change]) -> anyhow::Re
     }
     if !args.restart {
         note!(
-            "to apply the change: {}   (or pass --restart)",
+            "{} uses them after: {}   (or run the same command with --restart)",
+            Client::from(args.client),
             reload.command_text()
         );
         return Ok(());
     }
+    run_reload(&reload)
+}
+
+/// With `--restart`, reloads or restarts the client although no file has to change: an earlier run
+/// without `--restart` may have changed the files.
+fn requested_reload(args: &SetupArgs, root: &ConfigRoot, is_undo: bool) -> anyhow::Result<()> {
+    match Reload::requested(args.client.into(), root, is_undo) {
+        Some(reload) if args.restart => run_reload(&reload),
+        _ => Ok(()),
+    }
+}
+
+fn run_reload(reload: &Reload) -> anyhow::Result<()> {
     let done = reload.run()?;
     note!("{done}");
     Ok(())
+}
+
+/// Returns the TLS settings of a client that trusts the authorities of this machine and `ca`, the
+/// text of a PEM file.
+fn tls_config(ca: Option<&str>) -> Result<Arc<ClientConfig>, rustls::Error> {
+    let mut roots = crate_configs::trusted_roots();
+    let named = CertificateDer::pem_slice_iter(ca.unwrap_or_default().as_bytes());
+    roots.add_parsable_certificates(named.filter_map(Result::ok));
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));
+    let config = config.with_safe_default_protocol_versions()?;
+    let config = config.with_root_certificates(roots).with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+/// Returns the warning about an address at which no registry responds.
+fn warning(address: &Address, why: &Unreachable) -> String {
+    let authority = address.authority();
+    let (what, fix) = match why {
+        Unreachable::NoTls => (
+            format!("http, not https, answers at {authority}"),
+            format!("pass --address http://{authority}"),
+        ),
+        Unreachable::Tls(error) => {
+            let fault = pierhead_remote::certificate_fault(error);
+            let hint = fault.as_ref().map_or("", |(_, hint)| hint);
+            let fix = match fault {
+                Some((CertificateFault::Issuer, _)) => "pass --ca FILE with its authority",
+                _ => "correct the certificate, or pass another --address",
+            };
+            (
+                format!("TLS with {address} failed: {error}{hint}"),
+                fix.to_owned(),
+            )
+        }
+        why => (
+            format!("{why} at {address}"),
+            format!(
+                "try `curl -si {address}/v2/`, start `pierhead serve` there, or pass another --address"
+            ),
+        ),
+    };
+    format!("warning: {what}: {fix}; until then clients pull directly from the registries")
 }
 
 /// Asks the daemon on this host for its address. Returns `None` if no pierhead runs here.
