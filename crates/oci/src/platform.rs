@@ -25,6 +25,29 @@ impl Platform {
         self.os == "unknown" || self.architecture == "unknown"
     }
 
+    /// Returns the platform that the config of an image names. `None` if the config names no
+    /// platform, like the config of an artifact.
+    pub fn of_config(config: &[u8]) -> Option<Self> {
+        #[derive(serde::Deserialize)]
+        struct Config {
+            os: String,
+            architecture: String,
+            variant: Option<String>,
+        }
+        let found: Config = serde_json::from_slice(config).ok()?;
+        let is_named = !found.os.is_empty() && !found.architecture.is_empty();
+        is_named.then_some(Self {
+            os: found.os,
+            architecture: found.architecture,
+            variant: found.variant,
+        })
+    }
+
+    /// Whether a machine of this platform runs images of `offered`.
+    pub fn runs(&self, offered: &Self) -> bool {
+        self.clone().normalized().distance(offered).is_some()
+    }
+
     /// Chooses the entry for a machine of this platform: the entry with the same variant, or,
     /// without one, the entry with the newest older variant (`arm` v7 runs v6 and v5). Among equal
     /// entries, chooses the first entry.
@@ -144,5 +167,23 @@ impl fmt::Display for Platform {
         self.variant
             .iter()
             .try_for_each(|variant| write!(f, "/{variant}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_platform_of_a_config_is_that_of_the_image() {
+        let of = |text: &str| Platform::of_config(text.as_bytes());
+        let arm = of(r#"{"os": "linux", "architecture": "arm", "variant": "v6"}"#);
+        let arm = arm.expect("a platform");
+        assert_eq!(arm.to_string(), "linux/arm/v6");
+        let runs = |text: &str| text.parse::<Platform>().expect("a platform").runs(&arm);
+        assert!(runs("linux/arm/v7") && !runs("linux/arm/v5") && !runs("linux/arm64"));
+        for none in ["{}", "", r#"{"os": "", "architecture": ""}"#] {
+            assert_eq!(of(none), None, "{none}");
+        }
     }
 }

@@ -304,12 +304,6 @@ async fn check_platform(
     config: &Descriptor,
     platforms: &[Platform],
 ) -> Result<(), Error> {
-    #[derive(serde::Deserialize)]
-    struct ConfigPlatform {
-        os: String,
-        architecture: String,
-        variant: Option<String>,
-    }
     if config.size > MAX_CONFIG {
         return Ok(());
     }
@@ -331,23 +325,10 @@ async fn check_platform(
         .read_all(usize::try_from(MAX_CONFIG).unwrap_or(usize::MAX))
         .await?;
     // The config of an artifact names no platform, so there is nothing to check.
-    let Ok(found) = serde_json::from_slice::<ConfigPlatform>(&bytes) else {
+    let Some(offered) = Platform::of_config(&bytes) else {
         return Ok(());
     };
-    let offered = Platform {
-        os: found.os,
-        architecture: found.architecture,
-        variant: found.variant,
-    };
-    let entry = Descriptor {
-        platform: Some(offered.clone()),
-        ..config.clone()
-    };
-    let entries = [entry];
-    if platforms
-        .iter()
-        .any(|wanted| wanted.choose(&entries).is_some())
-    {
+    if platforms.iter().any(|wanted| wanted.runs(&offered)) {
         return Ok(());
     }
     let wanted: Vec<_> = platforms.iter().map(Platform::to_string).collect();

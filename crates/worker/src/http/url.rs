@@ -18,12 +18,18 @@ pub struct Url {
 }
 
 impl Url {
-    /// Parses the URL of a server. A path is allowed only if it is `/` or `/v2/`.
+    /// Parses the URL of a server. A path is allowed only if it is `/` or `/v2/`. Without a scheme,
+    /// the URL means plain HTTP.
     ///
     /// # Errors
     /// A message for the user that states the expected form.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let (url, rest) = Self::split(text).ok_or(
+        // A text without a scheme means plain HTTP, as for the address of `pierhead setup`.
+        let with_scheme = match text.contains("://") {
+            true => text.to_owned(),
+            false => format!("http://{text}"),
+        };
+        let (url, rest) = Self::split(&with_scheme).ok_or(
             "write http://HOST:PORT or https://HOST, such as http://pierhead.example:5000",
         )?;
         match rest.as_str() {
@@ -78,8 +84,10 @@ mod tests {
         assert_eq!(url.to_string(), "http://[::1]:5000");
         let url = Url::parse("https://pierhead.example").expect("a name");
         assert_eq!((url.port, url.tls), (443, true));
+        let url = Url::parse("pierhead.example:5000").expect("an address");
+        assert_eq!(url.to_string(), "http://pierhead.example:5000");
         for wrong in [
-            "pierhead.example:5000",
+            "user:pw@a:5000",
             "ftp://a",
             "http://user:pw@a",
             "http://a/b",

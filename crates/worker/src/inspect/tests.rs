@@ -58,6 +58,7 @@ fn store_of(images: &[&TestImage]) -> TempDir {
         let options = PullOptions {
             image: reference(&format!("registry.example/app:{tag}")),
             platform: platform(),
+            requires_platform: false,
             store: Store::open(folder.path(), &[]).expect("a store"),
             connections: std::num::NonZeroUsize::new(1),
             layers_only: false,

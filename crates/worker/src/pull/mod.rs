@@ -37,6 +37,8 @@ pub struct PullOptions {
     pub image: Reference,
     /// The platform whose image is chosen from an index of several platforms.
     pub platform: Platform,
+    /// Whether an image of another platform is an error. If not, the report has a warning.
+    pub requires_platform: bool,
     /// The store into which the image is pulled.
     pub store: Store,
     /// Number of parallel connections. If `None`, the pull chooses the number by the round-trip
@@ -79,6 +81,13 @@ pub fn pull(
         ..PullReport::default()
     };
     let complete = pull_when_free(&context, &mut report)?;
+    // An index has the wanted platform, but a manifest of one image has any platform.
+    if let Some(why) = other_platform(&complete.image().config, &context.platform) {
+        if options.requires_platform {
+            return Err(Error::Image(format!("{}: {why}", context.image)));
+        }
+        report.warnings.push(why);
+    }
     report.digest = complete.image().digest().to_string();
     report.bytes_received = server.received();
     report.seconds = started.elapsed().as_secs_f64();
@@ -105,6 +114,12 @@ pub fn pull(
         report.warnings.push(error.to_string());
     }
     Ok(report)
+}
+
+/// Returns a message if the config of an image names a platform that `wanted` does not run.
+fn other_platform(config: &[u8], wanted: &Platform) -> Option<String> {
+    let offered = Platform::of_config(config)?;
+    (!wanted.runs(&offered)).then(|| format!("the image is for {offered}, not for {wanted}"))
 }
 
 /// Pulls the image. If another process pulls the same image into the same store, first waits for

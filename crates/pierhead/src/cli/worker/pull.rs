@@ -50,6 +50,7 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Comm
     let options = PullOptions {
         image: args.image.clone(),
         platform: platform(args.platform.as_ref()),
+        requires_platform: args.platform.is_some(),
         store,
         connections: args.connections,
         layers_only: args.layers,
@@ -168,6 +169,10 @@ fn lines(report: &PullReport) -> String {
         contents.reused, contents.patched, contents.chunked, contents.full
     );
     if let Some(output) = &report.output {
+        let output = match output.as_str() {
+            "-" => "standard output",
+            path => path,
+        };
         let _ = writeln!(text, "written   {output}");
     }
     for warning in &report.warnings {

@@ -115,6 +115,7 @@ fn layers_only_sends_no_request_for_a_bundle() {
     let options = || PullOptions {
         image: IMAGE.parse().expect("a reference"),
         platform: platform(),
+        requires_platform: false,
         store: Store::open(store.path(), &[]).expect("a store"),
         connections: None,
         layers_only: true,
@@ -218,4 +219,27 @@ fn a_failed_pull_of_layers_resumes_with_its_files() {
     let report = pull_into(&good, &store, IMAGE).expect("resumed");
     assert_eq!(report.contents.full, 2);
     assert_eq!(requested_blobs(&good), 1, "only the refused blob");
+}
+
+#[test]
+fn an_image_of_another_platform_is_an_error_or_a_warning() {
+    let server = registry(RegistryImage::of_tars("arm64", &[tar(&[("a", b"a")])]));
+    let store = TempDir::new().expect("a folder");
+    let options = PullOptions {
+        image: IMAGE.parse().expect("a reference"),
+        platform: platform(),
+        requires_platform: true,
+        store: Store::open(store.path(), &[]).expect("a store"),
+        connections: None,
+        layers_only: true,
+        export: None,
+    };
+    let why = "the image is for linux/arm64, not for linux/amd64";
+    let refused = pull(&server.server(), options, &NoProgress).expect_err("another platform");
+    assert!(
+        matches!(&refused, Error::Image(text) if text.ends_with(why)),
+        "{refused}"
+    );
+    let report = pull_into(&server, &store, IMAGE).expect("pulled");
+    assert_eq!(report.warnings, [why]);
 }

@@ -46,6 +46,7 @@ fn pull_with(
     let options = PullOptions {
         image: image.parse().expect("a reference"),
         platform: platform(),
+        requires_platform: false,
         store: Store::open(store.path(), &[]).expect("a store"),
         connections: NonZeroUsize::new(1),
         layers_only: false,
