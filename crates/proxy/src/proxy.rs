@@ -308,6 +308,7 @@ mod tests {
         let subject = || Subject::Blob(registry.clone(), "app".parse().unwrap(), digest);
         let denied = pierhead_remote::Error::Denied {
             upstream: "example.com".into(),
+            has_credentials: false,
             status: 401,
         };
         old.generation

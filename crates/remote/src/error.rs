@@ -30,12 +30,12 @@ pub enum Error {
     },
     /// The upstream sent 401 or 403. If credentials are configured for the upstream, the request
     /// used them.
-    #[error(
-        "{upstream} refuses access ({status}); if the repository is private, configure credentials for it"
-    )]
+    #[error("{upstream} {}", denied(*status, *has_credentials, upstream))]
     Denied {
         /// The registry of the upstream.
         upstream: String,
+        /// Whether the request used configured credentials.
+        has_credentials: bool,
         /// The status code of the response: 401 or 403.
         status: u16,
     },
@@ -119,6 +119,18 @@ pub enum Error {
         /// The reason, and the configuration key that allows the request.
         what: String,
     },
+}
+
+/// Returns the text of [`Error::Denied`] after the name of the upstream.
+fn denied(status: u16, has_credentials: bool, upstream: &str) -> String {
+    match has_credentials {
+        true => format!(
+            "refuses the credentials of [upstreams.\"{upstream}\"] ({status}): check username and password_file, and the rights of this user"
+        ),
+        false => format!(
+            "refuses access ({status}); if the repository is private, configure credentials for it"
+        ),
+    }
 }
 
 impl Error {

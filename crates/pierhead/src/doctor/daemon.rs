@@ -257,7 +257,9 @@ fn check_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
     if corrupt > 0.0 {
         findings.push(Finding::fail(
             "disk",
-            format!("{corrupt} blobs were corrupt on the disk since the start (pierhead fetched them again)"),
+            format!(
+                "corrupt blobs on the disk since the start: {corrupt} (pierhead removed them, and fetches each at its next request)"
+            ),
             "the disk or its controller returns wrong data: see `smartctl -a` and `dmesg`, then `pierhead cache verify`",
         ));
     }
@@ -565,7 +567,7 @@ mod tests {
         assert_eq!(about(text), None);
         let text =
             "pierhead_cache_corrupt_blobs_total 5\npierhead_cache_tier_corrupt_blobs_total 3\n";
-        assert!(about(text).is_some_and(|what| what.starts_with("2 blobs")));
+        assert!(about(text).is_some_and(|what| what.contains("since the start: 2 (")));
         assert!(about("pierhead_cache_corrupt_blobs_total 1\n").is_some());
     }
 

@@ -1,12 +1,12 @@
 //! Checks the upstreams: whether each registry responds, how fast, whether the credentials work,
 //! and whether its clock agrees with the clock of this host.
 
+use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use pierhead_oci::Registry;
 use pierhead_remote::{CertificateFault, Client, Error, HostProbe, ProbeResponse};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 
 use super::report::{Finding, Severity};
 use crate::config::Config;
@@ -59,7 +59,6 @@ pub(crate) async fn check(
 
 async fn check_upstream(client: &Client, name: &Registry) -> Vec<Finding> {
     let about = format!("upstream {name}");
-    let start = Instant::now();
     let probes = match tokio::time::timeout(PROBE_TIMEOUT, client.probe(name)).await {
         Ok(Ok(probes)) => probes,
         Ok(Err(error)) => return vec![failed(&about, name, None, &error)],
@@ -69,13 +68,15 @@ async fn check_upstream(client: &Client, name: &Registry) -> Vec<Finding> {
             return vec![Finding::fail(about, what, no_response_fix(&url))];
         }
     };
-    let took = start.elapsed().as_millis();
     let several = probes.len() > 1;
     let mut findings = Vec::new();
     for probe in &probes {
         let at = several.then_some(probe.address.as_str());
         findings.push(match &probe.result {
-            Ok(response) => check_response(&about, name, probe.has_credentials, at, response, took),
+            Ok(response) => {
+                let took = probe.elapsed.as_millis();
+                check_response(&about, name, probe.has_credentials, at, response, took)
+            }
             Err(error) => failed(&about, name, Some((probe, at)), error),
         });
         if let Ok(ProbeResponse {
@@ -130,6 +131,11 @@ fn check_response(
             format!("{at}responds in {took} ms, and needs credentials, which are not configured"),
         ),
         (200..=299, false) => Finding::ok(about, format!("{at}responds in {took} ms")),
+        (429, has_credentials) => Finding::warn(
+            about,
+            format!("{at}limits our rate (429)"),
+            rate_fix(name, has_credentials),
+        ),
         (status, _) => Finding::fail(
             about,
             format!("{at}responds with {status}; a registry responds with 200 or 401"),
@@ -155,7 +161,60 @@ fn skew(name: &Registry, theirs: SystemTime, ours: SystemTime) -> Option<Finding
 }
 
 fn no_response_fix(url: &str) -> String {
-    format!("try `curl -sI {url}/v2/`; behind a proxy, set https_proxy in pierhead's environment")
+    let mut fix = format!("try `curl -sI {url}/v2/`");
+    let host = host_of(url);
+    let is_loopback = host == "localhost"
+        || host
+            .trim_matches(['[', ']'])
+            .parse::<IpAddr>()
+            .is_ok_and(|ip| ip.is_loopback());
+    // pierhead connects by the proxy only to https addresses of other machines.
+    if url.starts_with("https://") && !is_loopback {
+        fix.push_str("; behind a proxy, set https_proxy in pierhead's environment");
+    }
+    fix
+}
+
+/// Returns the host of a URL, without the port.
+fn host_of(url: &str) -> String {
+    let uri = url.parse::<http::Uri>();
+    uri.ok()
+        .and_then(|uri| uri.host().map(str::to_owned))
+        .unwrap_or_default()
+}
+
+fn rate_fix(name: &Registry, has_credentials: bool) -> String {
+    match has_credentials {
+        true => "wait: the registry allows more requests later".to_owned(),
+        false => format!(
+            "wait, or set username and password_file in [upstreams.\"{name}\"]: registries allow more requests with credentials"
+        ),
+    }
+}
+
+fn resolve_fix(url: &str) -> String {
+    format!(
+        "check /etc/resolv.conf, and try `getent hosts {}`",
+        host_of(url)
+    )
+}
+
+/// Returns the fix for a failed TLS handshake whose error text is `what`.
+fn tls_fix(name: &Registry, fault: Option<&CertificateFault>, what: &str) -> String {
+    let fix = match fault {
+        Some(CertificateFault::Issuer) => {
+            return format!("for a private CA set `ca` in [upstreams.\"{name}\"]");
+        }
+        Some(CertificateFault::Certificate) if what.contains("expired") => {
+            "renew the certificate of the registry, or correct the clock of this machine"
+        }
+        Some(CertificateFault::Certificate) if what.contains("not valid for name") => {
+            "write an address with a name of the certificate"
+        }
+        Some(_) => "install a new certificate on the registry",
+        None => "if the registry has plain HTTP, write its address with http://",
+    };
+    fix.to_owned()
 }
 
 fn failed(
@@ -178,29 +237,31 @@ fn failed(
     {
         return Finding::clock_error(about, what);
     }
+    let url = probe.map_or_else(
+        || format!("https://{name}"),
+        |(probe, _)| probe.address.clone(),
+    );
+    // A client must not learn whether a name exists, but the operator has to.
+    if let Error::NoSuchHost { .. } = error {
+        let what = format!("{} cannot be resolved", host_of(&url));
+        return Finding::fail(about, what, resolve_fix(&url));
+    }
+    if let Error::RateLimited { .. } = error {
+        return Finding::warn(about, what, rate_fix(name, has_credentials));
+    }
     let fix = match error {
-        Error::Forbidden { .. } | Error::NoSuchHost { .. } | Error::Config { .. } => {
+        Error::Forbidden { .. } | Error::Config { .. } => {
             format!("add [upstreams.\"{name}\"] if pierhead may connect to it")
         }
         Error::Denied { .. } if has_credentials => {
             format!("check username and password_file of [upstreams.\"{name}\"]")
         }
         Error::Denied { .. } => format!("set username and password_file in [upstreams.\"{name}\"]"),
-        Error::RateLimited { .. } => {
-            format!(
-                "wait, or set username and password_file in [upstreams.\"{name}\"]: registries allow more requests with credentials"
-            )
+        Error::Transport { .. } if what.contains("cannot be resolved") => resolve_fix(&url),
+        Error::Transport { certificate, .. } if what.contains("TLS") => {
+            tls_fix(name, certificate.as_ref(), &what)
         }
-        Error::Transport { .. } if what.contains("cannot be resolved") => {
-            "check /etc/resolv.conf, and try `getent hosts` with the name".to_owned()
-        }
-        Error::Transport { .. } if what.contains("TLS") => format!(
-            "for a private CA set `ca` in [upstreams.\"{name}\"]; for plain HTTP set an address with http://; and check the clock"
-        ),
-        _ => match probe {
-            Some((probe, _)) => no_response_fix(&probe.address),
-            None => no_response_fix(&format!("https://{name}")),
-        },
+        _ => no_response_fix(&url),
     };
     Finding::fail(about, what, fix)
 }
@@ -271,6 +332,21 @@ mod tests {
             );
             assert_eq!(finding.level == Severity::Ok, fix.is_none(), "{finding:?}");
         }
+        let finding = check_response("x", &name, false, None, &response(429, false), 7);
+        assert!(finding.level == Severity::Warn, "{finding:?}");
+        assert!(
+            finding.what.contains("limits our rate (429)"),
+            "{finding:?}"
+        );
+        for (url, has_proxy) in [
+            ("https://a.example", true),
+            ("http://a.example", false),
+            ("https://127.0.0.1:5000", false),
+            ("https://[::1]:5000", false),
+        ] {
+            let fix = no_response_fix(url);
+            assert_eq!(fix.contains("https_proxy"), has_proxy, "{fix}");
+        }
         // With several addresses, the finding names the address.
         let at = Some("http://10.0.0.5:5000");
         let finding = check_response("x", &name, false, at, &response(200, false), 7);
@@ -288,6 +364,7 @@ mod tests {
         };
         let denied = || Error::Denied {
             upstream: upstream(),
+            has_credentials: false,
             status: 401,
         };
         for (error, has_credentials, what, fix) in [
@@ -312,21 +389,42 @@ mod tests {
                 "(401)",
                 "set username and password_file in",
             ),
-            (
-                Error::RateLimited {
-                    upstream: upstream(),
-                    retry_after: None,
-                },
-                false,
-                "limits our rate",
-                "wait, or set username",
-            ),
             // The name of the upstream is the subject of the finding already.
             (
                 transport("the name cannot be resolved", None),
                 false,
                 "http://a:1: the name cannot be resolved",
-                "check /etc/resolv.conf",
+                "check /etc/resolv.conf, and try `getent hosts a`",
+            ),
+            (
+                transport("TLS: expired", Some(CertificateFault::Certificate)),
+                false,
+                "http://a:1: TLS: expired",
+                "renew the certificate",
+            ),
+            (
+                transport(
+                    "TLS: certificate not valid for name \"a\"",
+                    Some(CertificateFault::Certificate),
+                ),
+                false,
+                "not valid for name",
+                "write an address with a name of the certificate",
+            ),
+            (
+                transport("TLS: received corrupt message", None),
+                false,
+                "corrupt message",
+                "if the registry has plain HTTP, write its address with http://",
+            ),
+            (
+                Error::NoSuchHost {
+                    upstream: upstream(),
+                    what: "no public address".to_owned(),
+                },
+                false,
+                "a cannot be resolved",
+                "check /etc/resolv.conf, and try `getent hosts a`",
             ),
             (
                 transport("TLS: unknown issuer", Some(CertificateFault::Issuer)),
@@ -344,6 +442,7 @@ mod tests {
             let probe = HostProbe {
                 address: "http://a:1".to_owned(),
                 has_credentials,
+                elapsed: Duration::ZERO,
                 result: Ok(response(200, false)),
             };
             let finding = failed("x", &name, Some((&probe, Some("http://a:1"))), &error);
@@ -357,6 +456,14 @@ mod tests {
                 "{finding:?}"
             );
         }
+        let limited = Error::RateLimited {
+            upstream: upstream(),
+            retry_after: None,
+        };
+        let finding = failed("x", &name, None, &limited);
+        assert!(finding.level == Severity::Warn, "{finding:?}");
+        let fix = finding.fix.as_deref().unwrap_or_default();
+        assert!(fix.starts_with("wait, or set username"), "{finding:?}");
         let clock = transport("TLS: expired", Some(CertificateFault::Clock));
         let finding = failed("x", &name, None, &clock);
         assert!(finding.is_clock_error, "exit code 75: {finding:?}");

@@ -209,6 +209,7 @@ mod tests {
         let refusals = [
             Error::Denied {
                 upstream: upstream(),
+                has_credentials: false,
                 status: 403,
             },
             Error::RateLimited {

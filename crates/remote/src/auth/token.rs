@@ -282,6 +282,7 @@ mod tests {
         let refused = || async {
             Err(Error::Denied {
                 upstream: "x".into(),
+                has_credentials: false,
                 status: 401,
             })
         };

@@ -212,7 +212,7 @@ fn plain_http_hint(error: &std::io::Error) -> &'static str {
     let cause = error.get_ref().and_then(|e| e.downcast_ref());
     match cause {
         Some(rustls::Error::InvalidMessage(_)) => {
-            " (if it speaks plain HTTP, its url must begin with http://)"
+            " (if it speaks plain HTTP, its entry in `addresses` must begin with http://)"
         }
         _ => "",
     }

@@ -182,7 +182,11 @@ pub(crate) fn refusal(session: &Session, response: &UpstreamResponse) -> Error {
                 status: 503,
             }
         }
-        status @ (401 | 403) => Error::Denied { upstream, status },
+        status @ (401 | 403) => Error::Denied {
+            upstream,
+            has_credentials: session.client_identity.is_none() && session.credentials().is_some(),
+            status,
+        },
         404 | 410 => Error::NotFound { upstream },
         429 => Error::RateLimited {
             upstream,

@@ -1,7 +1,7 @@
 //! Probes every host of an upstream for `pierhead doctor`: whether the host responds and accepts
 //! the credentials. Also checks for `/readyz` that one host responds.
 
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -23,6 +23,8 @@ pub struct HostProbe {
     pub address: String,
     /// Whether credentials are configured for the host.
     pub has_credentials: bool,
+    /// The time until the response or the failure.
+    pub elapsed: Duration,
     /// The response of the host, or the failure.
     pub result: Result<ProbeResponse, Error>,
 }
@@ -49,10 +51,13 @@ pub(crate) async fn all(candidates: &Candidates) -> Vec<HostProbe> {
     };
     let repository = &repository;
     let each = candidates.sessions().map(|session| async move {
+        let started = Instant::now();
+        let result = one(&session, repository).await;
         HostProbe {
             address: session.base.clone(),
             has_credentials: session.credentials().is_some(),
-            result: one(&session, repository).await,
+            elapsed: started.elapsed(),
+            result,
         }
     });
     join_all(each).await

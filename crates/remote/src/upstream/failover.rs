@@ -153,6 +153,8 @@ where
 {
     let mut failures = HostFailures::default();
     let mut failed: Option<(usize, String)> = None;
+    // Hosts that were asked and have not responded.
+    let mut pending = Vec::new();
     let mut queue = HostQueue {
         order,
         next: 0,
@@ -162,6 +164,7 @@ where
     let mut running = FuturesUnordered::new();
     loop {
         if let Some((index, tracked)) = queue.next(&mut failures) {
+            pending.push(index);
             let response = attempt(order[index].clone());
             running.push(async move {
                 let result = response.await;
@@ -179,7 +182,12 @@ where
                 if index > 0 || !failures.0.is_empty() {
                     order[index].metrics.failovers.inc();
                 }
-                if let Some((other, error)) = failed {
+                let silent = || {
+                    let other = pending.iter().find(|other| **other < index);
+                    let error = format!("no response within {} ms", HEDGE_DELAY.as_millis());
+                    other.map(|other| (*other, error))
+                };
+                if let Some((other, error)) = failed.or_else(silent) {
                     let (session, other) = (&order[index], order[other].health.address());
                     let (upstream, address) = (&session.name, session.health.address());
                     tracing::info!(%upstream, %image, failed_address = %other, %address, %error, "another address responded");
@@ -187,6 +195,7 @@ where
                 return Ok(value);
             }
             Some((index, Err(error))) => {
+                pending.retain(|other| *other != index);
                 // Two kinds of errors are not logged here: an open circuit breaker is logged when
                 // it opens, and a 404 from a mirror is normal, because a mirror may lack an image.
                 if error.fault() == Fault::Upstream && !matches!(error, Error::RateLimited { .. }) {

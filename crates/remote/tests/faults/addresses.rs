@@ -165,6 +165,19 @@ async fn the_next_address_serves_when_the_first_one_fails() {
     .await;
 }
 
+#[tokio::test]
+async fn an_address_that_hangs_is_logged_when_another_one_responds() {
+    let setup = TwoAddresses::start().await;
+    setup.mirror.inject(Fault::HangHead.on("*"));
+    let lines = pierhead_testkit::log::capture();
+    within_timeout(setup.manifest()).await.expect("a manifest");
+    let found = lines.with("another address responded");
+    assert_eq!(found.len(), 1, "{found:?}");
+    let mirror = format!("failed_address={}", setup.mirror.addr());
+    assert!(found[0].contains(&mirror), "{found:?}");
+    assert!(found[0].contains("no response within"), "{found:?}");
+}
+
 /// Each address has its own token server. A token is sent only to the address that demanded it.
 /// Thus the mirror never sees the registry's token, and the registry does not refuse requests
 /// because of a mirror's token.
