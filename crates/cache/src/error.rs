@@ -1,11 +1,13 @@
 //! The error type of [`Cache`](crate::Cache) and of all its modules.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use pierhead_oci::Digest;
+use pierhead_oci::units::human_bytes;
 
 /// [`Error::is_storage`] tells whether the disk or the cache failed, and not the content.
 /// [`Error::is_retryable`] tells whether a retry can help. The type is `Clone`, because all readers
@@ -56,10 +58,12 @@ pub enum Error {
         offset: u64,
     },
     /// The capacity or the disk is full, and evictions cannot free enough bytes.
-    #[error("no room for {needed} bytes: raise cache.size, unpin something, or free disk space")]
+    #[error("no room for {needed} bytes: {limit}")]
     NoRoom {
         /// Number of bytes that were requested.
         needed: u64,
+        /// The limit that prevents the reservation.
+        limit: SpaceLimit,
     },
     /// The blob exceeds the configured maximum size of a stored blob.
     #[error(
@@ -122,6 +126,34 @@ pub enum Error {
     /// The leader abandoned the fill. The text is the reason.
     #[error("the fill failed: {0}")]
     Abandoned(Arc<str>),
+}
+
+/// The limit that prevents the reservation of space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpaceLimit {
+    /// The capacity of the cache.
+    Capacity,
+    /// The free space of the disk.
+    Disk {
+        /// Number of free bytes of the disk.
+        free: u64,
+        /// Number of bytes that must stay free.
+        min_free: u64,
+    },
+}
+
+impl fmt::Display for SpaceLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Capacity => f.write_str("raise cache.size, or unpin something"),
+            Self::Disk { free, min_free } => write!(
+                f,
+                "the disk has {} free, and cache.min_free reserves {}: free disk space, or lower cache.min_free",
+                human_bytes(*free),
+                human_bytes(*min_free)
+            ),
+        }
+    }
 }
 
 impl Error {

@@ -42,7 +42,7 @@ pub use blob::background_reader::BackgroundReader;
 pub use blob::{StoredBlob, VerifiedRange};
 pub use cache::{Cache, Claim};
 pub use config::Config;
-pub use error::Error;
+pub use error::{Error, SpaceLimit};
 pub use fill::Fill;
 pub use fill::blob_reader::{BlobReader, Readers, TailReader};
 pub use origin::Origin;

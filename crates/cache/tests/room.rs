@@ -316,10 +316,13 @@ async fn the_minimum_free_space_is_kept() {
     faults.set_free(4 * MIB + MIB / 2);
     store(&cache, &second, &second_content).await;
     faults.set_free(3 * MIB);
-    assert!(matches!(
-        try_store(&cache, &blob(3, 3_000_000).0, &content_of(3, 3_000_000)).await,
-        Err(Error::NoRoom { .. })
-    ));
+    let refused = try_store(&cache, &blob(3, 3_000_000).0, &content_of(3, 3_000_000)).await;
+    let Err(error @ Error::NoRoom { .. }) = refused else {
+        panic!("{refused:?}");
+    };
+    let text = error.to_string();
+    assert!(text.contains("the disk has 3.0 MiB free"), "{text}");
+    assert!(text.contains("cache.min_free reserves 3.0 MiB"), "{text}");
     assert!(
         cache.contains(&digest) && cache.contains(&second),
         "nothing leaves when it cannot help"

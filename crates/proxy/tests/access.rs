@@ -106,7 +106,27 @@ async fn repeated_refusals_of_credentials_have_one_line() {
     }
     let refused = lines.with("login refused");
     assert_eq!(refused.len(), 1, "{refused:?}");
-    assert!(refused[0].contains("client=127.0.0.1"), "{refused:?}");
+    for part in [
+        "client=127.0.0.1",
+        "user=\"ann\"",
+        "path=\"/v2/\"",
+        "status=401",
+        "the password does not match",
+    ] {
+        assert!(refused[0].contains(part), "{part}: {refused:?}");
+    }
+    // A password in the field of the user does not get into the log.
+    for login in [("s3cret", ""), ("s3cret-2", "x")] {
+        assert!(is_refused(&get(&fixture, MANIFEST, Some(login)).await));
+    }
+    let refused = lines.with("login refused");
+    assert_eq!(refused.len(), 2, "{refused:?}");
+    assert!(
+        refused[1].contains("does not have this user"),
+        "{refused:?}"
+    );
+    assert!(refused[1].contains(MANIFEST), "{refused:?}");
+    assert!(!lines.text().contains("s3cret"), "{}", lines.text());
     let fixture = private(FixtureOptions::default()).await;
     fixture.push(1, &[1000]);
     for password in passwords {

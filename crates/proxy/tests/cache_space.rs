@@ -12,6 +12,7 @@ use pierhead_oci::{Algorithm, Digest, MediaType};
 use pierhead_proxy::Config;
 use pierhead_testkit::http::{End, Request};
 use pierhead_testkit::images::random_bytes;
+use pierhead_testkit::log::capture;
 use pierhead_testkit::registry::{Fault, Gate};
 
 /// The cache notices the lack of room only when the bytes of the blob arrive. The readers then
@@ -215,4 +216,19 @@ async fn a_stale_response_outlives_a_flood_of_tags_of_an_unknown_registry() {
         (200, Some("STALE"))
     );
     assert_eq!(stale.body, image.root_document().bytes);
+}
+
+#[tokio::test]
+async fn a_manifest_without_room_has_one_line() {
+    let fixture = FixtureOptions::default().capacity(1000).start().await;
+    fixture.push(40, &[1000]);
+    let lines = capture();
+    for _ in 0..3 {
+        assert_eq!(fixture.get("/v2/app/manifests/1").await.status, 200);
+    }
+    let found = lines.with("manifest not stored");
+    assert_eq!(found.len(), 1, "{found:?}");
+    for part in ["app:1", "no room for"] {
+        assert!(found[0].contains(part), "{part}: {found:?}");
+    }
 }

@@ -178,6 +178,16 @@ async fn a_repeated_failure_of_a_handshake_has_one_line() {
     let failed = lines.with("TLS handshake failed");
     assert_eq!(failed.len(), 1, "{failed:?}");
     assert!(failed[0].contains("presented no certificate"), "{failed:?}");
+    assert!(failed[0].contains("client=127.0.0.1"), "{failed:?}");
+    // A client that speaks plain HTTP gets a line, too.
+    let mut stream = TcpStream::connect(fixture.addr).await.unwrap();
+    stream
+        .write_all(b"GET /v2/ HTTP/1.1\r\n\r\n")
+        .await
+        .unwrap();
+    let _ = in_time(stream.read_to_end(&mut Vec::new())).await;
+    let failed = lines.with("TLS handshake failed");
+    assert!(failed[1].contains("https://"), "{failed:?}");
 }
 
 #[tokio::test]

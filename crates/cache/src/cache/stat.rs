@@ -53,6 +53,15 @@ impl Cache {
         }
     }
 
+    /// Returns the number of bytes that the cache can hold now: its capacity, or less if the disk has
+    /// less room above [`Config::min_free`](crate::Config::min_free).
+    pub fn room(&self) -> u64 {
+        let stat = self.stat();
+        let free = self.store.free().saturating_sub(self.store.config.min_free);
+        let own = stat.used + stat.reserved + stat.names;
+        stat.capacity.min(free.saturating_add(own))
+    }
+
     /// Returns the policy and the admission filter in use, with their statistics.
     pub fn eviction(&self) -> EvictionStat {
         let mut state = self.store.state.lock();

@@ -9,7 +9,7 @@ use pierhead_eviction::Access;
 use pierhead_oci::Digest;
 
 use crate::clock::now;
-use crate::error::Error;
+use crate::error::{Error, SpaceLimit};
 use crate::fill::shared_fill::{SharedFill, Terms};
 use crate::store::Store;
 use crate::store::admission::Refusal;
@@ -31,7 +31,7 @@ impl Store {
         let state = self.state.lock();
         let short = self.shortage(&state, free, more);
         if short > 0 && short > state.evictable() {
-            return Err(Error::NoRoom { needed: more });
+            return Err(self.no_room(&state, free, more));
         }
         Ok(())
     }
@@ -217,6 +217,12 @@ impl Store {
 
     /// Returns the number of bytes to evict before `bytes` more bytes can be reserved.
     fn shortage(&self, state: &State, free: u64, bytes: u64) -> u64 {
+        let [of_capacity, of_disk] = self.shortages(state, free, bytes);
+        of_capacity.max(of_disk)
+    }
+
+    /// Returns the missing bytes of the capacity, and of the disk.
+    fn shortages(&self, state: &State, free: u64, bytes: u64) -> [u64; 2] {
         // The addition saturates, because the upstream may announce any length.
         let total = state.total().saturating_add(bytes);
         let wanted = self
@@ -224,9 +230,23 @@ impl Store {
             .min_free
             .saturating_add(state.pending())
             .saturating_add(bytes);
-        total
-            .saturating_sub(state.capacity)
-            .max(wanted.saturating_sub(free))
+        [
+            total.saturating_sub(state.capacity),
+            wanted.saturating_sub(free),
+        ]
+    }
+
+    /// Returns the error of a reservation that does not fit, with the limit that lacks most.
+    fn no_room(&self, state: &State, free: u64, needed: u64) -> Error {
+        let [of_capacity, of_disk] = self.shortages(state, free, needed);
+        let limit = match of_disk > of_capacity {
+            true => SpaceLimit::Disk {
+                free,
+                min_free: self.config.min_free,
+            },
+            false => SpaceLimit::Capacity,
+        };
+        Error::NoRoom { needed, limit }
     }
 
     /// Reserves `bytes`. If the bytes do not fit, first evicts down to the low watermark. `later`
@@ -265,14 +285,12 @@ impl Store {
                 } else if short > 0
                     && self.shortage(&state, free, bytes + later) > state.evictable()
                 {
-                    return Err(Error::NoRoom {
-                        needed: bytes + later,
-                    });
+                    return Err(self.no_room(&state, free, bytes + later));
                 } else {
                     evicting = true;
                     match state.victim(true) {
                         Some(victim) => Next::Delete(victim),
-                        None if short > 0 => return Err(Error::NoRoom { needed: bytes }),
+                        None if short > 0 => return Err(self.no_room(&state, free, bytes)),
                         None if fresh => {
                             state.reserved += bytes;
                             return Ok(());

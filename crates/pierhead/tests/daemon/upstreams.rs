@@ -129,7 +129,7 @@ async fn a_reload_applies_new_access_rules() {
     two.daemon.logs("configuration reloaded").await;
     let denied = two.get("manifests/1").await;
     assert_eq!(denied.status, 403);
-    let line = "pull refused registry=reg.example repository=app client=127.0.0.1";
+    let line = "pull refused reference=reg.example/app:1 client=127.0.0.1 status=403";
     two.daemon.logs(line).await;
     // A refused pull causes one log line: a client that gets no manifest requests no blobs.
     let blob = format!("blobs/{}", two.image.blobs[0].digest);

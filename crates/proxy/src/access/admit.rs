@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use http::StatusCode;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use pierhead_oci::Endpoint;
@@ -73,8 +74,14 @@ pub(crate) async fn admit_before_body(
     decision
 }
 
-/// The log line has no user name, because users sometimes type the password into that field.
-fn log_refused_login(context: &RequestContext, client: IpAddr, error: &Error) {
+/// Logs a refused login once for each client and user. The line has the user only if the htpasswd
+/// file has this user, because people sometimes type the password into the field of the user.
+fn log_refused_login(
+    context: &RequestContext,
+    client: IpAddr,
+    (path, user): (&str, Option<String>),
+    error: &Error,
+) {
     let event = "login refused";
     let refusal = Refusal {
         event,
@@ -82,8 +89,13 @@ fn log_refused_login(context: &RequestContext, client: IpAddr, error: &Error) {
         client: Some(client),
         registry: None,
     };
-    if context.refusals.is_new(&refusal, (), error) {
-        tracing::info!(%client, "{event}");
+    let why = match &user {
+        Some(_) => "the password does not match auth.htpasswd",
+        None => "auth.htpasswd does not have this user",
+    };
+    if context.refusals.is_new(&refusal, &user, &why) {
+        let status = StatusCode::UNAUTHORIZED.as_u16();
+        tracing::info!(user, %client, path, status, error = why, "{event}");
     }
 }
 
@@ -103,7 +115,8 @@ impl Authenticator {
                     .ok_or(Error::LoginRequired)?;
                 let decision = logins.decide(header, peer.address).await;
                 if let Err(error @ Error::LoginRequired) = &decision {
-                    log_refused_login(context, peer.address, error);
+                    let subject = (request.uri.path(), logins.known_user(header));
+                    log_refused_login(context, peer.address, subject, error);
                 }
                 decision
             }

@@ -96,6 +96,10 @@ impl Users {
         self.hashes.len()
     }
 
+    pub(crate) fn contains(&self, user: &str) -> bool {
+        self.hashes.contains_key(user)
+    }
+
     /// Whether the file has this user with this password. Takes tens of milliseconds of CPU time,
     /// even if the user does not exist.
     pub(crate) fn verify(&self, user: &str, password: &str) -> bool {

@@ -119,6 +119,14 @@ impl HtpasswdAuth {
         !state.is_due() && state.users.load().right.contains(&state.keyed_hash(header))
     }
 
+    /// Returns the user that these credentials name, if the file has this user.
+    pub(crate) fn known_user(&self, header: &HeaderValue) -> Option<String> {
+        let basic = Basic::parse(header)?;
+        let user = basic.user();
+        let is_known = self.0.users.load().users.contains(user);
+        is_known.then(|| user.to_owned())
+    }
+
     pub(crate) fn recheck_file(&self) {
         self.0.due.store(0, Ordering::Relaxed);
     }

@@ -352,6 +352,7 @@ impl RequestHandler<'_> {
 
     /// Returns the registry and repository of the request if the access rules allow them.
     fn route(&self, name: &Name) -> Result<(Registry, Repository), Error> {
+        let started = Instant::now();
         let config = self.context.config();
         let (registry, repository) = route(name, self.parts.uri.query(), config)?;
         config
@@ -363,8 +364,14 @@ impl RequestHandler<'_> {
                 if self.kind == EndpointKind::Manifest
                     && self.is_new("pull refused", &registry, &repository, error)
                 {
+                    let target = self.parts.uri.path().rsplit_once('/');
+                    let target = target.map_or("", |(_, target)| target);
+                    let separator = if target.contains(':') { '@' } else { ':' };
+                    let reference = format_args!("{registry}/{repository}{separator}{target}");
                     let client = self.peer.address;
-                    tracing::info!(%registry, %repository, %client, %error, "pull refused");
+                    let status = respond::status(EndpointKind::Manifest, error).0.as_u16();
+                    let duration_ms = duration_ms(started);
+                    tracing::info!(%reference, %client, status, %error, duration_ms, "pull refused");
                 }
             })?;
         Ok((registry, repository))
@@ -391,8 +398,7 @@ impl RequestHandler<'_> {
             }
             Err(error) => Err(error),
         };
-        // The duration is a `u64`, because the log writes a `u128` as a JSON string.
-        let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let duration_ms = duration_ms(started);
         let client = self.peer.address;
         // Each pull gets one log line, for its manifest.
         match &result {
@@ -566,4 +572,10 @@ fn reserve_memory(
     };
     let reservation = limits.reserve_shared(&peer.client, bytes)?;
     Ok(response.map(|body| body.with_reservation(reservation)))
+}
+
+/// The value of the field `duration_ms` of a log line. The value is a `u64`, because the log writes
+/// a `u128` as a JSON string.
+fn duration_ms(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

@@ -132,7 +132,13 @@ pub(crate) fn log_error(log: &RefusalLog, address: SocketAddr, error: &io::Error
             _ => "the client's certificate is invalid",
         },
         Some(rustls::Error::AlertReceived(_)) => "the client rejects the server's certificate",
-        _ => return tracing::debug!(%address, %error, "TLS handshake failed"),
+        Some(rustls::Error::InvalidMessage(_)) => {
+            "the client does not speak TLS: it must use an address with https://"
+        }
+        _ => {
+            let client = address.ip();
+            return tracing::debug!(%client, %error, "TLS handshake failed");
+        }
     };
     log_failure(log, address, why, error);
 }
@@ -151,7 +157,8 @@ pub(crate) fn log_failure(
         registry: None,
     };
     if log.is_new(&refusal, (), &why) {
-        tracing::info!(%address, %error, "TLS handshake failed: {why}");
+        let client = address.ip();
+        tracing::info!(%client, %error, "TLS handshake failed: {why}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pierhead_cache::{Error as CacheError, Origin, StoredBlob, TagKey, TagRecord};
-use pierhead_oci::{Digest, Manifest, Reference, Registry, Repository, Target};
+use pierhead_oci::{Digest, Manifest, Reference, Repository, Target};
 use pierhead_remote::{DocumentResponse, Fault, Validators};
 use tokio::time::Instant;
 
@@ -297,7 +297,7 @@ async fn refresh(
             let is_not_found = matches!(error, pierhead_remote::Error::NotFound { .. });
             let error = error.into();
             if is_not_found && !is_retained(context, name, &error) {
-                log_failure(context.cache.tags().remove(name).await);
+                log_failure(context, name, context.cache.tags().remove(name).await);
             }
             return Err(error);
         }
@@ -340,7 +340,7 @@ async fn refresh(
             let origin = Origin::of(registry).in_repository(repository_of(name));
             let document = store(
                 context,
-                (registry, origin),
+                (name, origin),
                 Document {
                     digest,
                     media_type,
@@ -360,9 +360,10 @@ async fn refresh(
 /// Stores the document in the cache. If the disk refuses the document, it stays in memory.
 async fn store(
     context: &RequestContext,
-    (registry, origin): (&Registry, Origin),
+    (name, origin): (&TagKey, Origin),
     document: Document,
 ) -> Document {
+    let registry = registry_of(name);
     let DocumentContent::Bytes(bytes) = &document.content else {
         return document;
     };
@@ -390,7 +391,7 @@ async fn store(
         Some(Ok(blob)) if !is_small => DocumentContent::Stored(blob),
         stored => {
             if let Some(stored) = stored {
-                log_failure(stored);
+                log_failure(context, name, stored);
             }
             // The bytes are copied, because otherwise a slow client would hold the memory
             // reservation of the registry client.
@@ -430,10 +431,11 @@ async fn store_tag(
         warnings: document.warnings.to_vec(),
         validated: now(),
     };
-    log_failure(context.cache.tags().put(name, record).await);
+    log_failure(context, name, context.cache.tags().put(name, record).await);
 }
 
-fn log_failure<T>(stored: Result<T, CacheError>) {
+/// Logs a document or a tag that the cache cannot store: once for each error and registry.
+fn log_failure<T>(context: &RequestContext, name: &TagKey, stored: Result<T, CacheError>) {
     match stored {
         Ok(_) => {}
         // A refusal by the admission policy is logged at level debug, because it happens to every
@@ -442,7 +444,18 @@ fn log_failure<T>(stored: Result<T, CacheError>) {
             tracing::debug!(%error, "document served without storing it");
         }
         Err(error) => {
-            tracing::warn!(error = %with_sources(&error), "cannot store a document");
+            let error = Error::from(error);
+            let refusal = Refusal {
+                event: "manifest not stored",
+                cause: error.cause(),
+                client: None,
+                registry: Some(registry_of(name)),
+            };
+            let error = with_sources(&error);
+            if context.refusals.is_new(&refusal, (), &error) {
+                let image = image_of(name);
+                tracing::warn!(%image, error, "manifest not stored; clients get it from the upstream");
+            }
         }
     }
 }
