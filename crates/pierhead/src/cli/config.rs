@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-use super::exit_code::CommandError;
+use super::exit_code::{CommandError, ExitReason};
 use super::serve::{ProfileName, parse_profile};
 use crate::config::environment::Environment;
 use crate::config::{self, Config, Overrides};
@@ -58,7 +58,10 @@ pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<
                 eprintln!("warning: {warning}");
             }
             if let Err(refused) = load(Some(file), None, &environment.machine) {
-                eprintln!("warning: {refused}");
+                let code = ExitReason::from(refused.fault()) as u8;
+                eprintln!(
+                    "warning: {refused}: `pierhead serve` exits with code {code} on this machine"
+                );
             }
             match super::verbosity::is_quiet() {
                 true => String::new(),

@@ -291,7 +291,9 @@ fn key_of_certificate(certificate: &Path, key: &Path) -> Result<(), FileError> {
 fn pem(error: &rustls_pki_types::pem::Error) -> String {
     match error {
         rustls_pki_types::pem::Error::Io(error) => error.to_string(),
-        rustls_pki_types::pem::Error::NoItemsFound => "it has no PEM section".to_owned(),
+        rustls_pki_types::pem::Error::NoItemsFound => {
+            "it has no PEM section of this kind".to_owned()
+        }
         other => other.to_string(),
     }
 }

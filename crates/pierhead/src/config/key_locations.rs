@@ -1,7 +1,7 @@
 //! File and line of each configured key, for messages that pierhead prints after it has read the
 //! file.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
 /// Line of each key that the file sets. The map's key is a path such as `cache.size`.
@@ -13,11 +13,26 @@ pub(crate) type Lines = HashMap<String, usize>;
 pub(crate) struct KeyLocations {
     file: Option<PathBuf>,
     lines: Lines,
+    /// Keys that the command line sets.
+    overridden: HashSet<&'static str>,
 }
 
 impl KeyLocations {
-    pub(super) fn new(file: Option<PathBuf>, lines: Lines) -> Self {
-        Self { file, lines }
+    pub(super) fn new(
+        file: Option<PathBuf>,
+        lines: Lines,
+        overridden: impl Iterator<Item = &'static str>,
+    ) -> Self {
+        Self {
+            file,
+            lines,
+            overridden: overridden.collect(),
+        }
+    }
+
+    /// Whether the file or the command line sets the key.
+    pub(crate) fn is_set(&self, key: &str) -> bool {
+        self.lines.contains_key(key) || self.overridden.contains(key)
     }
 
     /// Returns the key with its file and line, such as `cache.size (pierhead.toml:7)`, or the key

@@ -213,7 +213,8 @@ fn validated(
     problems.extend(files::check(&config, &lines, file));
     problems.sort_by_key(|(_, problem)| problem.line);
     if problems.is_empty() {
-        config.key_locations = KeyLocations::new(file.map(Path::to_owned), lines);
+        config.key_locations =
+            KeyLocations::new(file.map(Path::to_owned), lines, flags.into_keys());
         Ok(config)
     } else {
         Err(refuse(problems))

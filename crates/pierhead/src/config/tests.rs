@@ -91,6 +91,64 @@ fn an_unknown_key_is_an_error_with_the_closest_key() {
     );
 }
 
+/// Returns the TOML blocks of all pages, each with its page and the line of its first line.
+fn blocks_of_pages() -> Vec<(String, usize, String)> {
+    fn visit(path: &Path, found: &mut Vec<(String, usize, String)>) {
+        if path.is_dir() {
+            let entries = std::fs::read_dir(path).expect("a folder");
+            for entry in entries {
+                visit(&entry.expect("an entry").path(), found);
+            }
+            return;
+        }
+        if path.extension().is_none_or(|ending| ending != "md") {
+            return;
+        }
+        let page = std::fs::read_to_string(path).expect("a page");
+        let mut block = None;
+        for (number, line) in page.lines().enumerate() {
+            match line.trim() {
+                "```toml" => block = Some((number + 2, String::new())),
+                "```" => found.extend(
+                    block
+                        .take()
+                        .map(|(first, text)| (path.display().to_string(), first, text)),
+                ),
+                line => {
+                    if let Some((_, text)) = &mut block {
+                        text.push_str(line);
+                        text.push('\n');
+                    }
+                }
+            }
+        }
+    }
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let mut found = Vec::new();
+    for name in ["README.md", "CHANGELOG.md", "docs", "bluefield"] {
+        visit(&root.join(name), &mut found);
+    }
+    found
+}
+
+#[test]
+fn every_key_on_a_page_exists() {
+    let blocks = blocks_of_pages();
+    let mut wrong = Vec::new();
+    for (page, first, text) in &blocks {
+        // A block may name files that do not exist here, so only the parser checks it.
+        let Err(problems) = parse(text, Path::new("/etc/pierhead"), defaults()) else {
+            continue;
+        };
+        for problem in problems {
+            let line = first + problem.line.unwrap_or(1) - 1;
+            wrong.push(format!("{page}:{line}: {}", problem.message));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(blocks.len() > 10, "only these blocks: {blocks:?}");
+}
+
 #[test]
 fn a_wrong_type_or_value_is_an_error_with_a_valid_value() {
     assert_refused(
@@ -154,6 +212,11 @@ fn a_wrong_type_or_value_is_an_error_with_a_valid_value() {
         &["listen", "string in quotes", "a number"],
     );
     assert_refused("admin = \"no\"", 1, &["\"off\""]);
+    assert_refused(
+        "[upstreams.\"a.io\"]\naddresses = \"https://a.io/v2/\"",
+        2,
+        &["leave out /v2: write https://a.io"],
+    );
     assert_refused("[tags]\nttl = 60", 2, &["\"60s\"", "a number"]);
     assert_refused("[tags]\nttl = \"1000y\"", 2, &["out of range"]);
     assert_refused("[limits]\nconnections = 0", 2, &["1 to 1000000"]);
@@ -746,6 +809,8 @@ fn a_key_is_described_with_file_and_line_unless_a_flag_overrides_it() {
     };
     let config = loaded(text, &by_flag).unwrap_or_else(|it| panic!("{it}"));
     assert_eq!(config.key_locations.describe("listen"), "listen");
+    let is_set = |key| config.key_locations.is_set(key);
+    assert!(is_set("listen") && is_set("cache.min_free") && !is_set("admin"));
 }
 
 #[test]

@@ -373,5 +373,10 @@ pub(crate) fn parse_url(text: &str) -> Result<String, String> {
     if authority.host().is_empty() || uri.query().is_some() || text.contains('#') {
         return error(&format!("{text:?} is not the address of a registry"));
     }
-    Ok(text.trim_end_matches('/').to_owned())
+    let url = text.trim_end_matches('/');
+    // pierhead puts the path of the URL before /v2.
+    if let Some(without) = url.strip_suffix("/v2") {
+        return Err(format!("leave out /v2: write {without}"));
+    }
+    Ok(url.to_owned())
 }

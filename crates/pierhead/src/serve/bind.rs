@@ -74,9 +74,13 @@ pub(super) fn bind_admin(config: &Config) -> anyhow::Result<Option<TcpListener>>
     let Some(address) = config.admin else {
         return Ok(None);
     };
+    bind_admin_at(address, !config.key_locations.is_set("admin"))
+}
+
+fn bind_admin_at(address: SocketAddr, is_default: bool) -> anyhow::Result<Option<TcpListener>> {
     match bind(address, false) {
         Ok(listener) => Ok(Some(listener)),
-        Err(error) if address == Config::DEFAULT_ADMIN && is_in_use(&error) => {
+        Err(error) if is_default && is_in_use(&error) => {
             tracing::warn!(
                 "{address} is in use: pierhead starts without an admin listener, so without metrics and `pierhead cache`; \
                  set another address with --admin"
@@ -97,6 +101,17 @@ fn is_in_use(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::exit_code::reason_of;
+
+    #[tokio::test]
+    async fn only_the_default_admin_address_may_be_in_use() {
+        let other = bind("127.0.0.1:0".parse().expect("an address"), false);
+        let other = other.expect("a listener");
+        let address = other.local_addr().expect("an address");
+        assert!(matches!(bind_admin_at(address, true), Ok(None)));
+        let error = bind_admin_at(address, false).expect_err("in use");
+        assert_eq!(reason_of(&error), ExitReason::InUse, "{error:#}");
+    }
 
     #[test]
     fn each_kind_of_bind_error_has_its_exit_code() {

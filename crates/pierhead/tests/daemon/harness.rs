@@ -34,23 +34,22 @@ pub(crate) struct Daemon {
     log: watch::Receiver<String>,
 }
 
+/// Returns a command with an admin listener on a free port.
 fn serving(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = serving_with_default_admin(folder);
+    command.args(["--admin", "127.0.0.1:0"]).args(arguments);
+    command
+}
+
+fn serving_with_default_admin(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
     command
-        .args([
-            "serve",
-            "--listen",
-            "127.0.0.1:0",
-            "--admin",
-            "127.0.0.1:0",
-            "--config",
-        ])
+        .args(["serve", "--listen", "127.0.0.1:0", "--config"])
         .arg(folder.join("pierhead.toml"))
         .arg("--data")
         .arg(folder.join("data"))
         .arg("--ready-file")
         .arg(folder.join("ready"))
-        .args(arguments)
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
@@ -76,6 +75,17 @@ fn follow(child: &mut Child) -> watch::Receiver<String> {
     receiver
 }
 
+/// Creates the folder of a daemon, with its configuration.
+fn configured(config: &str) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pierhead.toml");
+    std::fs::write(&file, config).expect("the file is written");
+    // Sets the mode of the file independently of the umask.
+    let everybody = std::fs::Permissions::from_mode(0o644);
+    std::fs::set_permissions(file, everybody).expect("a new mode");
+    folder
+}
+
 impl Daemon {
     /// Starts a daemon with this configuration, and waits until it is ready.
     pub(crate) async fn start(config: &str, arguments: &[&str]) -> Self {
@@ -88,14 +98,20 @@ impl Daemon {
         arguments: &[&str],
         more: impl FnOnce(&mut Command),
     ) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let file = folder.path().join("pierhead.toml");
-        std::fs::write(&file, config).expect("the file is written");
-        // Sets the mode of the file independently of the umask.
-        let everybody = std::fs::Permissions::from_mode(0o644);
-        std::fs::set_permissions(file, everybody).expect("a new mode");
+        let folder = configured(config);
         let mut command = serving(folder.path(), arguments);
         more(&mut command);
+        Self::run(folder, command).await
+    }
+
+    /// Starts a daemon with the default address of the admin listener.
+    pub(crate) async fn start_with_default_admin() -> Self {
+        let folder = configured("");
+        let command = serving_with_default_admin(folder.path());
+        Self::run(folder, command).await
+    }
+
+    async fn run(folder: TempDir, mut command: Command) -> Self {
         let mut child = command.spawn().expect("it starts");
         let mut log = follow(&mut child);
         let ready = folder.path().join("ready");

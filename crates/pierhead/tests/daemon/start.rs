@@ -107,7 +107,7 @@ async fn a_port_in_use_is_an_error_with_its_address() {
 async fn pierhead_starts_without_an_admin_listener_if_its_default_port_is_in_use() {
     // Occupies the port, unless another process of the host already uses it.
     let _taken = std::net::TcpListener::bind("127.0.0.1:5001");
-    let daemon = Daemon::start("", &["--admin", "127.0.0.1:5001"]).await;
+    let daemon = Daemon::start_with_default_admin().await;
     assert!(
         daemon.log().contains("127.0.0.1:5001 is in use"),
         "{}",

@@ -38,7 +38,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "listen",
-        help: "Addresses on which pierhead serves clients.",
+        help: "Addresses on which pierhead serves clients: IP:PORT or localhost:PORT.",
         kind: Kind::Addresses,
         example: "[\"0.0.0.0:5000\"]",
         reload: Reload::Restart(|new, old| new.listen.clone_from(&old.listen)),
@@ -49,7 +49,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         section: "",
         name: "data",
         help: "The data folder, which has the cache and all state. Only one process can use the \
-               folder at a time.",
+               folder at a time. A user other than root without HOME gets ./pierhead-data.",
         kind: Kind::Path,
         example: "\"/var/lib/pierhead\"",
         reload: Reload::Restart(|new, old| new.data.clone_from(&old.data)),

@@ -16,7 +16,7 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
         help: "One URL, or a list of URLs in the order of preference, such as mirrors before the \
                registry itself; without it, https://NAME. pierhead tries the next URL when one \
                fails, does not have the content, denies it, or does not respond within a second. \
-               http:// and private addresses are allowed.",
+               http:// and private addresses are allowed. A path in a URL comes before /v2.",
         kind: Kind::Urls,
         example: "[\"https://mirror.example\", \"https://registry.example\"]",
         reload: Reload::Live,
@@ -27,7 +27,8 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
         section: "",
         name: "credential_hosts",
         help: "Hosts in `addresses` to which pierhead sends the credentials of this table. \
-               Without this key, pierhead sends the credentials only to the host that has the \
+               With one address, pierhead sends the credentials to its host. With several \
+               addresses and without this key, pierhead sends them only to the host that has the \
                name of the registry. Any other host gets the credentials of the table with its \
                own name, such as [upstreams.\"mirror.example\"], or none.",
         kind: Kind::Hosts,
