@@ -603,6 +603,16 @@ fn the_start_order_is_recorded_and_sent_to_the_server() -> Result<()> {
         "{said}"
     );
     ensure!(said.contains("sent an order of 2 files"), "{said}");
+    // The order of a command that fails is not the order of a start.
+    let failed = Command::new(paths::pierhead()?)
+        .args(["trace", "--image", "app:1", "--via", &via, "--root"])
+        .arg(&root)
+        .args(["--", "cat"])
+        .args([root.join("usr/bin/app"), root.join("missing")])
+        .output()?;
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    ensure!(failed.status.code() == Some(1), "{said}");
+    ensure!(said.contains("nothing was sent"), "{said}");
     Ok(())
 }
 

@@ -39,6 +39,9 @@ pub(crate) struct Stat {
     pub(crate) reserved: u64,
     /// Maximum of the sum of `used` and `reserved`, in bytes.
     pub(crate) capacity: u64,
+    /// Bytes that the cache can hold now: `capacity`, or less if the disk has less room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) room: Option<u64>,
     /// Number of downloads in progress.
     pub(crate) fills: u64,
     /// Bytes of pinned blobs.
@@ -306,6 +309,10 @@ pub(crate) struct Pin {
     pub(crate) image: String,
     /// Digests that the pin protects; empty after an unpin.
     pub(crate) digests: Vec<Digest>,
+    /// After a pin of an image of which no platform is completely cached: the number of these
+    /// digests whose blob is not in the cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) missing: Option<usize>,
 }
 
 /// The request body of a prune: the target size.

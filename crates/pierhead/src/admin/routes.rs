@@ -32,6 +32,14 @@ fn fail(status: StatusCode, error: impl ToString) -> Box<AdminResponse> {
     Box::new(error_response(status, error.to_string()))
 }
 
+/// The error of a pin with its cause, and the fix of a full disk.
+fn pin_error(error: pierhead_cache::Error) -> String {
+    let is_full = matches!(&error, pierhead_cache::Error::Io { source, .. }
+        if source.kind() == std::io::ErrorKind::StorageFull);
+    let fix = if is_full { ": free disk space" } else { "" };
+    format!("{:#}{fix}", anyhow::Error::from(error))
+}
+
 impl Admin {
     /// Returns the response to a request. `may_serve_all` is false for a connection that may send
     /// only health probes.
@@ -170,6 +178,7 @@ impl Admin {
             used: stat.used,
             reserved: stat.reserved,
             capacity: stat.capacity,
+            room: Some(self.cache.room()),
             fills: stat.fills,
             pinned: stat.pinned,
             memory: process::resident_bytes(),
@@ -232,7 +241,11 @@ impl Admin {
         let pins = self.cache.pins().into_iter();
         Pins {
             pins: pins
-                .map(|(image, digests)| Pin { image, digests })
+                .map(|(image, digests)| Pin {
+                    image,
+                    digests,
+                    missing: None,
+                })
                 .collect(),
         }
     }
@@ -244,14 +257,24 @@ impl Admin {
                 format!("{why}; `pierhead cache warm --pin {reference}` pulls and pins it"),
             )
         })?;
+        // An image of several platforms is rarely complete: one complete platform is enough.
+        let is_complete = digests
+            .platforms
+            .iter()
+            .any(|platform| platform.is_complete);
         let digests = digests.digests;
         let image = reference.to_string();
         self.cache
             .pin(&image, digests.clone())
             .await
-            .map_err(|error| fail(StatusCode::INSUFFICIENT_STORAGE, error))?;
+            .map_err(|error| fail(StatusCode::INSUFFICIENT_STORAGE, pin_error(error)))?;
         tracing::info!(%image, blobs = digests.len(), "image pinned");
-        Ok(json(&Pin { image, digests }))
+        let is_missing = |digest: &&Digest| !self.cache.is_stored(digest);
+        Ok(json(&Pin {
+            image,
+            missing: (!is_complete).then(|| digests.iter().filter(is_missing).count()),
+            digests,
+        }))
     }
 
     async fn unpin(&self, reference: &Reference) -> Outcome {
@@ -262,6 +285,7 @@ impl Admin {
                 Ok(json(&Pin {
                     image,
                     digests: Vec::new(),
+                    missing: None,
                 }))
             }
             Ok(false) => Err(fail(

@@ -187,7 +187,7 @@ pub(crate) enum CacheCommand {
         /// Target size of the whole data folder, such as 10GiB
         #[arg(long, value_name = "SIZE", value_parser = pierhead_oci::units::parse_bytes)]
         to: Option<u64>,
-        /// Delete all bundles and every blob that is not pinned
+        /// Delete all bundles (not the indexes of pinned images) and every blob that is not pinned
         #[arg(long)]
         all: bool,
     },

@@ -29,12 +29,12 @@ pub(super) fn log_start(
         .map(|address| format!("{scheme}://{address}"))
         .collect();
     tracing::info!(
-        "pierhead {} listens on {}; data in {}, {} of {} used; eviction {}, admission {}; admin {}",
+        "pierhead {} listens on {}; data in {}, {} of {}; eviction {}, admission {}; admin {}",
         env!("CARGO_PKG_VERSION"),
         list.join(" "),
         config.data.display(),
         human_bytes(stat.used),
-        human_bytes(stat.capacity),
+        room_used(cache.room(), stat.capacity),
         config.eviction.policy.name(),
         config.eviction.admission.name(),
         admin.map_or_else(|| "off".to_owned(), |address| format!("http://{address}")),
@@ -42,6 +42,19 @@ pub(super) fn log_start(
     let name = config.tls.cert.as_deref().map(files::first_name);
     if let Some(text) = listen.first().and_then(|first| usage(*first, name)) {
         tracing::info!("{text}");
+    }
+}
+
+/// Returns the size of the cache after the used bytes: of the room on the disk, if it is less than
+/// `cache.size`.
+fn room_used(room: u64, capacity: u64) -> String {
+    match room < capacity {
+        true => format!(
+            "{} used (cache.size {})",
+            human_bytes(room),
+            human_bytes(capacity)
+        ),
+        false => format!("{} used", human_bytes(capacity)),
     }
 }
 
@@ -55,8 +68,8 @@ fn usage(listener: SocketAddr, name: Option<Option<String>>) -> Option<String> {
             .ok()?,
     };
     Some(format!(
-        "try `docker pull {}/docker.io/library/alpine`; for all of Docker Hub put \
-         {{\"registry-mirrors\": [\"{address}\"]}} into /etc/docker/daemon.json",
+        "try `docker pull {}/docker.io/library/alpine`; for all of Docker Hub run \
+         `sudo pierhead setup docker --address {address}`",
         address.authority()
     ))
 }
@@ -78,14 +91,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_room_on_the_disk_is_shown_if_it_is_less_than_the_size() {
+        let (mib, gib) = (1 << 20, 1 << 30);
+        assert_eq!(room_used(gib, gib), "1.0 GiB used");
+        assert_eq!(
+            room_used(30 * mib, gib),
+            "30.0 MiB used (cache.size 1.0 GiB)"
+        );
+    }
+
+    #[test]
     fn the_usage_has_the_host_name_of_the_certificate() {
         let listener = "0.0.0.0:5000".parse().expect("an address");
         let text = usage(listener, None).expect("an address");
-        assert!(text.contains("\"http://127.0.0.1:5000\""), "{text}");
+        assert!(text.contains("--address http://127.0.0.1:5000`"), "{text}");
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("tls.crt");
         for (names, expected) in [
-            (&["*.b", "p.b"][..], Some("\"https://p.b:5000\"")),
+            (&["*.b", "p.b"][..], Some("--address https://p.b:5000`")),
             (&["127.0.0.1"], None),
         ] {
             let names: Vec<_> = names.iter().map(|it| (*it).to_owned()).collect();

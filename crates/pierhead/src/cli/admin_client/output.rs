@@ -92,7 +92,7 @@ impl Output {
         if self.json {
             self.object(pin)
         } else {
-            self.result_line(format!("pinned {}, {} blobs", pin.image, pin.digests.len()))
+            self.result_line(pinned_line(pin))
         }
     }
 
@@ -133,11 +133,27 @@ impl Output {
     }
 }
 
+/// The line about an image that was pinned.
+fn pinned_line(pin: &Pin) -> String {
+    let Pin {
+        image,
+        digests,
+        missing,
+    } = pin;
+    let blobs = digests.len();
+    match missing {
+        None => format!("pinned {image}, {blobs} blobs"),
+        Some(missing) => format!(
+            "pinned {image}, {blobs} blobs, of which {missing} are not cached: `pierhead cache warm --pin {image}` pulls them"
+        ),
+    }
+}
+
 /// A row of the table of blobs.
 fn blob_line(blob: &Blob) -> String {
     let size = human_bytes(blob.size);
-    let pinned = if blob.pinned { "pinned" } else { "" };
-    let kind = blob.media_type.as_deref().unwrap_or("");
+    let pinned = if blob.pinned { "pinned" } else { "-" };
+    let kind = blob.media_type.as_deref().unwrap_or("-");
     let text = format!(
         "{}  {size:>10}  {:>8}  {pinned:6}  {kind}{}",
         blob.digest,
@@ -215,8 +231,9 @@ fn stat_lines(stat: &Stat) -> Vec<String> {
     let mut lines = Vec::new();
     let filled = stat.used.saturating_add(stat.reserved);
     // A capacity of 0 counts as full.
+    let room = stat.room.unwrap_or(stat.capacity);
     let percent = (u128::from(filled) * 100)
-        .checked_div(u128::from(stat.capacity))
+        .checked_div(u128::from(room))
         .unwrap_or(100);
     lines.push(format!(
         "pierhead    {}, up {}",
@@ -226,9 +243,16 @@ fn stat_lines(stat: &Stat) -> Vec<String> {
     lines.push(format!("listens on  {}", stat.listen.join(" ")));
     lines.push(format!("data        {}", stat.data));
     lines.push(format!(
-        "used        {} of {} ({percent} %)",
+        "used        {} of {} ({percent} %){}",
         human_bytes(filled),
-        human_bytes(stat.capacity)
+        human_bytes(room),
+        match room < stat.capacity {
+            true => format!(
+                "; cache.size is {}, but the disk has no more room above cache.min_free",
+                human_bytes(stat.capacity)
+            ),
+            false => String::new(),
+        }
     ));
     lines.push(format!(
         "blobs       {}, {}",
@@ -449,6 +473,12 @@ eviction    learned, 9 evicted
 admission   second-hit, refused: 1 by policy
 written     5.0 MiB today (UTC)";
         assert_eq!(stat_lines(&stat).join("\n"), expected);
+        let small = Stat {
+            room: Some(5 << 30),
+            ..self::stat()
+        };
+        let used = "used        4.0 GiB of 5.0 GiB (80 %); cache.size is 10.0 GiB, but";
+        assert!(stat_lines(&small)[3].starts_with(used), "{small:?}");
         // The help explains the name of each line, also of the lines that not every daemon prints.
         let help = crate::cli::Cli::command();
         let help = ["cache", "stat"].into_iter().fold(help, |of, name| {
@@ -528,7 +558,7 @@ opened      7 on the tier, 8 as hot ranges, 9 on the disk";
             images: Vec::new(),
         };
         let row = |blob: &Blob| blob_line(blob).replace(&digest.to_string(), "D");
-        assert_eq!(row(&blob), "D     3.0 MiB     never");
+        assert_eq!(row(&blob), "D     3.0 MiB     never  -       -");
         blob.pinned = true;
         blob.media_type = Some("text/plain".to_owned());
         assert_eq!(row(&blob), "D     3.0 MiB     never  pinned  text/plain");
@@ -651,6 +681,27 @@ opened      7 on the tier, 8 as hot ranges, 9 on the disk";
             };
             assert_eq!(excess(&pruned, target).as_deref(), expected);
         }
+    }
+
+    #[test]
+    fn a_pin_of_an_incomplete_image_says_so() {
+        let mut pin = Pin {
+            image: "docker.io/library/redis:7".to_owned(),
+            digests: vec![pierhead_oci::Digest::of(
+                pierhead_oci::Algorithm::Sha256,
+                b"",
+            )],
+            missing: None,
+        };
+        let line = "pinned docker.io/library/redis:7, 1 blobs";
+        assert_eq!(pinned_line(&pin), line);
+        pin.missing = Some(4);
+        let line = pinned_line(&pin);
+        assert!(line.contains("of which 4 are not cached"), "{line}");
+        assert!(
+            line.contains("cache warm --pin docker.io/library/redis:7`"),
+            "{line}"
+        );
     }
 
     #[test]

@@ -260,7 +260,8 @@ fn comment_problem(help: &str) -> Option<&'static str> {
     }
 }
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+/// Adds the source files of a folder to `found`, without tests.
+pub(super) fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a readable folder") {
         let path = entry.expect("an entry").path();
         let name = path

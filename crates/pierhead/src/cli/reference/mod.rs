@@ -7,6 +7,7 @@ mod cli;
 mod configuration;
 mod http_api;
 mod limits;
+mod logs;
 
 use std::fs;
 use std::path::PathBuf;

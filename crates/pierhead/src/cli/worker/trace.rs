@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use pierhead_worker::trace::{self, RecordOptions, Recording, TraceSubject};
@@ -41,7 +42,11 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Com
     if let Some(output) = &args.output {
         write(&paths, output)?;
     }
-    if let Some(server) = &server {
+    // A command that fails to start opens other files than a container that starts.
+    let failed = status.filter(|status| !status.success());
+    if let (Some(failed), Some(_)) = (&failed, &server) {
+        progress.note(&nothing_sent(failed));
+    } else if let Some(server) = &server {
         let platform = platform(args.platform.as_ref());
         let sent = trace::send(server, &args.image, &platform, &paths, &progress)?;
         let matched = match sent.matched {
@@ -55,14 +60,21 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Com
             paths.len()
         ));
     }
-    match status {
-        Some(status) if !status.success() => {
+    match failed {
+        Some(status) => {
             let code = status.code().or_else(|| Some(128 + status.signal()?));
             let code = code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
             Err(CommandError::Code(code))
         }
-        _ => Ok(()),
+        None => Ok(()),
     }
+}
+
+/// Returns the note about a command that failed before the recording ended.
+fn nothing_sent(status: &ExitStatus) -> String {
+    format!(
+        "nothing was sent: the command ended with {status} before the recording ended; --output keeps the order"
+    )
 }
 
 fn record(args: &TraceArgs, progress: &TerminalProgress) -> Result<Recording, CommandError> {
