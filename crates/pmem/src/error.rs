@@ -10,7 +10,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Error {
     /// Another process, or another handle in this process, has the region open.
-    #[error("{} is in use by another process or already open in this one: a region has one owner", .0.display())]
+    #[error("{} is in use by another process", .0.display())]
     Busy(PathBuf),
     /// The file cannot be the requested region.
     #[error("{}: {why}", .path.display())]

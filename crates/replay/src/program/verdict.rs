@@ -109,7 +109,7 @@ impl fmt::Display for Verdict {
             }
             (Some(_), _) => write!(
                 f,
-                "keep {current}: no policy that was replayed waits {MIN_PERCENT} % less"
+                "keep {current}: no replayed policy waits at least {MIN_PERCENT} % less"
             ),
             (None, _) => write!(
                 f,
