@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use pierhead_atomic_file as atomic_file;
+use pierhead_atomic_file::{self as atomic_file, open_regular_with};
 use pierhead_oci::{Algorithm, Digest};
-use rustix::fs::statfs;
+use rustix::fs::{OFlags, statfs};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::page_cache::is_in_memory;
@@ -131,21 +131,38 @@ impl DiskTier {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             // A folder with the name of a blob was not made by pierhead. A folder with the name of
             // a blob is removed only if it is empty.
-            Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir(path),
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => match fs::remove_dir(path)
+            {
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => set_aside(path),
+                removed => removed,
+            },
             other => other,
         }
     }
 }
 
+/// Renames a folder that has the name of a blob and contains files. pierhead made neither, so it
+/// deletes neither.
+fn set_aside(folder: &Path) -> io::Result<()> {
+    let mut to = folder.as_os_str().to_owned();
+    to.push(".damaged");
+    fs::rename(folder, &to).map_err(|error| {
+        let text = format!("cannot rename the folder {}: {error}", folder.display());
+        io::Error::new(error.kind(), format!("{text}; remove this folder"))
+    })?;
+    let to = to.display();
+    tracing::error!(folder = %folder.display(), %to, "a folder has the name of a blob: renamed; remove it if you do not need its files");
+    Ok(())
+}
+
 impl Tier for DiskTier {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
         let path = self.staged_path(digest);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
+        let mut options = OpenOptions::new();
+        (options.read(true).write(true))
             .create(true)
-            .truncate(false)
-            .open(&path)?;
+            .truncate(false);
+        let file = open_regular_with(&mut options, OFlags::empty(), &path)?;
         let found = file.metadata()?.len();
         // A crash during the commit leaves a staging file with content and trailer. A new fill of
         // this blob reuses only the content.
