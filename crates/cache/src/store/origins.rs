@@ -3,17 +3,16 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use pierhead_atomic_file::open_regular_with;
+use pierhead_atomic_file::{open_regular, open_regular_with};
 use pierhead_host::read_kernel_file;
 use pierhead_oci::Digest;
 use rustix::fs::OFlags;
 
 use crate::error::Error;
 use crate::origin::Origin;
-use crate::regular_file;
 
 /// The folder `origins/`. The folder has one empty file per fill, whose name contains digest and
 /// registry. Invariants:
@@ -47,8 +46,10 @@ impl Origins {
     pub(crate) fn are_proven(&self) -> bool {
         self.boot_file.as_ref().is_none_or(|file| {
             boot_id().is_some_and(|boot| {
-                let read = regular_file::read(file, boot.len() + 1);
-                read.is_ok_and(|it| it == boot.as_bytes())
+                let mut recorded = Vec::new();
+                let read = open_regular(file)
+                    .and_then(|file| file.take(boot.len() as u64 + 1).read_to_end(&mut recorded));
+                read.is_ok() && recorded == boot.as_bytes()
             })
         })
     }
