@@ -28,10 +28,10 @@ impl HotRanges {
     }
 }
 
-/// Layer indexes in a folder, each created once.
-pub(super) struct Indices {
+/// A cache of layer indexes in a temporary folder. Each index is created once.
+pub(super) struct LayerIndexCache {
     folder: tempfile::TempDir,
-    made: HashMap<Digest, LayerIndex>,
+    created: HashMap<Digest, LayerIndex>,
 }
 
 struct InMemory(Bytes);
@@ -49,32 +49,36 @@ impl pierhead_toc::Blob for InMemory {
     }
 }
 
-impl Indices {
+impl LayerIndexCache {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
             folder: tempfile::tempdir()?,
-            made: HashMap::new(),
+            created: HashMap::new(),
         })
     }
 
     fn index(&mut self, (digest, bytes): &Blob, request: &Request<'_>) -> Result<LayerIndex> {
-        if let Some(made) = self.made.get(digest) {
-            return Ok(made.clone());
+        if let Some(index) = self.created.get(digest) {
+            return Ok(index.clone());
         }
         let blob = InMemory(bytes.clone());
         let out = self.folder.path().join(digest.hex());
         let index = layer::index(&blob, request, &mut NoPacing, &out)?;
-        self.made.insert(*digest, index.clone());
+        self.created.insert(*digest, index.clone());
         Ok(index)
     }
 
-    /// The ranges of each layer that contain the files of a trace (one path per line).
-    pub(super) fn of_trace(&mut self, image: &Image, trace: &Path) -> Result<Vec<HotRanges>> {
+    /// Returns the ranges of each layer that contain the files of a trace (one path per line).
+    pub(super) fn hot_ranges_of_trace(
+        &mut self,
+        image: &Image,
+        trace: &Path,
+    ) -> Result<Vec<HotRanges>> {
         let lines = std::fs::read_to_string(trace);
         let lines = lines.with_context(|| trace.display().to_string())?;
         let manifest: Value = serde_json::from_slice(&image.manifest.1)?;
         let config: Value = serde_json::from_slice(&image.config.1)?;
-        let mut indices = Vec::new();
+        let mut indexes = Vec::new();
         // Maps each path to its layer and contents. If several layers contain the path, the
         // uppermost layer counts.
         let mut files: HashMap<Vec<u8>, (usize, FileDigest)> = HashMap::new();
@@ -99,16 +103,16 @@ impl Indices {
                     None => files.remove(&entry.path),
                 };
             }
-            indices.push(index);
+            indexes.push(index);
         }
-        let mut wanted = vec![Vec::new(); indices.len()];
+        let mut wanted = vec![Vec::new(); indexes.len()];
         for line in lines.lines() {
             if let Some((nth, content)) = files.get(line.trim_start_matches('/').as_bytes()) {
                 wanted[*nth].push(*content);
             }
         }
         let mut hot_ranges = Vec::new();
-        for ((index, contents), (layer, bytes)) in indices.iter().zip(wanted).zip(&image.layers) {
+        for ((index, contents), (layer, bytes)) in indexes.iter().zip(wanted).zip(&image.layers) {
             let blob = Arc::new(InMemory(bytes.clone()));
             let ranges = index.hot_ranges(blob, &contents, &mut NoPacing)?;
             if !ranges.is_empty() {

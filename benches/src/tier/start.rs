@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pierhead_cache::Placement;
 
-use super::hot_ranges::{HotRanges, Indices, sample};
+use super::hot_ranges::{HotRanges, LayerIndexCache, sample};
 use super::images::Image;
 use super::setting::{Fast, Setting, World};
 use crate::statistics::mega;
@@ -50,14 +50,14 @@ struct Sum {
 impl Starts<'_> {
     /// Starts each image from each location with an empty page cache, and prints the table.
     pub(super) async fn run(&self, folder: &Path, world: &World, images: &[Image]) -> Result<()> {
-        let mut indices = Indices::new()?;
+        let mut indexes = LayerIndexCache::new()?;
         let (mut sums, mut touched_bytes, mut traced) = ([Sum::default(); 3], 0, 0);
         for image in images {
             let trace = self.traces.map(|folder| folder.join(&image.name));
             let hot_ranges = match trace.filter(|trace| trace.exists()) {
                 Some(trace) => {
                     traced += 1;
-                    indices.of_trace(image, &trace)?
+                    indexes.hot_ranges_of_trace(image, &trace)?
                 }
                 None => sample(image, self.seed),
             };

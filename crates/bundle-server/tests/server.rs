@@ -117,7 +117,7 @@ fn image_and_update() -> (images::Image, images::Image) {
 fn base_image_of(image: &images::Image) -> RequestBase {
     RequestBase {
         manifest: image.root,
-        is_known: true,
+        is_usable: true,
         has_layers: false,
     }
 }
@@ -355,7 +355,7 @@ fn an_update_has_the_missing_contents_and_ignores_unknown_base_images() {
     assert_eq!(offer(&bundle_server, &update), State::Ready);
     let unknown_image = RequestBase {
         manifest: FileDigest::of(b"stranger").into(),
-        is_known: false,
+        is_usable: false,
         has_layers: false,
     };
     let base_images = [unknown_image, base_image_of(&old)];
@@ -807,7 +807,7 @@ fn permutations_of_base_images_share_one_plan() {
         let mut base_images: Vec<_> = base_images.map(|it| base_image_of(&it.image)).collect();
         base_images.push(RequestBase {
             manifest: FileDigest::of(&random.u64(..).to_le_bytes()).into(),
-            is_known: false,
+            is_usable: false,
             has_layers: false,
         });
         random.shuffle(&mut base_images);
@@ -1854,7 +1854,7 @@ fn optimized_frames_replace_fast_ones() {
     // same packs.
     let unknown_image = RequestBase {
         manifest: FileDigest::of(b"stranger").into(),
-        is_known: false,
+        is_usable: false,
         has_layers: false,
     };
     let derived = bundle_server
@@ -1966,7 +1966,7 @@ fn plans_stay_within_their_budget() {
     for nth in 0..20_u32 {
         let unknown_image = RequestBase {
             manifest: FileDigest::of(&nth.to_le_bytes()).into(),
-            is_known: false,
+            is_usable: false,
             has_layers: false,
         };
         let bundle = bundle_server

@@ -1,9 +1,10 @@
 //! The types of frames. A frame is a group of file contents that are compressed together: the unit
 //! that the server packs and sends, and at which a download resumes.
 //!
-//! In a bundle and in a pack, a frame is one *record*: a head of [`RECORD_HEAD`] bytes, and the
-//! payload. The header of the bundle says which contents result from decoding the payload, and
-//! which bases (old contents) are needed. So the server can send the records of packs unchanged.
+//! In a bundle and in a pack (a file in which the server stores frames), a frame is one *record*: a
+//! head of [`RECORD_HEAD`] bytes, and the payload. The header of the bundle says which contents
+//! result from decoding the payload, and which bases (old contents) are needed. So the server can
+//! send the records of packs unchanged.
 
 use crate::Error;
 use pierhead_toc::FileDigest;

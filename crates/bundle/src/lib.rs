@@ -1,5 +1,6 @@
-//! The wire format of delta bundles: responses with the file contents and patches that a worker
-//! lacks of a container image. The crate has the requests, the header, the frames and the patches.
+//! The wire format of delta bundles: responses with the file contents of a container image that a
+//! worker lacks, whole or as patches. The crate has the requests, the header, the frames and the
+//! patches.
 //!
 //! The crate does no I/O and starts no thread. The server writes bundles with this crate, and the
 //! worker reads bundles with it.

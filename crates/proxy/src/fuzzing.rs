@@ -91,9 +91,9 @@ pub fn routed(input: &[u8]) {
 /// Checks the filter of cached referrers, and the pages of a cached list of tags. The first line of
 /// the input is the query, the rest is the list.
 pub fn lists(input: &[u8]) {
-    let range = input.iter().position(|byte| *byte == b'\n');
-    let (query, list) = range.map_or((&b""[..], input), |range| {
-        (&input[..range], &input[range + 1..])
+    let line_end = input.iter().position(|byte| *byte == b'\n');
+    let (query, list) = line_end.map_or((&b""[..], input), |line_end| {
+        (&input[..line_end], &input[line_end + 1..])
     });
     if let Ok(index) = filtered(list, "application/x") {
         let index: serde_json::Value = serde_json::from_slice(&index).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! Tests of failing upstreams and disks, deleted images, and refused requests: the responses are
-//! stale, have the status 403, 404 or 503, or are aborted. No request hangs, gets the status 429,
-//! or gets a corrupt byte.
+//! Tests of failing upstreams and disks, deleted images, and requests that the upstream or pierhead
+//! refuses. pierhead recovers without notice, or its response is stale, has the status 403, 404 or
+//! 503, or is aborted. No request hangs, gets the status 429, or gets a corrupt byte.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 mod common;

@@ -468,7 +468,8 @@ fn an_access_log_of_nginx_ends_with_a_verdict() {
 fn a_log_of_distribution_is_replayed_in_both_of_its_formats() {
     let folder = folder();
     let hash = |blob: char| blob.to_string().repeat(64);
-    // distribution also writes each request in Apache's format. That line does not count.
+    // CNCF Distribution also writes each request in the Apache log format. That line does not
+    // count.
     let text_line = |second: u32, blob: char, status: u32| {
         let (target, time) = (
             format!("/v2/team/app/blobs/sha256:{}", hash(blob)),

@@ -23,13 +23,14 @@ pub enum Leaf<'a> {
     Symlink(&'a [u8]),
 }
 
+/// A file or a symbolic link. The numbers up to `target_end` are offsets in [`Tree::bytes`].
 #[derive(Clone, Copy, Debug)]
 struct Name {
     start: u32,
-    path: u32,
+    path_end: u32,
     /// End of the target of a symbolic link, which is stored after the path. For a file, this
-    /// equals `path`.
-    end: u32,
+    /// equals `path_end`.
+    target_end: u32,
     content: u32,
 }
 
@@ -37,7 +38,7 @@ struct Name {
 /// million files below one long path.
 const MAX_PATHS: usize = 96 << 20;
 
-/// Content number of directories, links and devices.
+/// Content number of directories, symbolic links and devices.
 const NO_CONTENT: u32 = u32::MAX;
 
 impl<'a> Tree<'a> {
@@ -89,12 +90,12 @@ impl<'a> Tree<'a> {
         };
         let start = at(self.bytes.len())?;
         self.bytes.extend_from_slice(path);
-        let middle = at(self.bytes.len())?;
+        let path_end = at(self.bytes.len())?;
         self.bytes.extend_from_slice(target);
         self.names.push(Name {
             start,
-            path: middle,
-            end: at(self.bytes.len())?,
+            path_end,
+            target_end: at(self.bytes.len())?,
             content,
         });
         Ok(())
@@ -114,14 +115,14 @@ impl<'a> Tree<'a> {
     pub fn path(&self, at: usize) -> &[u8] {
         self.names
             .get(at)
-            .map_or(&[], |name| self.slice(name.start, name.path))
+            .map_or(&[], |name| self.slice(name.start, name.path_end))
     }
 
     /// Returns the object at a position of the tree.
     pub fn leaf(&self, at: usize) -> Option<Leaf<'_>> {
         let name = self.names.get(at)?;
         Some(match name.content {
-            NO_CONTENT => Leaf::Symlink(self.slice(name.path, name.end)),
+            NO_CONTENT => Leaf::Symlink(self.slice(name.path_end, name.target_end)),
             number => Leaf::File(number),
         })
     }
@@ -134,7 +135,7 @@ impl<'a> Tree<'a> {
 
     /// Finds the position of a path by a binary search. Symbolic links are not followed.
     pub fn find(&self, path: &[u8]) -> Option<usize> {
-        let order = |name: &Name| compare(self.slice(name.start, name.path), path);
+        let order = |name: &Name| compare(self.slice(name.start, name.path_end), path);
         self.names.binary_search_by(order).ok()
     }
 

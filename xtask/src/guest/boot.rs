@@ -66,8 +66,8 @@ pub(crate) enum ConsoleOutput {
 }
 
 impl Boot {
-    /// Starts `qemu`, and kills it after `limit`. The standard input and output of this process
-    /// become those of the guest's command.
+    /// Starts `qemu`, and kills it after `limit`. QEMU's standard input and output are those of the
+    /// guest's command: see [`Boot::say`] and [`Boot::listen`].
     ///
     /// # Errors
     /// QEMU cannot be started.

@@ -1,6 +1,6 @@
-//! Plans a bundle (the file contents and patches that a worker lacks): decides which contents the
-//! server sends whole and which as patches, how the contents are grouped into frames, and in which
-//! order the server sends the frames.
+//! Plans a bundle (the file contents that a worker lacks, whole or as patches): decides which
+//! contents the server sends whole and which as patches, how the contents are grouped into frames,
+//! and in which order the server sends the frames.
 
 mod groups;
 mod matching;

@@ -34,14 +34,14 @@ impl LoadedBase {
     }
 }
 
-/// Makes the header of a bundle of these frames. `layers` says whether the worker rebuilds the
+/// Makes the header of a bundle of these frames. `with_layers` says whether the worker rebuilds the
 /// layers of the image. `records` is the number of bytes of all records.
 pub(super) fn header(
     documents: &Documents,
     want: &ImageToc,
     base_images: &[LoadedBase],
     frames: &[Frame],
-    (layers, records): (bool, u64),
+    (with_layers, records): (bool, u64),
     level: i32,
 ) -> Result<Header, Error> {
     let base = base_images.iter().position(|base| base.toc.is_some());
@@ -56,7 +56,7 @@ pub(super) fn header(
         },
     };
     Ok(Header {
-        layers,
+        layers: with_layers,
         media_type: documents.media_type.to_string(),
         manifest: documents.manifest.clone(),
         config: documents.config.clone(),
@@ -75,9 +75,13 @@ pub(super) fn header(
 
 /// Computes which contents of the image the worker lacks. The result has one flag per content
 /// number. Compares the sorted lists of digests of all images.
-pub(super) fn needed(want: &ImageToc, base_images: &[LoadedBase], layers: bool) -> Vec<bool> {
+pub(super) fn needed(want: &ImageToc, base_images: &[LoadedBase], with_layers: bool) -> Vec<bool> {
     let all = want.contents();
-    let most = if layers { all.len() } else { want.visible() };
+    let most = if with_layers {
+        all.len()
+    } else {
+        want.visible()
+    };
     // An empty content is never needed, since it has no bytes to send.
     let is_wanted = |number| number < most && all.size(number) != Some(0);
     let mut needed: Vec<_> = (0..all.len()).map(is_wanted).collect();

@@ -1,4 +1,5 @@
-//! Types of the server's API: an image, its state, and a base image that a request names.
+//! Types of the server's API: an image, its state, and a base image that a request names (an image
+//! whose contents the worker already has).
 
 use pierhead_bundle::api::Progress;
 use pierhead_oci::Digest;
@@ -35,13 +36,13 @@ pub struct RequestBase {
     pub manifest: Digest,
     /// Whether a plan may use the base image: the server knows the image, and the client may pull
     /// it.
-    pub is_known: bool,
+    pub is_usable: bool,
     /// Whether the worker can rebuild the layers of the base image, and so has all contents of
     /// these layers.
     pub has_layers: bool,
 }
 
-/// The known base images of a request, without duplicates, in the order in which a plan uses them.
+/// The usable base images of a request, without duplicates, in the order in which a plan uses them.
 /// The list and its order do not depend on the order in the request.
 #[derive(Clone, Debug)]
 pub struct RankedBases(pub(super) Vec<RequestBase>);

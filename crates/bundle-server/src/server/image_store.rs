@@ -428,13 +428,13 @@ impl ImageStore {
         versions.into_iter().map(|(_, digest)| digest).collect()
     }
 
-    /// Returns the base images that a plan uses: the known base images, without duplicates, sorted.
+    /// Returns the base images that a plan uses: the usable ones, without duplicates, sorted.
     /// The order of this list does not depend on the order in the request: same repository first,
     /// then most layers in common, then latest.
     pub(super) fn rank_bases(&self, want: &Digest, base_images: &[RequestBase]) -> RankedBases {
-        let mut known: BTreeMap<Digest, RequestBase> = BTreeMap::new();
-        for base in base_images.iter().filter(|base| base.is_known) {
-            known.entry(base.manifest).or_insert(*base).has_layers |= base.has_layers;
+        let mut usable: BTreeMap<Digest, RequestBase> = BTreeMap::new();
+        for base in base_images.iter().filter(|base| base.is_usable) {
+            usable.entry(base.manifest).or_insert(*base).has_layers |= base.has_layers;
         }
         let mut ranked: Vec<_> = {
             let entries = self.entries.lock();
@@ -446,7 +446,7 @@ impl ImageStore {
                 let shared = row.blobs.iter().filter(|it| layers.contains(it));
                 Some((is_same, shared.count(), row.sequence))
             };
-            known
+            usable
                 .into_values()
                 .map(|base| (Reverse(rank(&base.manifest)), base))
                 .collect()

@@ -17,7 +17,7 @@ use super::expected_order::expected_order;
 use super::image_sources::contents;
 use super::open_layers::OpenLayers;
 use super::paths::remove;
-use super::plan_store::request_key;
+use super::plan_store::fresh_plan_keys;
 use super::unused_packs::packs_of;
 use crate::Error;
 use crate::pack::RecordLocation;
@@ -120,8 +120,8 @@ pub(super) fn discard(context: &Context, manifest: &Digest) {
         remove(&context.paths.layer(layer));
     }
     remove(&context.paths.toc(manifest));
-    for layers in [false, true] {
-        context.plans.delete(&request_key(manifest, &[], layers));
+    for key in fresh_plan_keys(manifest) {
+        context.plans.delete(&key);
     }
 }
 
@@ -168,7 +168,7 @@ fn pack_and_plan(
     layers: &[Indexed],
     share: &mut CpuShare,
 ) -> Result<Vec<Digest>, Error> {
-    let keys = [false, true].map(|layers| request_key(manifest, &[], layers));
+    let keys = fresh_plan_keys(manifest);
     let mut is_planned = true;
     for key in &keys {
         is_planned &= context.plans.whole(key)?.is_some();

@@ -208,10 +208,10 @@ impl BundleServer {
         &self,
         want: &Digest,
         base_images: &[RequestBase],
-        layers: bool,
+        with_layers: bool,
     ) -> Result<Bundle, Error> {
         let base_images = self.rank_bases(want, base_images);
-        self.bundle_for(ClientKey::OPERATOR, want, &base_images, layers)
+        self.bundle_for(ClientKey::OPERATOR, want, &base_images, with_layers)
     }
 
     /// Returns the base images that the bundle of `want` uses, in the order in which its plan uses
@@ -232,22 +232,24 @@ impl BundleServer {
         client: ClientKey,
         want: &Digest,
         base_images: &RankedBases,
-        layers: bool,
+        with_layers: bool,
     ) -> Result<Bundle, Error> {
         let (context, RankedBases(ranked)) = (&self.context, base_images);
         // Most requests that wait for this lock then find that another request has made their plan.
-        let _planning = context.planning.lock(request_key(want, ranked, layers));
-        if let Some(found) = self.planned(want, base_images, layers)? {
+        let _planning = context
+            .planning
+            .lock(request_key(want, ranked, with_layers));
+        if let Some(found) = self.planned(want, base_images, with_layers)? {
             return Ok(found);
         }
-        let planned = planner::plan(context, client, want, ranked, layers);
+        let planned = planner::plan(context, client, want, ranked, with_layers);
         let (key, plan) = planned.inspect_err(|error| {
             if matches!(error, Error::Missing(_)) {
                 let _ = reindex::reindex(context, want);
             }
         })?;
-        context.plans.link_sent(want, layers, &key, &plan);
-        let sent = sent_key(want, layers, &plan.etag);
+        context.plans.link_sent(want, with_layers, &key, &plan);
+        let sent = sent_key(want, with_layers, &plan.etag);
         context.plans.charge(client, &key, Some(sent), &plan);
         Ok(self.bundle_of(plan))
     }
@@ -261,10 +263,10 @@ impl BundleServer {
         &self,
         want: &Digest,
         base_images: &RankedBases,
-        layers: bool,
+        with_layers: bool,
     ) -> Result<Option<Bundle>, Error> {
         let context = &self.context;
-        let Some(key) = context.plans.key(want, &base_images.0, layers)? else {
+        let Some(key) = context.plans.key(want, &base_images.0, with_layers)? else {
             return Ok(None);
         };
         // A pack that the plan names may no longer exist, because it was optimized or evicted.
@@ -272,7 +274,7 @@ impl BundleServer {
             return Ok(None);
         };
         count(&context.counters.plan_hits);
-        context.plans.link_sent(want, layers, &key, &plan);
+        context.plans.link_sent(want, with_layers, &key, &plan);
         Ok(Some(self.bundle_of(plan)))
     }
 
@@ -286,10 +288,13 @@ impl BundleServer {
         &self,
         want: &Digest,
         base_images: &[RequestBase],
-        layers: bool,
+        with_layers: bool,
         etag: &str,
     ) -> Result<Option<Bundle>, Error> {
-        let plan = self.context.plans.sent(want, base_images, layers, etag)?;
+        let plan = self
+            .context
+            .plans
+            .sent(want, base_images, with_layers, etag)?;
         Ok(plan.map(|plan| self.bundle_of(plan)))
     }
 

@@ -10,7 +10,7 @@ use super::context::Context;
 use super::counters::count;
 use super::cpu_share::CpuShare;
 use super::plan_file::{PlanRecord, pack_locations};
-use super::plan_store::request_key;
+use super::plan_store::fresh_plan_keys;
 use super::toc_access::load_toc;
 use super::unused_packs::drop_unused_fast_packs;
 use crate::Error;
@@ -60,7 +60,7 @@ fn optimize_frames(
     // Afterwards, the TOC is read again.
     drop(load_toc(context, manifest)?);
     let mut locations = HashSet::new();
-    let keys = [false, true].map(|layers| request_key(manifest, &[], layers));
+    let keys = fresh_plan_keys(manifest);
     for key in &keys {
         let plan = context.plans.open(key)?;
         let plan = plan.ok_or_else(|| Error::Missing(format!("the plan of {manifest}")))?;

@@ -64,8 +64,8 @@ pub(super) fn prepare_pair(
         made => made?,
     };
     count(&context.counters.pairs);
-    for layers in [false, true] {
-        context.plans.delete(&fast_pair_key(new, old, layers));
+    for with_layers in [false, true] {
+        context.plans.delete(&fast_pair_key(new, old, with_layers));
     }
     Ok(())
 }
@@ -78,7 +78,7 @@ pub(super) fn fast_patches(
     context: &Context,
     client: ClientKey,
     (new, old): (&Digest, &Digest),
-    layers: bool,
+    with_layers: bool,
     deadline: &PlanDeadline<'_>,
 ) -> Result<Option<Arc<PlanFile>>, Error> {
     if !context.meter.may_write(true) {
@@ -89,15 +89,15 @@ pub(super) fn fast_patches(
     if base.contents().is_empty() {
         return Ok(None);
     }
-    let image = match layers {
+    let image = match with_layers {
         false => pierhead_toc::TocView::mounted(&want),
         true => pierhead_toc::TocView::with_layers(&want),
     };
     let effort = Effort::Waiting(context.config.fast_patch_bytes);
-    let path = fast_pair_key(new, old, layers);
+    let path = fast_pair_key(new, old, with_layers);
     // Other requests for the same update wait here, and then find the plan.
     let _pairing = context.pairing.lock(path);
-    if let Some(made) = context.plans.pair(new, old, layers)? {
+    if let Some(made) = context.plans.pair(new, old, with_layers)? {
         return Ok(Some(made));
     }
     let mut is_late = false;
@@ -170,7 +170,7 @@ fn complete_base(manifest: &Digest, toc: Arc<ImageToc>) -> LoadedBase {
     LoadedBase {
         request: RequestBase {
             manifest: *manifest,
-            is_known: true,
+            is_usable: true,
             has_layers: true,
         },
         toc: Some(toc),

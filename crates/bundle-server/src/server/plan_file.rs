@@ -137,9 +137,9 @@ impl PlanFile {
     pub(super) fn suits(&self, base_images: &[RequestBase]) -> bool {
         self.base_images.iter().all(|base| match base.usable {
             UsableContents::None => true,
-            usable => base_images.iter().any(|base_images| {
-                let has_it = base_images.has_layers || usable == UsableContents::Visible;
-                base_images.manifest == base.manifest && base_images.is_known && has_it
+            usable => base_images.iter().any(|it| {
+                let has_contents = it.has_layers || usable == UsableContents::Visible;
+                it.manifest == base.manifest && it.is_usable && has_contents
             }),
         })
     }

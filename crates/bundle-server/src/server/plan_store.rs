@@ -311,18 +311,18 @@ impl PlanStore {
         &self,
         want: &Digest,
         base_images: &[RequestBase],
-        layers: bool,
+        with_layers: bool,
     ) -> Result<Option<FileDigest>, Error> {
-        let request = request_key(want, base_images, layers);
+        let request = request_key(want, base_images, with_layers);
         if base_images.is_empty() {
             return Ok(Some(request));
         }
         for base in base_images {
-            if let Some(pair) = self.pair(want, &base.manifest, layers)? {
+            if let Some(pair) = self.pair(want, &base.manifest, with_layers)? {
                 return Ok(Some(derived_key(&request, &pair)));
             }
         }
-        let fresh = self.open_or_delete(&request_key(want, &[], layers))?;
+        let fresh = self.open_or_delete(&request_key(want, &[], with_layers))?;
         Ok(fresh.map(|fresh| derived_key(&request, &fresh)))
     }
 
@@ -332,10 +332,10 @@ impl PlanStore {
         &self,
         want: &Digest,
         base: &Digest,
-        layers: bool,
+        with_layers: bool,
     ) -> Result<Option<Arc<PlanFile>>, Error> {
         match self.open_or_delete(&optimized_pair_key(want, base))? {
-            None => self.open_or_delete(&fast_pair_key(want, base, layers)),
+            None => self.open_or_delete(&fast_pair_key(want, base, with_layers)),
             found => Ok(found),
         }
     }
@@ -415,10 +415,10 @@ impl PlanStore {
         &self,
         want: &Digest,
         base_images: &[RequestBase],
-        layers: bool,
+        with_layers: bool,
         etag: &str,
     ) -> Result<Option<Arc<PlanFile>>, Error> {
-        let key = sent_key(want, layers, etag);
+        let key = sent_key(want, with_layers, etag);
         let plan = self.open_or_delete_if(is_unusable, &key, &self.paths.sent(&key))?;
         let fits = |plan: &Arc<PlanFile>| {
             plan.etag == etag && plan.suits(base_images) && self.has_packs(plan)
@@ -428,12 +428,18 @@ impl PlanStore {
 
     /// Gives a plan its second name (a hard link) before a client receives the bundle of the plan.
     /// Later calls for the same plan do nothing.
-    pub(super) fn link_sent(&self, want: &Digest, layers: bool, key: &FileDigest, plan: &PlanFile) {
+    pub(super) fn link_sent(
+        &self,
+        want: &Digest,
+        with_layers: bool,
+        key: &FileDigest,
+        plan: &PlanFile,
+    ) {
         if plan.is_linked.swap(true, Ordering::Relaxed) {
             return;
         }
         self.paths
-            .link_plan(key, &sent_key(want, layers, &plan.etag));
+            .link_plan(key, &sent_key(want, with_layers, &plan.etag));
     }
 
     /// Deletes the superseded plans that no client used within the resume window.
@@ -495,17 +501,29 @@ fn is_unusable(error: &Error) -> bool {
 
 /// Returns the key of a request, without the plans from which the plan of this request is made. The
 /// key is a hash of everything in the request on which the header of the plan depends.
-pub(super) fn request_key(want: &Digest, base_images: &[RequestBase], layers: bool) -> FileDigest {
-    let mut text = format!("bundle {VERSION} {want} {layers}");
+/// `with_layers` says whether the worker rebuilds the layers.
+pub(super) fn request_key(
+    want: &Digest,
+    base_images: &[RequestBase],
+    with_layers: bool,
+) -> FileDigest {
+    let mut text = format!("bundle {VERSION} {want} {with_layers}");
     for base in base_images {
         let RequestBase {
             manifest,
-            is_known,
+            is_usable,
             has_layers,
         } = base;
-        text.push_str(&format!(" {manifest} {is_known} {has_layers}"));
+        text.push_str(&format!(" {manifest} {is_usable} {has_layers}"));
     }
     FileDigest::of(text.as_bytes())
+}
+
+/// Returns the keys of the two fresh plans of an image, which are for workers without base images:
+/// the plan for workers that only mount the image, and the plan for workers that rebuild the
+/// layers.
+pub(super) fn fresh_plan_keys(want: &Digest) -> [FileDigest; 2] {
+    [false, true].map(|with_layers| request_key(want, &[], with_layers))
 }
 
 /// Returns the key of the plan that the server makes for a request from the plan `input`.
@@ -518,15 +536,15 @@ pub(super) fn optimized_pair_key(want: &Digest, base: &Digest) -> FileDigest {
     FileDigest::of(format!("pair {VERSION} {want} {base}").as_bytes())
 }
 
-/// Returns the key of the plan with fast patches from `base` to `want`. `layers` says whether the
-/// worker rebuilds the layers.
-pub(super) fn fast_pair_key(want: &Digest, base: &Digest, layers: bool) -> FileDigest {
-    FileDigest::of(format!("fast {VERSION} {want} {base} {layers}").as_bytes())
+/// Returns the key of the plan with fast patches from `base` to `want`. `with_layers` says whether
+/// the worker rebuilds the layers.
+pub(super) fn fast_pair_key(want: &Digest, base: &Digest, with_layers: bool) -> FileDigest {
+    FileDigest::of(format!("fast {VERSION} {want} {base} {with_layers}").as_bytes())
 }
 
 /// Returns the key of the second name of a plan whose bundle a client received.
-pub(super) fn sent_key(want: &Digest, layers: bool, etag: &str) -> FileDigest {
-    FileDigest::of(format!("sent {want} {layers} {etag}").as_bytes())
+pub(super) fn sent_key(want: &Digest, with_layers: bool, etag: &str) -> FileDigest {
+    FileDigest::of(format!("sent {want} {with_layers} {etag}").as_bytes())
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub(super) fn plan(
     client: ClientKey,
     want: &Digest,
     requested: &[RequestBase],
-    layers: bool,
+    with_layers: bool,
 ) -> Result<(FileDigest, Arc<PlanFile>), Error> {
     let deadline = PlanDeadline::start(&context.config);
     let toc = load_toc(context, want)?;
@@ -49,11 +49,11 @@ pub(super) fn plan(
     for request in requested {
         deadline.check()?;
         let mut request = *request;
-        let toc = match request.is_known {
+        let toc = match request.is_usable {
             true => load_base_toc(context, &request.manifest)?,
             false => None,
         };
-        request.is_known = toc.is_some();
+        request.is_usable = toc.is_some();
         base_images.push(LoadedBase { request, toc });
     }
     let used: Vec<_> = base_images.iter().map(|base| base.request).collect();
@@ -62,15 +62,15 @@ pub(super) fn plan(
         count(&context.counters.plans);
     }
     let documents = Documents::read(&*context.blobs, want)?;
-    let (prepared, at) = prepared(context, client, want, &base_images, layers, &deadline)?;
+    let (prepared, at) = prepared(context, client, want, &base_images, with_layers, &deadline)?;
     let prepared = prepared.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
     if !context.plans.has_packs(&prepared) {
         return Err(Error::Missing(format!("a part of {want}")));
     }
-    let needed = needed(&toc, &base_images, layers);
+    let needed = needed(&toc, &base_images, with_layers);
     // The key names only the base images whose TOC was loaded. So a plan that lacks a base image
     // for want of memory is not found once the memory is free again.
-    let request = request_key(want, &used, layers);
+    let request = request_key(want, &used, with_layers);
     let key = match requested {
         [] => request,
         _ => derived_key(&request, &prepared),
@@ -101,7 +101,7 @@ pub(super) fn plan(
         // frames took too long. So the fresh plan is used.
         let fresh = context
             .plans
-            .open_or_delete(&request_key(want, &[], layers))?
+            .open_or_delete(&request_key(want, &[], with_layers))?
             .filter(|plan| context.plans.has_packs(plan));
         let fresh = fresh.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
         drop(draft);
@@ -111,7 +111,7 @@ pub(super) fn plan(
         && deadline.allows_delta()
         && let Some(fresh) = context
             .plans
-            .open_or_delete(&request_key(want, &[], layers))?
+            .open_or_delete(&request_key(want, &[], with_layers))?
         && context.plans.has_packs(&fresh)
         && draft.bytes() > max_plan_bytes(changed_bytes(&fresh, &toc, &needed)?)
     {
@@ -130,7 +130,7 @@ pub(super) fn plan(
         &toc,
         &base_images,
         &frames,
-        (layers, draft.bytes()),
+        (with_layers, draft.bytes()),
         FAST_HEADER_LEVEL,
     )?;
     let (prelude, body) = header.encode(FAST_HEADER_LEVEL)?;
@@ -189,14 +189,17 @@ fn prepared(
     client: ClientKey,
     want: &Digest,
     base_images: &[LoadedBase],
-    layers: bool,
+    with_layers: bool,
     deadline: &PlanDeadline<'_>,
 ) -> Result<(Option<Arc<PlanFile>>, Option<u16>), Error> {
     for (at, base) in (0..).zip(base_images) {
         if base.toc.is_none() {
             continue;
         }
-        if let Some(plan) = context.plans.pair(want, &base.request.manifest, layers)? {
+        if let Some(plan) = context
+            .plans
+            .pair(want, &base.request.manifest, with_layers)?
+        {
             return Ok((Some(plan), Some(at)));
         }
     }
@@ -207,14 +210,14 @@ fn prepared(
     if let Some((at, base)) = known {
         context.queue.pairs([(*want, base.request.manifest)]);
         let pair = (want, &base.request.manifest);
-        if let Some(plan) = fast_patches(context, client, pair, layers, deadline)? {
+        if let Some(plan) = fast_patches(context, client, pair, with_layers, deadline)? {
             return Ok((Some(plan), Some(at)));
         }
     }
     Ok((
         context
             .plans
-            .open_or_delete(&request_key(want, &[], layers))?,
+            .open_or_delete(&request_key(want, &[], with_layers))?,
         None,
     ))
 }

@@ -4,14 +4,16 @@
 use pierhead_oci::Digest;
 
 use super::context::Context;
-use super::plan_store::request_key;
+use super::plan_store::fresh_plan_keys;
 use crate::Error;
 
-/// Deletes the plans of a ready image (an image whose indexing is complete), and queues the image
-/// for indexing.
+/// Deletes the fresh plans of a ready image, and queues the image for indexing. (Fresh plans are
+/// the bundle plans for workers without base images; a ready image is one whose indexing is
+/// complete.) The plans with base images stay, since the server checks at each use that all records
+/// of the plan still exist.
 pub(super) fn reindex(context: &Context, manifest: &Digest) -> Result<(), Error> {
-    for layers in [false, true] {
-        context.plans.delete(&request_key(manifest, &[], layers));
+    for key in fresh_plan_keys(manifest) {
+        context.plans.delete(&key);
     }
     if let Some(client) = context.images.reset(manifest) {
         context.queue.index(*manifest, client);

@@ -10,7 +10,7 @@ use super::documents::Documents;
 use super::expected_order::expected_order;
 use super::image_sources::contents;
 use super::plan_file::PlanRecord;
-use super::plan_store::request_key;
+use super::plan_store::fresh_plan_keys;
 use super::toc_access::load_toc;
 use crate::Error;
 use pierhead_bundle::format::Frames;
@@ -24,14 +24,9 @@ pub(super) fn reorder(
     manifest: &Digest,
     share: &mut CpuShare,
 ) -> Result<(), Error> {
-    let ordered = [false, true].into_iter().try_for_each(|layers| {
-        reorder_plan(
-            context,
-            manifest,
-            &request_key(manifest, &[], layers),
-            share,
-        )
-    });
+    let ordered = fresh_plan_keys(manifest)
+        .iter()
+        .try_for_each(|key| reorder_plan(context, manifest, key, share));
     match ordered {
         // The image was removed, or the server indexes the image again. In the second case, the new
         // plan already has the order of the trace.

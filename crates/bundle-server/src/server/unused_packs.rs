@@ -10,7 +10,7 @@ use pierhead_oci::Digest;
 use super::context::Context;
 use super::paths::remove;
 use super::plan_file::{PlanFile, pack_locations};
-use super::plan_store::request_key;
+use super::plan_store::{fresh_plan_keys, request_key};
 use super::record_locations::forget_locations;
 use crate::Error;
 use crate::pack::FrameIndex as _;
@@ -48,8 +48,8 @@ pub(super) fn is_cached(context: &Context, digest: &Digest) -> bool {
 /// Removes an image that the cache no longer has, and its fresh plans (the bundle plans for workers
 /// without base images).
 pub(super) fn remove_image(context: &Context, manifest: &Digest) -> Result<(), Error> {
-    for layers in [false, true] {
-        context.plans.delete(&request_key(manifest, &[], layers));
+    for key in fresh_plan_keys(manifest) {
+        context.plans.delete(&key);
     }
     context.images.settle(manifest, None)
 }
@@ -218,14 +218,15 @@ fn used_packs(context: &Context) -> Result<Option<HashSet<u32>>, Error> {
     Ok(Some(used))
 }
 
-/// Returns the packs that the fresh plans of an image name. The set is empty when there is no plan,
-/// or when the plan is damaged.
+/// Returns the packs (files of stored frames) to which the fresh plans of an image refer. Fresh
+/// plans are the bundle plans for workers without base images. The set is empty when there is no
+/// plan, or when the plan is damaged.
 ///
 /// # Errors
 /// `Io` when the plan cannot be read. In this case, the packs of the plan are unknown, so no pack
 /// may be deleted.
 pub(super) fn packs_of(context: &Context, manifest: &Digest) -> Result<HashSet<u32>, Error> {
-    // The plan for workers that rebuild layers names all packs that the other fresh plan names.
+    // The plan for workers that rebuild layers refers to all packs of the other fresh plan.
     // `PlanFile::open` does not count as a use of the plan.
     match PlanFile::open(&context.paths.plan(&request_key(manifest, &[], true))) {
         Ok(plan) => Ok(pack_locations(&plan)
@@ -236,8 +237,9 @@ pub(super) fn packs_of(context: &Context, manifest: &Digest) -> Result<HashSet<u
     }
 }
 
-/// Deletes a fast pack if all its frames are optimized, and if no plan in use names the pack. When
-/// a thread indexes an image meanwhile, deletes nothing; the next run of maintenance tries again.
+/// Deletes a fast pack if all its frames are optimized, and if no plan in use refers to the pack.
+/// When a thread indexes an image meanwhile, deletes nothing; the next run of maintenance tries
+/// again.
 ///
 /// 1. Reading and hashing plans holds no lock, so indexing continues.
 /// 2. The deletion holds the packing lock, and first checks that no image was indexed and no plan

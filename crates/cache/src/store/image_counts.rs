@@ -10,7 +10,8 @@ use pierhead_oci::Digest;
 const MAX_ENTRIES: usize = 1 << 15;
 
 /// The number of images of each blob. A blob is identified by the first 8 bytes of its digest. If
-/// two blobs collide, the only effect is a wrong rank of one blob.
+/// the digests of two blobs begin with the same 8 bytes, the two blobs share one count. The only
+/// effect is that their ranks are wrong.
 #[derive(Debug, Default)]
 pub(crate) struct ImageCounts {
     counts: HashMap<u64, u16>,

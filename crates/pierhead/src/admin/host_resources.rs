@@ -1,5 +1,5 @@
-//! Metrics of the share of the host's CPU and memory that this process takes: profile, limits, and
-//! CPU throttling by the cgroup.
+//! Metrics of the share of the host's resources that this process takes: profile, limits (CPU,
+//! memory, upstream bandwidth), and CPU throttling by the cgroup.
 
 use std::path::PathBuf;
 

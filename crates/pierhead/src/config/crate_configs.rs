@@ -402,7 +402,8 @@ password_file = "FOLDER/password"
             assert_eq!(shown(found), credentials, "{registry} {address}");
             assert_eq!(is_mirror, mirror, "{registry} {address}");
         }
-        // The time limit of an upstream also limits its parts.
+        // limits.upstream_timeout also caps the time limits for connecting and for the response
+        // headers.
         let mut fast = config;
         fast.limits.upstream_timeout = std::time::Duration::from_secs(1);
         let remote = super::remote(&fast, &Environment::read()).expect("readable files");

@@ -213,19 +213,19 @@ impl BundleHandler<'_> {
         let mut base_images = Vec::with_capacity(query.base_images.len());
         let mut checked = 0;
         for digest in &query.base_images {
-            let is_known = bundle_server.state(digest) == State::Ready
+            let is_usable = bundle_server.state(digest) == State::Ready
                 && (!self.acts_for_client() || checked < MAX_CHECKED_BASES)
                 && self.may_use_base(bundle_server, digest, &mut checked).await;
             let has_layers = query.base_images_with_layers.contains(digest);
             base_images.push(bundle_server::RequestBase {
                 manifest: *digest,
-                is_known,
+                is_usable,
                 has_layers,
             });
         }
         let unknown_bases = base_images
             .iter()
-            .filter(|base| !base.is_known)
+            .filter(|base| !base.is_usable)
             .take(MAX_NAMED_BASES)
             .map(|base| base.manifest.to_string())
             .collect::<Vec<_>>()

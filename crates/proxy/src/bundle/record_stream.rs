@@ -69,7 +69,7 @@ impl RecordStream {
         }
     }
 
-    /// Name of the content (bundle or single file), for the log.
+    /// The content for the log: the bundle of an image, or a file (its digest).
     pub(crate) fn name(&self) -> String {
         self.name.clone()
     }

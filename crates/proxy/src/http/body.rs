@@ -161,7 +161,8 @@ struct BodyStream {
     /// bytes instead of sending them by `sendfile`.
     copies_only: bool,
     reservation: Option<Arc<MemoryReservation>>,
-    /// Name of the content whose read failed, for the log.
+    /// For the log, the content that could not be read: a blob (`registry/repository@digest`), the
+    /// bundle of an image, or a file (its digest).
     failed_content: Option<String>,
 }
 

@@ -28,7 +28,8 @@ pub(crate) fn has_bare_lf(head: &[u8]) -> bool {
 }
 
 /// Whether only hyper can tell where the body of the request ends. After such a request, the
-/// connection must close after the response.
+/// connection must close after the response. `headers` come from hyper, which has merged equal
+/// `Content-Length` headers, so a second one differs.
 pub(crate) fn ends_unknown(headers: &HeaderMap) -> bool {
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     let (first, more) = (lengths.next(), lengths.next());

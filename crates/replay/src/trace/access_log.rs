@@ -1,4 +1,4 @@
-//! Parses access logs of nginx and of CNCF distribution.
+//! Parses access logs of nginx and of CNCF Distribution.
 //!
 //! Only a successful GET of a whole blob is a request. The key of this request is the hash of the
 //! blob, and the size is the number of sent bytes. The parser skips other methods, other paths,
@@ -50,7 +50,7 @@ impl AccessLog {
         let mut words = rest.split(' ');
         let status = fields::size(words.next().unwrap_or_default())?;
         let sent = match words.next().ok_or_else(wrong)? {
-            // Apache's format, which distribution writes, has `-` in place of 0.
+            // The Apache log format, which CNCF Distribution writes, has `-` for a size of 0.
             "-" => 0,
             bytes => fields::size(bytes)?,
         };
@@ -74,8 +74,8 @@ impl AccessLog {
         }))
     }
 
-    /// Parses a line of distribution's own log, as text or JSON. distribution also writes an access
-    /// log in Apache's format; the lines of that log repeat a part of these lines.
+    /// Parses a line of CNCF Distribution's own log, as text or JSON. Distribution also writes an
+    /// access log in the Apache log format; its lines repeat a part of these lines.
     pub(crate) fn distribution(&mut self, line: &str) -> Result<Parsed, TraceErrorKind> {
         let found = match line.trim_start().starts_with('{') {
             true => json(line)?,
@@ -193,7 +193,7 @@ fn shifted(local: u64, zone: &str) -> Option<u64> {
     }
 }
 
-/// The fields of distribution's log that the parser uses.
+/// The fields of CNCF Distribution's log that the parser uses.
 #[derive(Default)]
 struct Completed {
     message: Option<String>,
@@ -415,7 +415,7 @@ mod tests {
         }
         let get = format!("GET /v2/team/app/blobs/sha256:{HASH} HTTP/1.1");
         for line in [
-            // The line of the same request in the access log in Apache's format.
+            // The line of the same request in the access log (Apache log format).
             &nginx(&get, "200 70000 \"\" \"docker\""),
             "time=\"2026-11-23T06:25:24Z\" level=warning msg=\"No HTTP secret provided\"",
             "",

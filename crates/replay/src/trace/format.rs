@@ -20,7 +20,7 @@ pub enum Format {
     Pierhead,
     /// The access log of nginx.
     Nginx,
-    /// The log of the registry CNCF distribution.
+    /// The log of the registry CNCF Distribution.
     Distribution,
 }
 
@@ -91,8 +91,8 @@ impl Format {
                 .lines()
                 .any(access_log::is_distribution)
             {
-                // Lines of the access log in Apache's format may come before or between the lines
-                // of distribution's own log.
+                // Lines of the access log (Apache log format) may come before or between the lines
+                // of CNCF Distribution's own log.
                 Self::Distribution
             } else if access_log::is_nginx(&line) {
                 Self::Nginx

@@ -11,9 +11,9 @@ use crate::{Error, Server};
 /// Minimum round-trip time at which a pull uses several connections. At a shorter round-trip time,
 /// one connection uses the whole bandwidth.
 const LONG_ROUND_TRIP: Duration = Duration::from_millis(10);
-/// A pull uses one connection for each of these intervals of the round-trip time. A TCP connection
-/// starts with a window of 14 KB, and doubles the window with each round trip. So with a longer
-/// round trip, a pull needs more connections at the start.
+/// A pull uses one connection per this much round-trip time: for example, 16 connections at a
+/// round-trip time of 40 ms. A TCP connection starts with a window of 14 KB, and doubles the window
+/// with each round trip. So with a longer round trip, a pull needs more connections at the start.
 const ROUND_TRIP_PER_CONNECTION: Duration = Duration::from_micros(2500);
 /// Minimum and maximum number of connections for a round trip of at least [`LONG_ROUND_TRIP`].
 const CONNECTION_BOUNDS: (usize, usize) = (8, 64);
@@ -42,8 +42,8 @@ pub(super) fn connect(
 /// Returns the total number of connections to use: `wanted`, or else a number that depends on the
 /// round-trip time.
 fn connection_count(wanted: Option<usize>, round_trip: Duration) -> usize {
-    let intervals = round_trip.as_micros() / ROUND_TRIP_PER_CONNECTION.as_micros();
-    let many = usize::try_from(intervals).unwrap_or(usize::MAX);
+    let quotient = round_trip.as_micros() / ROUND_TRIP_PER_CONNECTION.as_micros();
+    let many = usize::try_from(quotient).unwrap_or(usize::MAX);
     let many = many.clamp(CONNECTION_BOUNDS.0, CONNECTION_BOUNDS.1);
     wanted.unwrap_or(if round_trip < LONG_ROUND_TRIP {
         1

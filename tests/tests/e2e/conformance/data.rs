@@ -54,7 +54,8 @@ pub(crate) struct Referrer {
     pub(crate) descriptor: Value,
 }
 
-/// A test case of the registry: related blobs and documents, in the order of their push.
+/// A test case of the registry under one name: related blobs, documents (manifests and indexes) and
+/// tags, in the order of their push.
 #[derive(Default)]
 pub(crate) struct Family {
     pub(crate) name: &'static str,

@@ -15,7 +15,7 @@ use pierhead_tests::{
     tool::or_skip,
 };
 
-use checks::{Reader, Report};
+use checks::{Checker, Report};
 use data::{MOVED, families};
 use push_target::PushTarget;
 
@@ -25,14 +25,19 @@ const MIN_CHECKS: usize = 890;
 /// Configuration that revalidates every tag, so that a push is visible at once, as in a registry.
 const ALWAYS_REVALIDATE: &str = "[tags]\nttl = \"0s\"";
 
-/// Pushes the contents into a separate repository, and reads them from `from`.
-fn at_once(repository: &str, target: PushTarget<'_>, from: SocketAddr) -> Result<Report> {
-    let reader = Reader {
+/// Pushes the contents into the repository, which only this call uses, and checks each family
+/// directly after its push by reading from `from`.
+fn check_after_each_push(
+    repository: &str,
+    target: PushTarget<'_>,
+    from: SocketAddr,
+) -> Result<Report> {
+    let checker = Checker {
         target,
         from,
         repository,
     };
-    require_passed(repository, reader.at_once(&families())?)
+    require_passed(repository, checker.check_after_each_push(&families())?)
 }
 
 fn require_passed(name: &str, report: Report) -> Result<Report> {
@@ -52,10 +57,10 @@ fn alone_and_through<'a>(
     address: SocketAddr,
     target: impl Fn() -> PushTarget<'a>,
 ) -> Result<Report> {
-    let alone = at_once("conformance/alone", target(), address)?;
+    let alone = check_after_each_push("conformance/alone", target(), address)?;
     let options = Options::new().config(ALWAYS_REVALIDATE);
     let pierhead = Pierhead::start(options.upstream("docker.io", url))?;
-    let through = at_once("conformance/through", target(), pierhead.address())?;
+    let through = check_after_each_push("conformance/through", target(), pierhead.address())?;
     assert_no_worse(&alone, &through);
     Ok(alone)
 }
@@ -103,12 +108,15 @@ fn the_default_cache_times_conform_for_unchanged_contents() -> Result<()> {
     let pierhead = Pierhead::start(Options::new().upstream("docker.io", &upstream.url()))?;
     let mut families = families();
     families.retain(|family| family.name != MOVED);
-    let reader = Reader {
+    let checker = Checker {
         target: PushTarget::Fake(&upstream),
         from: pierhead.address(),
         repository: "conformance/later",
     };
-    let report = require_passed(reader.repository, reader.later(&families)?)?;
+    let report = require_passed(
+        checker.repository,
+        checker.check_after_all_pushes(&families)?,
+    )?;
     assert!(report.failed.is_empty(), "{:#?}", report.failed);
     Ok(())
 }
@@ -129,7 +137,7 @@ fn distribution_as_a_proxy_fails_some_checks() -> Result<()> {
         },
     )?;
     let target = PushTarget::Real(upstream.address());
-    let through = at_once("conformance/other", target, proxy.address())?;
+    let through = check_after_each_push("conformance/other", target, proxy.address())?;
     assert!(!through.failed.is_empty());
     Ok(())
 }

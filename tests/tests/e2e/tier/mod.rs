@@ -21,15 +21,16 @@ use tempfile::TempDir;
 
 use crate::doctor::{doctor, one};
 
-/// Sizes of the layers in bytes. The layer-aware placement puts the layer that arrives last (the
-/// large one), and the layer above it, on the tier.
+/// Sizes of the layers in bytes, lowest layer first. The second layer is the largest, so it arrives
+/// last. The layer-aware placement puts this layer and the third layer on the tier.
 const LAYERS: [usize; 3] = [200_000, 900_000, 300_000];
 
 fn image(seed: u64) -> Image {
     Image::random(seed, &LAYERS)
 }
 
-/// A volatile folder (tmpfs) with space for the region files of all concurrent tests.
+/// A volatile folder (tmpfs) with space for the region files of all concurrent tests. (A region
+/// file stores the blobs of the tier.)
 fn memory_folder() -> Result<TempDir> {
     const NEEDED: u64 = 512 << 20;
     let stat = rustix::fs::statvfs("/dev/shm")?;

@@ -51,7 +51,7 @@ impl Promoter {
     /// of the blobs that would be evicted for the copy by at least the margin.
     fn is_worth(&self, state: &TierState, need: u64, priority: f64) -> bool {
         let floor = state.floor(need);
-        // If there is room, no blob is evicted for the copy, so there is no margin.
+        // If the copy evicts no blob, there is no priority that it must exceed by the margin.
         let margin = if floor > 0.0 { self.margin } else { 0.0 };
         priority > floor + margin
     }

@@ -97,7 +97,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
         name: "allow_open_proxy_with_credentials",
         help: "Allow upstream credentials on a listener without client authentication: every \
                client that reaches the listener can pull with these credentials. Without this \
-               key, upstream credentials need tls.client_ca or auth.mode, or listen on loopback.",
+               key, a configuration with upstream credentials needs tls.client_ca, auth.mode, or \
+               only loopback addresses in listen.",
         kind: Kind::Boolean,
         example: "false",
         reload: Reload::Live,

@@ -58,7 +58,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         name: "placement",
         help: "The rule that selects blobs for the tier: \"value\" selects those with the highest \
                value per byte, \"layer-aware\" also those for which an image waits, \
-               \"sharing-runs\" those that most images and container starts share \
+               \"sharing-runs\" those that most images and most container starts (runs) share \
                (docs/explanation/tiering.md). Keep the default unless a benchmark of your images \
                shows that another rule is faster.",
         kind: Kind::Choice {

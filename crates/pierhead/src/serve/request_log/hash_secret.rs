@@ -1,5 +1,5 @@
-//! The secret with which the request log hashes digests. Each data folder has its own secret, in
-//! the file `trace-secret`, so that log lines do not reveal digests.
+//! The secret with which the request log hashes digests, so that log lines do not reveal digests.
+//! Each data folder has its own secret, in the file [`FILE`].
 
 use std::fs::{File, Permissions};
 use std::io::{self, ErrorKind, Read as _};
@@ -9,6 +9,11 @@ use std::path::Path;
 use pierhead_atomic_file::open_regular_with;
 use rustix::fs::OFlags;
 use zeroize::Zeroizing;
+
+/// Name of the file in the data folder. Here, "trace" means the request log, not a trace of a
+/// container start. With another name, pierhead would create a new secret, and a log would continue
+/// with other hashes.
+pub(super) const FILE: &str = "trace-secret";
 
 /// Length in bytes of the hash secret.
 pub(super) const LEN: usize = 32;
@@ -21,7 +26,7 @@ pub(super) type HashSecret = Zeroizing<[u8; LEN]>;
 /// # Errors
 /// The file cannot be read or written, or is not a regular file.
 pub(super) fn load(data: &Path) -> io::Result<HashSecret> {
-    let path = data.join("trace-secret");
+    let path = data.join(FILE);
     let failed = |error| {
         let path = path.display();
         io::Error::other(format!(

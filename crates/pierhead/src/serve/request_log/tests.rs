@@ -81,7 +81,7 @@ fn a_restart_continues_the_log_and_the_keys_depend_on_the_secret() {
         (6, keys[3]),
         "the same digest has the same key"
     );
-    let path = folder.path().join("trace-secret");
+    let path = folder.path().join(hash_secret::FILE);
     let mode = fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     fs::remove_file(path).unwrap();
@@ -157,13 +157,13 @@ fn a_secret_that_is_no_regular_file_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let (file, secret) = (
         folder.path().join("requests.log"),
-        folder.path().join("trace-secret"),
+        folder.path().join(hash_secret::FILE),
     );
     let elsewhere = folder.path().join("elsewhere");
     fs::write(&elsewhere, SECRET).unwrap();
     symlink(&elsewhere, &secret).unwrap();
     let message = start_error(&file, folder.path());
-    assert!(message.contains("trace-secret"), "{message}");
+    assert!(message.contains(hash_secret::FILE), "{message}");
     assert!(message.contains("remove it"), "{message}");
     fs::remove_file(&secret).unwrap();
     create_pipe(&secret);
@@ -177,7 +177,7 @@ fn a_truncated_secret_is_replaced_and_only_its_owner_can_read_it() {
     let folder = tempfile::tempdir().unwrap();
     let (file, path) = (
         folder.path().join("requests.log"),
-        folder.path().join("trace-secret"),
+        folder.path().join(hash_secret::FILE),
     );
     let elsewhere = folder.path().join("elsewhere");
     fs::write(&elsewhere, "mine").unwrap();
@@ -211,8 +211,8 @@ fn a_renamed_or_emptied_log_continues_in_a_valid_file() {
     assert_eq!(flush(&mut log, 20..50), (30, 0));
     assert_eq!(flush(&mut log, 50..60), (10, 0));
     assert_eq!((lines(&away).len(), lines(&file)[0].second), (20, 20));
-    // Another program has renamed the log and created an empty file at the same path. The log
-    // continues in the new file, and is not rotated.
+    // Another program has renamed the log, and has created a file with only the header at the same
+    // path. The log continues in the new file, and is not rotated.
     fs::rename(&file, &away).unwrap();
     fs::write(&file, pierhead_eviction::request_log::HEADER).unwrap();
     assert_eq!(flush(&mut log, 60..80), (20, 0));

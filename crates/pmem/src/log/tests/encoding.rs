@@ -137,7 +137,8 @@ fn two_copies_of_the_head_are_combined_into_one() {
     let other = HeadCopy::Intact(Head { id: 2, ..head });
     let combined = |copies| combine_copies(copies, SIZE).ok();
     let (blank, damaged) = (HeadCopy::Blank, HeadCopy::Damaged);
-    // The copy at offset 4096 is written first, so the copy at offset 0 is blank during the format.
+    // A new region gets the copy of the head at offset 4096 first. Until this copy is durable, the
+    // copy at offset 0 stays blank.
     assert_eq!(combined([blank, blank]), Some(None));
     assert_eq!(combined([blank, damaged]), Some(None));
     assert_eq!(combined([blank, intact]), Some(Some((head, true))));

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{
     super::data::{Family, Hash, MOVED},
-    ACCEPT, Reader, Report, short,
+    ACCEPT, Checker, Report, short,
 };
 
 /// The error codes of the specification.
@@ -26,7 +26,7 @@ const CODES: [&str; 14] = [
     "TOOMANYREQUESTS",
 ];
 
-impl Reader<'_> {
+impl Checker<'_> {
     /// Checks an empty repository.
     pub(super) fn empty(&self, report: &mut Report) {
         let tags = || {

@@ -7,10 +7,10 @@ use pierhead_testkit::http::Response;
 
 use super::{
     super::data::{Document, Family, Referrer},
-    ACCEPT, Reader, Report, has, may_have, short,
+    ACCEPT, Checker, Report, has, may_have, short,
 };
 
-impl Reader<'_> {
+impl Checker<'_> {
     pub(super) fn family(&self, family: &Family, report: &mut Report) {
         let mut note =
             |what: String, outcome| report.note(format!("{}: {what}", family.name), outcome);

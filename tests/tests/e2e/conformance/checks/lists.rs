@@ -8,11 +8,11 @@ use serde_json::Value;
 
 use super::{
     super::data::{Family, INDEX, Referrer},
-    Reader, Report, has,
+    Checker, Report, has,
 };
 use crate::requests::ask;
 
-impl Reader<'_> {
+impl Checker<'_> {
     /// Checks that all tags of the family are listed, and that a list with `last` begins after that
     /// tag.
     pub(super) fn tags(&self, family: &Family) -> Result<()> {

@@ -40,16 +40,16 @@ impl Report {
 }
 
 /// Pushes contents to one registry, and checks them by reading from one address.
-pub(crate) struct Reader<'a> {
+pub(crate) struct Checker<'a> {
     pub(crate) target: PushTarget<'a>,
     pub(crate) from: SocketAddr,
     pub(crate) repository: &'a str,
 }
 
-impl Reader<'_> {
+impl Checker<'_> {
     /// Runs all checks directly after each push. This function also requests each document before
     /// its push, so that a registry that caches the 404 fails the checks.
-    pub(crate) fn at_once(&self, families: &[Family]) -> Result<Report> {
+    pub(crate) fn check_after_each_push(&self, families: &[Family]) -> Result<Report> {
         let mut report = Report::default();
         report.note("base".into(), self.base());
         self.empty(&mut report);
@@ -68,7 +68,7 @@ impl Reader<'_> {
     }
 
     /// Runs the checks for contents that are pushed before the first request and do not change.
-    pub(crate) fn later(&self, families: &[Family]) -> Result<Report> {
+    pub(crate) fn check_after_all_pushes(&self, families: &[Family]) -> Result<Report> {
         let mut report = Report::default();
         for family in families {
             self.push(family, &mut report);
@@ -83,7 +83,7 @@ impl Reader<'_> {
         Ok(report)
     }
 
-    /// Pushes a family. A failed push is a failed check.
+    /// Pushes a family: related blobs, manifests and tags. A failed push is a failed check.
     fn push(&self, family: &Family, report: &mut Report) {
         let mut note =
             |what: String, outcome| report.note(format!("{}: push {what}", family.name), outcome);

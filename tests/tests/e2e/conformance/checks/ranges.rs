@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::{super::data::Hash, Reader, Report, has};
+use super::{super::data::Hash, Checker, Report, has};
 
 /// `Range` values for a blob of 2048 bytes, with the first and last selected byte; `None` for an
 /// unsatisfiable range.
@@ -19,7 +19,7 @@ const RANGES: &[(&str, Option<(usize, usize)>)] = &[
     ("bytes=5000-10000", None),
 ];
 
-impl Reader<'_> {
+impl Checker<'_> {
     /// Checks each range on an uncached blob, then on a cached one.
     pub(super) fn ranges(&self, report: &mut Report) -> Result<()> {
         for (hash, name) in [(Hash::Sha256, "sha256"), (Hash::Sha512, "sha512")] {
