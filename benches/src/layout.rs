@@ -1,4 +1,5 @@
-//! Reads or generates the OCI image layout of a benchmark, and serves it as a registry.
+//! Opens the OCI image layout of a benchmark, or generates one, and serves it as a registry. testkit
+//! reads and writes the layout.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,7 +12,7 @@ use anyhow::{Context, Result};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use pierhead_oci::{Algorithm, Digest, MediaType};
-use pierhead_tests::layout::{OciLayout, architecture};
+use pierhead_tests::layout::{LayoutBlob, LayoutImage, OciLayout, architecture};
 use serde_json::{Value, json};
 
 use crate::registry::{self, Content, Document};
@@ -20,8 +21,8 @@ use crate::registry::{self, Content, Document};
 #[derive(Clone)]
 pub(crate) struct Layout {
     files: OciLayout,
-    /// The digest of each `name:tag`.
-    tags: BTreeMap<String, Digest>,
+    /// The image of each `name:tag`.
+    images: BTreeMap<String, LayoutImage>,
 }
 
 /// An image of a layout, for this machine.
@@ -48,57 +49,44 @@ impl Image {
     }
 }
 
-impl Blob {
-    fn of(descriptor: &Value) -> Result<Self> {
-        Ok(Self {
-            digest: descriptor["digest"]
-                .as_str()
-                .context("no digest")?
-                .parse()?,
-            size: descriptor["size"].as_u64().context("no size")?,
-        })
+impl From<&LayoutBlob> for Blob {
+    fn from(blob: &LayoutBlob) -> Self {
+        Self {
+            digest: blob.digest,
+            size: blob.size,
+        }
     }
 }
 
 impl Layout {
     pub(crate) fn open(folder: &Path) -> Result<Self> {
         let files = OciLayout::new(folder);
-        let entries = files.entries();
-        let entries = entries.with_context(|| format!("{} is not a layout", folder.display()))?;
-        let mut tags = BTreeMap::new();
-        for entry in &entries {
-            let name = OciLayout::name_of(entry).context("no name")?;
-            let digest = entry["digest"].as_str().context("no digest")?;
+        let images = files.images();
+        let images = images.with_context(|| format!("{} is not a layout", folder.display()))?;
+        let named = images.into_iter().map(|image| {
             // The registry of the name is ignored.
-            let name = name.rsplit('/').next().unwrap_or(name);
-            tags.insert(name.to_owned(), digest.parse()?);
-        }
-        Ok(Self { files, tags })
+            let name = image.name.rsplit('/').next().unwrap_or_default().to_owned();
+            (name, image)
+        });
+        let images = named.collect();
+        Ok(Self { files, images })
     }
 
     /// The names of all images.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.tags.keys().map(String::as_str)
+        self.images.keys().map(String::as_str)
     }
 
     pub(crate) fn image(&self, name: &str) -> Result<Image> {
-        let digest = self.tags.get(name);
-        let root = *digest.with_context(|| format!("no {name} in the layout"))?;
-        let mut manifest = root;
-        let mut document = self.json(&manifest)?;
-        if let Some(entries) = document["manifests"].as_array() {
-            let here = architecture();
-            let ours = |it: &&Value| it["platform"]["architecture"] == here;
-            let entry = entries.iter().find(ours).context("not for this machine")?;
-            manifest = entry["digest"].as_str().context("no digest")?.parse()?;
-            document = self.json(&manifest)?;
-        }
-        let layers = document["layers"].as_array().context("no layers")?;
+        let image = self.images.get(name);
+        let image = image.with_context(|| format!("no {name} in the layout"))?;
+        let manifest = image.for_architecture(architecture());
+        let manifest = manifest.context("not for this machine")?;
         Ok(Image {
-            root,
-            manifest,
-            config: Blob::of(&document["config"])?,
-            layers: layers.iter().map(Blob::of).collect::<Result<_>>()?,
+            root: image.root,
+            manifest: manifest.digest,
+            config: (&manifest.config).into(),
+            layers: manifest.layers.iter().map(Blob::from).collect(),
         })
     }
 
@@ -158,7 +146,7 @@ impl Layout {
         let (name, reference) = rest.split_once("/manifests/")?;
         let digest = match reference.parse() {
             Ok(digest) => digest,
-            Err(_) => *self.tags.get(&format!("{name}:{reference}"))?,
+            Err(_) => self.images.get(&format!("{name}:{reference}"))?.root,
         };
         self.blob(&digest).exists().then_some((digest, true))
     }

@@ -1,14 +1,15 @@
-//! Reads and writes an OCI image layout on disk, and lists its images with their names, platforms
-//! and blobs.
+//! The images of an OCI image layout of testkit, as clients name them: with a repository, a tag and
+//! digests as text. The digests of files are computed without the code of pierhead, so that they
+//! also check it.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, Write},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, ensure};
-pub use pierhead_testkit::layout::OciLayout;
+pub use pierhead_testkit::layout::{LayoutBlob, LayoutImage, OciLayout, architecture};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
@@ -98,43 +99,32 @@ impl Layout {
 
     /// All named images of the layout.
     pub fn images(&self) -> Result<Vec<Image>> {
-        let entries = self.files.entries()?;
-        entries.iter().map(|entry| self.image(entry)).collect()
+        let images = self.files.images()?;
+        images.into_iter().map(|it| self.image(it)).collect()
     }
 
-    fn image(&self, entry: &Value) -> Result<Image> {
-        let name = OciLayout::name_of(entry).context("an entry without a name")?;
-        let (repository, tag) = name
+    fn image(&self, image: LayoutImage) -> Result<Image> {
+        let (repository, tag) = image
+            .name
             .rsplit_once(':')
-            .with_context(|| format!("{name:?} has no tag"))?;
+            .with_context(|| format!("{:?} has no tag", image.name))?;
         // A name such as `redis` is an official image of Docker Hub.
         let library = if repository.contains('/') {
             ""
         } else {
             "library/"
         };
-        let root = text(&entry["digest"])?;
-        let document = self.json(&root)?;
-        let manifests = match document["manifests"].as_array() {
-            None => vec![self.manifest(&root, String::new())?],
-            Some(entries) => entries
-                .iter()
-                .map(|entry| {
-                    let platform = &entry["platform"];
-                    let platform = format!(
-                        "{}/{}",
-                        text(&platform["os"])?,
-                        text(&platform["architecture"])?
-                    );
-                    self.manifest(&text(&entry["digest"])?, platform)
-                })
-                .collect::<Result<_>>()?,
-        };
+        let manifests = image.manifests.into_iter().map(|it| Manifest {
+            digest: it.digest.to_string(),
+            platform: it.platform,
+            config: it.config.digest.to_string(),
+            layers: it.layers.iter().map(|it| it.digest.to_string()).collect(),
+        });
         let mut image = Image {
             repository: format!("{library}{repository}"),
             tag: tag.to_owned(),
-            root,
-            manifests,
+            root: image.root.to_string(),
+            manifests: manifests.collect(),
             size: 0,
             layout: self.clone(),
         };
@@ -146,27 +136,6 @@ impl Layout {
                 .len();
         }
         Ok(image)
-    }
-
-    fn manifest(&self, digest: &str, platform: String) -> Result<Manifest> {
-        let manifest = self.json(digest)?;
-        let layers = manifest["layers"]
-            .as_array()
-            .context("a manifest without layers")?;
-        Ok(Manifest {
-            digest: digest.to_owned(),
-            platform,
-            config: text(&manifest["config"]["digest"])?,
-            layers: layers
-                .iter()
-                .map(|layer| text(&layer["digest"]))
-                .collect::<Result<_>>()?,
-        })
-    }
-
-    fn json(&self, digest: &str) -> Result<Value> {
-        let bytes = fs::read(self.path(digest)).with_context(|| digest.to_owned())?;
-        serde_json::from_slice(&bytes).with_context(|| digest.to_owned())
     }
 }
 
@@ -226,15 +195,6 @@ impl Manifest {
     }
 }
 
-/// The architecture of this machine in the terms of OCI: `amd64` or `arm64`.
-pub fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
-}
-
 /// An incremental SHA-256 hash.
 #[derive(Default)]
 pub struct Hash(Sha256);
@@ -269,11 +229,4 @@ pub fn digest_of(path: &Path) -> Result<String> {
         }
         hash.update(&buffer[..read]);
     }
-}
-
-fn text(value: &Value) -> Result<String> {
-    Ok(value
-        .as_str()
-        .with_context(|| format!("not a string: {value}"))?
-        .to_owned())
 }

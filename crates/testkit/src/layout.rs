@@ -20,24 +20,57 @@ pub struct OciLayout {
     folder: PathBuf,
 }
 
-/// An image in an OCI image layout.
+/// A named image in an OCI image layout.
 #[derive(Clone, Debug)]
 pub struct LayoutImage {
-    /// The digest of the image manifest.
-    pub manifest: Digest,
-    /// The layers, the lowest first.
-    pub layers: Vec<LayoutLayer>,
+    /// The name in the index of the layout, such as `redis:7`.
+    pub name: String,
+    /// The digest to which the name refers: that of an image index or a manifest.
+    pub root: Digest,
+    /// The manifest of each platform; one manifest for an image without an image index.
+    pub manifests: Vec<LayoutManifest>,
 }
 
-/// A layer of a [`LayoutImage`].
+/// A manifest of a [`LayoutImage`].
 #[derive(Clone, Debug)]
-pub struct LayoutLayer {
-    /// The media type of the layer, as the manifest states it.
+pub struct LayoutManifest {
+    /// The digest of the manifest.
+    pub digest: Digest,
+    /// `os/architecture` from the image index; empty for an image without an image index.
+    pub platform: String,
+    /// The image config.
+    pub config: LayoutBlob,
+    /// The layers, the lowest first.
+    pub layers: Vec<LayoutBlob>,
+}
+
+/// A blob of a [`LayoutManifest`], as its descriptor states it.
+#[derive(Clone, Debug)]
+pub struct LayoutBlob {
+    /// The media type of the blob.
     pub media_type: String,
-    /// The diff ID of the layer, as the config states it.
-    pub diff_id: Digest,
-    /// The file of the compressed layer.
-    pub path: PathBuf,
+    /// The digest of the blob.
+    pub digest: Digest,
+    /// The size of the blob in bytes.
+    pub size: u64,
+}
+
+impl LayoutImage {
+    /// The manifest for `linux` on this architecture, in the terms of OCI.
+    pub fn for_architecture(&self, architecture: &str) -> Option<&LayoutManifest> {
+        let wanted = format!("linux/{architecture}");
+        let fits = |it: &&LayoutManifest| it.platform.is_empty() || it.platform == wanted;
+        self.manifests.iter().find(fits)
+    }
+}
+
+/// The architecture of this machine in the terms of OCI: `amd64` or `arm64`.
+pub fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
 }
 
 impl OciLayout {
@@ -137,35 +170,73 @@ impl OciLayout {
         fs::write(self.folder.join("index.json"), index.to_string())
     }
 
-    /// Reads the image with this name. From an index of several platforms, reads the image for
-    /// amd64.
+    /// Reads all named images of the layout.
     ///
     /// # Errors
-    /// Errors of the file system, and errors for an unknown name or for documents that violate the
-    /// image specification.
+    /// Errors of the file system; documents that violate the image specification.
+    pub fn images(&self) -> io::Result<Vec<LayoutImage>> {
+        let entries = self.entries()?;
+        let named = |entry| Some((Self::name_of(entry)?, entry));
+        let named = entries.iter().filter_map(named);
+        named
+            .map(|(name, entry)| self.read_image(name, entry))
+            .collect()
+    }
+
+    /// Reads the image with this name.
+    ///
+    /// # Errors
+    /// As [`OciLayout::images`]; an unknown name.
     pub fn image(&self, name: &str) -> io::Result<LayoutImage> {
-        let is_named = |entry: &&Value| Self::name_of(entry) == Some(name);
-        let mut descriptor = find(&self.entries()?, is_named)?;
-        let mut manifest = self.document(&descriptor)?;
-        if let Some(platforms) = manifest["manifests"].as_array() {
-            let is_amd64 = |entry: &&Value| entry["platform"]["architecture"] == "amd64";
-            descriptor = find(platforms, is_amd64)?;
-            manifest = self.document(&descriptor)?;
-        }
-        let config = self.document(&manifest["config"])?;
-        let mut layers = Vec::new();
-        let entries = manifest["layers"].as_array().into_iter().flatten();
-        for (nth, entry) in entries.enumerate() {
-            layers.push(LayoutLayer {
-                media_type: entry["mediaType"].as_str().unwrap_or_default().to_owned(),
-                diff_id: digest(&config["rootfs"]["diff_ids"][nth])?,
-                path: self.path(digest(&entry["digest"])?),
-            });
-        }
+        let entries = self.entries()?;
+        let mut entries = entries.iter();
+        let entry = entries.find(|entry| Self::name_of(entry) == Some(name));
+        let unknown = || io::Error::other(format!("the layout has no image {name}"));
+        self.read_image(name, entry.ok_or_else(unknown)?)
+    }
+
+    fn read_image(&self, name: &str, entry: &Value) -> io::Result<LayoutImage> {
+        let root = self.document(entry)?;
+        let manifests = match root["manifests"].as_array() {
+            None => vec![self.manifest(entry, String::new())?],
+            Some(entries) => {
+                let manifests = entries.iter().map(|entry| {
+                    let platform = &entry["platform"];
+                    let part = |name: &str| platform[name].as_str().unwrap_or_default();
+                    let platform = format!("{}/{}", part("os"), part("architecture"));
+                    self.manifest(entry, platform)
+                });
+                manifests.collect::<io::Result<_>>()?
+            }
+        };
         Ok(LayoutImage {
-            manifest: digest(&descriptor["digest"])?,
-            layers,
+            name: name.to_owned(),
+            root: descriptor_digest(entry)?,
+            manifests,
         })
+    }
+
+    fn manifest(&self, descriptor: &Value, platform: String) -> io::Result<LayoutManifest> {
+        let manifest = self.document(descriptor)?;
+        let layers = manifest["layers"].as_array();
+        let layers = layers.ok_or_else(|| io::Error::other("a manifest without layers"))?;
+        Ok(LayoutManifest {
+            digest: descriptor_digest(descriptor)?,
+            platform,
+            config: blob(&manifest["config"])?,
+            layers: layers.iter().map(blob).collect::<io::Result<_>>()?,
+        })
+    }
+
+    /// Reads the diff IDs of the layers from the config of a manifest.
+    ///
+    /// # Errors
+    /// Errors of the file system; a config without valid diff IDs.
+    pub fn diff_ids(&self, manifest: &LayoutManifest) -> io::Result<Vec<Digest>> {
+        let config = parse(&fs::read(self.path(manifest.config.digest))?)?;
+        let diff_ids = config["rootfs"]["diff_ids"].as_array();
+        let diff_ids = diff_ids.ok_or_else(|| io::Error::other("a config without diff IDs"))?;
+        diff_ids.iter().map(digest).collect()
     }
 
     /// Returns the path of the file of a blob or document. `digest`: a [`Digest`], or its text.
@@ -211,11 +282,16 @@ impl Write for NewBlob {
     }
 }
 
-fn find(entries: &[Value], is_wanted: impl Fn(&&Value) -> bool) -> io::Result<Value> {
-    let found = entries.iter().find(is_wanted);
-    found
-        .cloned()
-        .ok_or_else(|| io::Error::other("the layout has no such image"))
+fn blob(descriptor: &Value) -> io::Result<LayoutBlob> {
+    let size = descriptor["size"].as_u64();
+    Ok(LayoutBlob {
+        media_type: descriptor["mediaType"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned(),
+        digest: descriptor_digest(descriptor)?,
+        size: size.ok_or_else(|| io::Error::other("a descriptor without a size"))?,
+    })
 }
 
 fn parse(bytes: &[u8]) -> io::Result<Value> {
@@ -262,14 +338,24 @@ mod tests {
         assert_eq!(found, ["app:1", "app:2"]);
         for name in ["app:1", "app:2"] {
             let found = layout.image(name).expect("an image");
-            assert_eq!(found.manifest, image.root, "{name}");
-            assert_eq!(found.layers.len(), 2);
-            assert_eq!(
-                found.layers[1].diff_id,
-                crate::images::digest_of(&[0; 2048])
-            );
-            assert!(found.layers.iter().all(|layer| layer.path.is_file()));
+            assert_eq!(found.name, name);
+            let manifest = found.for_architecture("amd64").expect("a manifest");
+            assert_eq!(manifest.digest, image.root, "{name}");
+            assert_eq!(manifest.layers.len(), 2);
+            let diff_ids = layout.diff_ids(manifest).expect("a config");
+            let expected = [1024, 2048].map(|size| crate::images::digest_of(&vec![0; size]));
+            assert_eq!(diff_ids, expected);
+            for blob in manifest.layers.iter().chain([&manifest.config]) {
+                let file = layout.path(blob.digest).metadata().expect("a file");
+                assert_eq!(file.len(), blob.size);
+            }
         }
+        let of_index = layout.image("app:2").expect("an image");
+        assert_eq!(of_index.manifests[0].platform, "linux/amd64");
+        assert!(of_index.for_architecture("arm64").is_none());
+        let all = layout.images().expect("all images");
+        let roots: Vec<_> = all.iter().map(|image| image.root).collect();
+        assert_eq!(roots, [image.root, of_index.root]);
         assert!(layout.image("app:3").is_err());
     }
 }
