@@ -17,6 +17,11 @@ use crate::limits::downloads::{
 use crate::limits::limit::Limit;
 use crate::limits::memory::{Memory, MemoryBounds, MemoryReservation};
 use crate::limits::weak_table::WeakTable;
+use crate::limits::work_slots::WorkSlots;
+
+/// Maximum number of fills that clients started and that run or wait. Each fill holds a staged file
+/// open while it waits for a download slot.
+const MAX_FILLS: usize = 512;
 
 /// The counts of all limited resources. A reload of the configuration changes the limits.
 pub(crate) struct ResourceLimits {
@@ -25,6 +30,7 @@ pub(crate) struct ResourceLimits {
     connections: Arc<Connections>,
     pub(crate) downloads: Arc<DownloadSlots>,
     pub(crate) memory: Arc<Memory>,
+    pub(crate) fills: Arc<WorkSlots>,
     /// The usage of operator commands (`cache warm`). Such commands act for no client.
     operator: Arc<ClientUsage>,
 }
@@ -38,6 +44,7 @@ impl ResourceLimits {
             connections: Arc::default(),
             downloads: Arc::default(),
             memory: Arc::default(),
+            fills: WorkSlots::new(MAX_FILLS),
         }
     }
 

@@ -13,17 +13,23 @@ use tokio::sync::oneshot;
 use crate::context::RequestContext;
 use crate::error::{is_not_admitted, is_wrong};
 use crate::limits::downloads::{Download, DownloadSlot, DownloadWaiters, UpstreamPermit};
+use crate::limits::work_slots::{WorkSlot, WorkState};
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
 use crate::pull::fill_owner::FillOwner;
 
-/// Downloads into `fill` in a background task. If the client disconnects, the download continues.
+/// Interval at which a running fill without readers must have received bytes. Otherwise the fill
+/// ends.
+const UNREAD_FILL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Downloads into `fill` in a background task. If all clients of the fill disconnect, a download that
+/// runs continues while bytes arrive, and a download that waits for its slot ends.
 pub(crate) fn start(
     context: Arc<RequestContext>,
     request: BlobRequest,
     fill: Fill,
     owner: FillOwner,
-    permit: UpstreamPermit,
+    (fill_slot, permit): (WorkSlot, UpstreamPermit),
 ) -> oneshot::Receiver<HandedOverStream> {
     let (pass, handed_over) = oneshot::channel();
     let panics = context.cache.panics().clone();
@@ -31,7 +37,17 @@ pub(crate) fn start(
         // If this task panics, dropping the fill reports an error to its readers. The next request
         // downloads the blob again.
         let waiters = DownloadWaiters::readers(fill.readers());
-        let slot = acquire_slot_for_fill(&context, (&request, waiters), permit, &owner).await;
+        let waiting = (&request, waiters);
+        let slot = tokio::select! {
+            slot = acquire_slot_for_fill(&context, waiting, permit, &owner) => slot,
+            () = fill.unread() => return end(fill, owner),
+            () = fill_slot.yield_requested() => return end(fill, owner),
+        };
+        let readers = fill.readers();
+        fill_slot.set_state(move || match readers.is_empty() {
+            true => WorkState::Unawaited,
+            false => WorkState::Received,
+        });
         let mut stream = None;
         let fill = (fill, AdmissionMode::IfAdmitted);
         let arrived = AtomicU64::new(0);
@@ -39,6 +55,8 @@ pub(crate) fn start(
         tokio::select! {
             _ = run(&context, &request, fill, (&slot, &arrived), &mut stream) => {}
             () = slot.yield_requested() => {}
+            () = fill_slot.yield_requested() => {}
+            () = unread_and_silent(&slot, &arrived) => {}
         }
         // The stream is handed over only with a download slot of the client itself. The client
         // decides how fast it reads, and must not hold the slot of another client.
@@ -117,6 +135,25 @@ pub(crate) async fn offer_slot(
             let _ = fill.try_send(slot);
         }
         () = fill.closed() => {}
+    }
+}
+
+/// Ends a fill that has no download slot. The owner must outlive the fill.
+fn end(fill: Fill, owner: FillOwner) {
+    drop(fill);
+    drop(owner);
+}
+
+/// Resolves when no client reads the fill and no bytes have arrived for a while.
+async fn unread_and_silent(slot: &DownloadSlot, arrived: &AtomicU64) {
+    let mut before = None;
+    loop {
+        let now = (!slot.has_readers()).then(|| arrived.load(Ordering::Relaxed));
+        if now.is_some() && now == before {
+            return;
+        }
+        before = now;
+        tokio::time::sleep(UNREAD_FILL_INTERVAL).await;
     }
 }
 
@@ -366,6 +403,7 @@ fn record_cache_error(
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use pierhead_oci::{Algorithm, Digest};
     use pierhead_remote::{Client as Remote, Config as RemoteConfig, Upstream};
     use pierhead_testkit::images::Image;
     use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
@@ -373,6 +411,28 @@ mod tests {
     use super::*;
     use crate::config::{Config, Limits};
     use crate::proxy::Proxy;
+    use crate::pull::fill_fixture::FillFixture;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fill_ends_when_no_client_reads_it_and_no_bytes_arrive() {
+        let fixture = FillFixture::start().await;
+        let slot = fixture.hold_slot().await;
+        let request = fixture.request(Digest::of(Algorithm::Sha256, b"a"), 1);
+        let (fill, reader) = fixture.lead_and_read(&request).await;
+        slot.set_readers(fill.readers());
+        let arrived = AtomicU64::new(0);
+        let mut ended = std::pin::pin!(unread_and_silent(&slot, &arrived));
+        let read = tokio::time::timeout(10 * UNREAD_FILL_INTERVAL, &mut ended).await;
+        assert!(read.is_err(), "a client reads the fill");
+        drop(reader);
+        for _ in 0..20 {
+            arrived.fetch_add(1, Ordering::Relaxed);
+            let busy = tokio::time::timeout(UNREAD_FILL_INTERVAL / 2, &mut ended).await;
+            assert!(busy.is_err(), "bytes arrive");
+        }
+        let silent = tokio::time::timeout(10 * UNREAD_FILL_INTERVAL, ended).await;
+        assert!(silent.is_ok(), "the fill only waits");
+    }
 
     #[tokio::test]
     async fn a_restarted_fill_without_readers_yields_its_slot() {

@@ -11,6 +11,8 @@ pub(crate) mod document;
 pub(crate) mod download;
 pub(crate) mod download_costs;
 pub(crate) mod download_log;
+#[cfg(test)]
+pub(crate) mod fill_fixture;
 pub(crate) mod fill_owner;
 pub(crate) mod lists;
 pub(crate) mod manifest;
