@@ -104,7 +104,7 @@ fn cpu_seconds() -> Fallible<f64> {
 
 fn image(layout: &Path, name: &str, source: &mut Memory) -> Fallible<ImageToc> {
     let mut layers = Vec::new();
-    for layer in OciLayout::new(layout).image(name)?.layers {
+    for layer in OciLayout::new(layout).layers(name, "amd64")? {
         let (path, digest) = (layer.path, layer.diff_id);
         let entries = entries(&path, source)?;
         let files: Vec<(FileDigest, u64)> = entries

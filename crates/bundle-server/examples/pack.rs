@@ -114,7 +114,7 @@ fn main() -> Done<()> {
 /// Indexes the layers of an image, and returns one index for each layer.
 fn layers(layout: &Path, reference: &str, folder: &Path) -> Done<Vec<(LayerIndex, Arc<dyn Blob>)>> {
     let mut layers = Vec::new();
-    for layer in OciLayout::new(layout).image(reference)?.layers {
+    for layer in OciLayout::new(layout).layers(reference, "amd64")? {
         let blob: Arc<dyn Blob> = Arc::new(FileBlob::new(File::open(&layer.path)?)?);
         let diff_id = layer.diff_id;
         let out = folder.join(diff_id.hex());

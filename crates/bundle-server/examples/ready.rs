@@ -22,7 +22,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("LAYOUT REF FOLDER [QUICK LEVEL]".into());
     };
     let layout = Path::new(layout);
-    let manifest = OciLayout::new(layout).image(reference)?.manifest;
+    let image = OciLayout::new(layout).image(reference)?;
+    let manifest = image.for_architecture("amd64");
+    let manifest = manifest.ok_or("no manifest for amd64")?.digest;
     let mut config = Config::new(folder, 8 << 30, 1 << 30);
     config.cpu_percent = 100;
     if let [fast, level] = rest {

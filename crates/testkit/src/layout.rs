@@ -64,6 +64,17 @@ impl LayoutImage {
     }
 }
 
+/// A layer of an image, for programs that read its file.
+#[derive(Clone, Debug)]
+pub struct LayoutLayer {
+    /// The media type of the layer.
+    pub media_type: String,
+    /// The digest of the uncompressed layer.
+    pub diff_id: Digest,
+    /// The file of the layer.
+    pub path: PathBuf,
+}
+
 /// The architecture of this machine in the terms of OCI: `amd64` or `arm64`.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
@@ -226,6 +237,24 @@ impl OciLayout {
             config: blob(&manifest["config"])?,
             layers: layers.iter().map(blob).collect::<io::Result<_>>()?,
         })
+    }
+
+    /// Reads the layers of the image with this name for `linux` on this architecture, the lowest
+    /// first.
+    ///
+    /// # Errors
+    /// As [`OciLayout::image`] and [`OciLayout::diff_ids`]; no manifest for the architecture.
+    pub fn layers(&self, name: &str, architecture: &str) -> io::Result<Vec<LayoutLayer>> {
+        let image = self.image(name)?;
+        let missing = || io::Error::other(format!("{name} has no manifest for {architecture}"));
+        let manifest = image.for_architecture(architecture).ok_or_else(missing)?;
+        let layers = manifest.layers.iter().zip(self.diff_ids(manifest)?);
+        let layers = layers.map(|(layer, diff_id)| LayoutLayer {
+            media_type: layer.media_type.clone(),
+            diff_id,
+            path: self.path(layer.digest),
+        });
+        Ok(layers.collect())
     }
 
     /// Reads the diff IDs of the layers from the config of a manifest.

@@ -161,17 +161,12 @@ fn timed<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
 
 fn index(root: &Path, name: &str, out: &Path) -> Result<Vec<(LayerIndex, Arc<dyn Blob>)>> {
     let mut layers = Vec::new();
-    let layout = OciLayout::new(root);
-    let image = layout.image(name)?;
-    let manifest = image.for_architecture("amd64");
-    let manifest = manifest.ok_or("no manifest for amd64")?;
-    let diff_ids = layout.diff_ids(manifest)?;
-    for (nth, (layer, diff_id)) in manifest.layers.iter().zip(&diff_ids).enumerate() {
-        let file = File::open(layout.path(layer.digest))?;
-        let opened: Arc<dyn Blob> = Arc::new(FileBlob::new(file)?);
+    let found = OciLayout::new(root).layers(name, "amd64")?;
+    for (nth, layer) in found.iter().enumerate() {
+        let opened: Arc<dyn Blob> = Arc::new(FileBlob::new(File::open(&layer.path)?)?);
         let request = Request {
             media_type: &layer.media_type,
-            diff_id,
+            diff_id: &layer.diff_id,
             limits: Limits::default(),
         };
         let out = out.join(format!("{name}-{nth}"));

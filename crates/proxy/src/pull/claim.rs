@@ -81,14 +81,11 @@ pub(crate) async fn claim(
     )>,
     Error,
 > {
-    // The slot of the fill and the permit are acquired before the claim. A follower releases the
-    // slot at once, and the permit if the fill has a download slot.
-    let (fill_slot, permit) = match context.cache.contains(&request.digest) {
-        true => (None, None),
-        false => {
-            let permit = context.limits.upstream_permit(&request.client)?;
-            (Some(take_fill_slot(context, request)?), Some(permit))
-        }
+    // The permit is acquired before the claim. A follower of a fill that has a download slot
+    // releases the permit at once.
+    let permit = match context.cache.contains(&request.digest) {
+        true => None,
+        false => Some(context.limits.upstream_permit(&request.client)?),
     };
     Ok(match claim_of(context, request).await? {
         None => None,
@@ -116,11 +113,12 @@ pub(crate) async fn claim(
             Some((reader, CacheOutcome::Miss, None))
         }
         Some(ClaimResult::Leader(fill, reader, owner)) => {
-            // If the blob was evicted after the check above, there is no slot and no permit. If none
-            // is free, the fill is cancelled.
+            // Only a leader takes the slot of a fill, because a full table takes it from another
+            // fill. Without a slot or a permit (the blob was evicted after the check above), the
+            // fill is cancelled.
+            let fill_slot = take_fill_slot(context, request)?;
             let permit = permit.map_or_else(|| context.limits.upstream_permit(&request.client), Ok);
-            let fill_slot = fill_slot.map_or_else(|| take_fill_slot(context, request), Ok);
-            let slots = (fill_slot?, permit?);
+            let slots = (fill_slot, permit?);
             let handed_over = download::start(context.clone(), request.clone(), fill, owner, slots);
             Some((reader, CacheOutcome::Miss, Some(handed_over)))
         }
