@@ -2,7 +2,7 @@
 //! block the reader.
 
 use std::fs::{File, Metadata};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
@@ -21,4 +21,15 @@ pub(crate) fn open(path: &Path) -> io::Result<(File, Metadata)> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "no file"));
     }
     Ok((file, about))
+}
+
+/// Reads a whole file of at most `max` bytes. A longer file is an error.
+pub(crate) fn read(path: &Path, max: usize) -> io::Result<Vec<u8>> {
+    let (file, about) = open(path)?;
+    if about.len() > max as u64 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "too long"));
+    }
+    let mut bytes = Vec::new();
+    file.take(max as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

@@ -520,11 +520,14 @@ impl Cache {
             state.is_closed = true;
             state.fills.values().cloned().collect()
         };
-        for shared_fill in shared_fills {
+        // All fills end at the same time: each of them may have to sync its staged bytes.
+        for shared_fill in &shared_fills {
             shared_fill.order(Order::Abandon {
                 why: closing(),
                 keep: true,
             });
+        }
+        for shared_fill in shared_fills {
             let _ = shared_fill.outcome().await;
         }
         let maintenance = self.maintenance.clone();

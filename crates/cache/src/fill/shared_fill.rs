@@ -14,6 +14,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::blob::open_blob::{BlobOwner, OpenBlob};
 use crate::error::Error;
+use crate::fill::fill_pieces::FillPieces;
 use crate::origin::Origin;
 use crate::tier::{ReadAt, Staged};
 
@@ -50,8 +51,11 @@ pub(crate) struct SharedFill {
     pub(crate) reserved: AtomicU64,
     /// Maximum disk space in bytes that the fill needs, computed from the announced length.
     expected: AtomicU64,
-    /// Number of staged bytes on the disk.
+    /// Number of staged bytes on the disk, pieces included.
     pub(crate) staged: AtomicU64,
+    /// Number of bytes that are staged or about to be staged.
+    pub(crate) granted: Mutex<u64>,
+    pub(crate) pieces: FillPieces,
     /// Bytes of the daily write budget that are reserved for this fill. Only a thread that holds
     /// the lock of the cache's state changes this value.
     pub(crate) reserved_budget: AtomicU64,
@@ -68,7 +72,7 @@ pub(crate) struct SharedFill {
     queue: Mutex<Queue>,
     /// Notified when the queue has room again, or is closed.
     room_available: Notify,
-    panics: Panics,
+    pub(crate) panics: Panics,
     pub(crate) runtime: tokio::runtime::Handle,
 }
 
@@ -117,6 +121,8 @@ struct Queue {
     /// Whether any bytes were queued before. The first bytes are written at once, so that readers
     /// get them early.
     flowing: bool,
+    /// Whether the worker should hash pieces at the end of the prefix.
+    catch_up: bool,
     order: Option<Order>,
     /// The worker, while it does not run. `None` while the worker runs.
     worker: Option<Box<dyn FillWorker>>,
@@ -149,6 +155,8 @@ pub(crate) trait FillWorker: Send {
 /// The next task that the worker has to do.
 pub(crate) enum Work {
     Pieces(Vec<Bytes>),
+    /// Hash the pieces at the end of the prefix.
+    CatchUp,
     Order(Order),
 }
 
@@ -165,12 +173,13 @@ impl Queue {
 }
 
 impl Progress {
-    /// Returns the number of bytes that readers may read.
-    pub(crate) fn visible(&self) -> u64 {
+    /// Returns the end of the bytes that a reader of the whole blob may read, once they are
+    /// written.
+    pub(crate) fn limit(&self) -> u64 {
         match self.size {
             _ if self.verified => self.written,
             None => 0,
-            Some(Some(size)) => self.written.min(size.saturating_sub(MAX_WITHHELD_BYTES)),
+            Some(Some(size)) => size.saturating_sub(MAX_WITHHELD_BYTES),
             // The length is unknown, so the last written byte may be the last byte of the blob:
             // readers do not get this byte yet.
             Some(None) => self.written.saturating_sub(1),
@@ -199,6 +208,8 @@ impl SharedFill {
             reserved: AtomicU64::new(0),
             expected: AtomicU64::new(u64::MAX),
             staged: AtomicU64::new(0),
+            granted: Mutex::new(0),
+            pieces: FillPieces::default(),
             reserved_budget: AtomicU64::new(0),
             small: AtomicBool::new(false),
             followers: AtomicU32::new(0),
@@ -216,7 +227,10 @@ impl SharedFill {
         // The result is ignored: no other code sets `reader`, so setting it succeeds.
         let _ = self.reader.set(staged.reader());
         self.reserved.store(reserved, Ordering::Relaxed);
-        self.staged.store(staged.size(), Ordering::Relaxed);
+        let ahead = staged.ahead().iter().map(|piece| piece.end - piece.start);
+        let bytes = staged.size() + ahead.sum::<u64>();
+        self.staged.store(bytes, Ordering::Relaxed);
+        *self.granted.lock() = bytes;
     }
 
     /// Sets the call that gets the error of the fill before the readers get it.
@@ -286,10 +300,13 @@ impl SharedFill {
         self.wake();
     }
 
-    /// Waits for room in the queue, then queues a piece. Cancel safe: either the whole piece is
-    /// queued or nothing. The first piece and full batches are written at once, other pieces within
-    /// [`MAX_LINGER`].
-    pub(crate) async fn push(self: &Arc<Self>, piece: Bytes) -> Result<(), Error> {
+    /// Waits for room in the queue, then queues the bytes that the front stream may take. Cancel
+    /// safe: a cancelled call has queued nothing. The first bytes and full batches are written at
+    /// once, other bytes within [`MAX_LINGER`].
+    ///
+    /// # Errors
+    /// [`Error::WrongSize`], which does not end the fill. Otherwise the error that ended the fill.
+    pub(crate) async fn push(self: &Arc<Self>, mut piece: Bytes) -> Result<(), Error> {
         let queued = loop {
             let notified = self.room_available.notified();
             {
@@ -298,6 +315,10 @@ impl SharedFill {
                     break Err(());
                 }
                 if queue.bytes < MAX_QUEUED_BYTES {
+                    match self.take_front(piece.len())? {
+                        0 => return Ok(()),
+                        taken => piece.truncate(taken),
+                    }
                     queue.bytes += piece.len();
                     queue.waiting += piece.len();
                     queue.pieces.push(piece);
@@ -316,6 +337,25 @@ impl SharedFill {
             Err(()) => return Err(self.failure().await),
         }
         Ok(())
+    }
+
+    /// Takes up to `len` bytes for the front stream.
+    fn take_front(&self, len: usize) -> Result<usize, Error> {
+        let mut table = self.pieces.table();
+        match table.take_front(len as u64) {
+            Ok(taken) => Ok(usize::try_from(taken).unwrap_or(len)),
+            Err(actual) => Err(Error::WrongSize {
+                digest: self.digest,
+                expected: table.front().end,
+                actual,
+            }),
+        }
+    }
+
+    /// Lets the worker hash the pieces at the end of the prefix.
+    pub(crate) fn catch_up(self: &Arc<Self>) {
+        self.queue.lock().catch_up = true;
+        self.wake();
     }
 
     /// Starts a timer that runs the worker after [`MAX_LINGER`].
@@ -340,6 +380,9 @@ impl SharedFill {
     /// Gives an order to the worker. The order replaces an earlier order that the worker has not
     /// read yet.
     pub(crate) fn order(self: &Arc<Self>, order: Order) {
+        if !matches!(order, Order::Clear) {
+            self.pieces.end();
+        }
         {
             let mut queue = self.queue.lock();
             if queue.closed {
@@ -378,7 +421,7 @@ impl SharedFill {
     fn wake(self: &Arc<Self>) {
         let worker = {
             let mut queue = self.queue.lock();
-            let is_work = queue.due || queue.order.is_some() || !queue.started;
+            let is_work = queue.due || queue.catch_up || queue.order.is_some() || !queue.started;
             queue.started = true;
             queue.worker.take_if(|_| is_work)
         };
@@ -394,6 +437,9 @@ impl SharedFill {
         if queue.due || (queue.order.is_some() && !queue.pieces.is_empty()) {
             (queue.due, queue.waiting) = (false, 0);
             return Some((worker, Work::Pieces(std::mem::take(&mut queue.pieces))));
+        }
+        if std::mem::take(&mut queue.catch_up) {
+            return Some((worker, Work::CatchUp));
         }
         if let Some(order) = queue.order.take() {
             queue.closed = !matches!(order, Order::Clear);
@@ -415,12 +461,14 @@ impl SharedFill {
         }
     }
 
-    /// Refuses further pieces, and wakes a leader that waits for room.
+    /// Refuses further pieces, and wakes a leader that waits for room. Blocks until the running
+    /// writes of claims are done.
     pub(crate) fn close(&self) {
         let mut queue = self.queue.lock();
         queue.closed = true;
         queue.clear();
         drop(queue);
         self.room_available.notify_one();
+        self.pieces.close();
     }
 }

@@ -378,7 +378,7 @@ impl Store {
         let staged = own.and_then(|()| self.tier.stage(digest));
         let staged = staged.and_then(|mut staged| {
             // An eviction has released the reservation of these bytes and was about to delete them.
-            if reserved == 0 && staged.size() > 0 {
+            if reserved == 0 && (staged.size() > 0 || !staged.ahead().is_empty()) {
                 staged.clear()?;
             }
             Ok(staged)

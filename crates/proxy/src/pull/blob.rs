@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pierhead_cache::{BlobReader, Error as CacheError, StoredBlob, VerifiedRange};
+use pierhead_remote::RangeSpec;
 use tokio::sync::oneshot;
 
 use crate::context::RequestContext;
@@ -19,6 +20,9 @@ use crate::pull::blob_request::BlobRequest;
 use crate::pull::claim::claim;
 use crate::pull::direct_download::{DirectDownload, ReadPosition};
 use crate::pull::download::HandedOverStream;
+use crate::pull::extra_connections::FillDownload;
+use crate::pull::fill_ranges::{FillRanges, PIECE_ALIGNMENT};
+use crate::pull::range_reader::RangeReader;
 
 /// Maximum number of times that one client's read of a blob continues from another place. After so
 /// many failures, neither the disk nor the upstream is likely to recover.
@@ -45,6 +49,12 @@ pub(crate) struct BlobSource {
     /// Bytes that are sent after the bytes of the blob.
     after: Bytes,
     changes: u32,
+    /// The range of the first upstream request, if this source starts a fill.
+    first_range: Option<RangeSpec>,
+    /// Whether the source reads a part of a blob that is too large to be verified first.
+    is_large_range: bool,
+    /// The state of the upstream connections of the running fill.
+    ranges: Option<Arc<FillRanges>>,
     /// Receives the upstream stream of the fill that this source started, if the cache does not
     /// admit the blob.
     handed_over: Option<oneshot::Receiver<HandedOverStream>>,
@@ -52,16 +62,20 @@ pub(crate) struct BlobSource {
 
 enum ActiveSource {
     Cache(BlobReader),
+    /// A range of a blob that is being filled.
+    Range(RangeReader),
     Upstream(Box<DirectDownload>),
 }
 
 impl BlobSource {
-    /// Finds the blob in the cache or in a running fill, or starts a fill. Cancel safe: a fill that
-    /// was started continues.
+    /// Finds the blob in the cache or in a running fill, or starts a fill. `range` is the range that
+    /// the client requested. Cancel safe: a fill that was started continues.
     pub(crate) async fn find(
         context: &Arc<RequestContext>,
         request: BlobRequest,
+        range: Option<RangeSpec>,
     ) -> Result<(Self, CacheOutcome), Error> {
+        let range = range.and_then(first_upstream_range);
         let mut is_storable = true;
         if !context.cache.contains(&request.digest) {
             if let Some(error) = context.generation.negative_cache.error(&request.subject()) {
@@ -73,14 +87,14 @@ impl BlobSource {
                 .is_unstorable(&request.digest);
         }
         let claimed = match is_storable {
-            true => Some(claim(context, &request).await),
+            true => Some(claim(context, &request, range).await),
             false => None,
         };
-        let mut handed_over = None;
+        let (mut handed_over, mut ranges) = (None, None);
         let (active, outcome) = match claimed {
-            Some(Ok(Some((reader, outcome, stream)))) => {
-                handed_over = stream;
-                (ActiveSource::Cache(reader), outcome)
+            Some(Ok(Some(claimed))) => {
+                (handed_over, ranges) = (claimed.handed_over, claimed.ranges);
+                (ActiveSource::Cache(claimed.reader), claimed.outcome)
             }
             Some(Err(error)) if !error.is_storage() => return Err(error),
             _ => {
@@ -93,7 +107,7 @@ impl BlobSource {
             }
         };
         let mut source = Self::new(context.clone(), request, active);
-        source.handed_over = handed_over;
+        (source.handed_over, source.ranges, source.first_range) = (handed_over, ranges, range);
         Ok((source, outcome))
     }
 
@@ -118,6 +132,9 @@ impl BlobSource {
             before: Bytes::new(),
             after: Bytes::new(),
             changes: 0,
+            first_range: None,
+            is_large_range: false,
+            ranges: None,
             handed_over: None,
         }
     }
@@ -149,16 +166,37 @@ impl BlobSource {
             // A failure of this read is ignored, because the first read of the content fails in the
             // same way and handles the failure.
             ActiveSource::Cache(BlobReader::Tail(tail)) => tail.size().await.ok().flatten(),
+            ActiveSource::Range(_) => None,
             ActiveSource::Upstream(direct) => direct.size(),
         };
         self.verified_first = size.is_some_and(|size| end < size && size <= MAX_VERIFIED_FIRST);
+        self.is_large_range =
+            size.is_some_and(|size| (first > 0 || end < size) && size > MAX_VERIFIED_FIRST);
         self.active = match self.active {
-            ActiveSource::Upstream(direct) if first > 0 => {
-                ActiveSource::Upstream(direct.part(&self.context, &self.request, first).await?)
+            ActiveSource::Upstream(direct) if first > 0 || direct.is_range() => {
+                let (context, request) = (&self.context, &self.request);
+                let direct = direct.part(context, request, first..end, self.verified_first);
+                ActiveSource::Upstream(direct.await?)
             }
+            ActiveSource::Cache(ref reader) => self.read_from(reader.clone()),
             active => active,
         };
         Ok(self)
+    }
+
+    /// Returns the source that reads from the cache.
+    fn read_from(&self, reader: BlobReader) -> ActiveSource {
+        match (&reader, &self.ranges, self.end) {
+            (BlobReader::Tail(tail), Some(ranges), Some(end)) if self.is_large_range => {
+                let download = FillDownload {
+                    context: self.context.clone(),
+                    request: self.request.clone(),
+                    ranges: ranges.clone(),
+                };
+                ActiveSource::Range(RangeReader::new(download, tail, self.start..end))
+            }
+            _ => ActiveSource::Cache(reader),
+        }
     }
 
     /// Whether the whole blob is in one file of the cache.
@@ -196,6 +234,8 @@ impl BlobSource {
         loop {
             match &self.active {
                 ActiveSource::Upstream(direct) => return Ok(direct.size()),
+                // Only the source of a blob of known size reads a range.
+                ActiveSource::Range(_) => return Ok(self.end),
                 ActiveSource::Cache(reader) => match reader.size().await {
                     Ok(size) => return Ok(size),
                     Err(error) => self.change_source(error).await?,
@@ -230,6 +270,13 @@ impl BlobSource {
                         }
                     }
                 }
+                ActiveSource::Range(reader) => match reader.read_at(self.offset, max).await {
+                    Ok(bytes) => bytes,
+                    Err(error) => {
+                        self.change_source(error).await?;
+                        continue;
+                    }
+                },
                 ActiveSource::Upstream(direct) => {
                     let (context, request) = (&self.context, &self.request);
                     if self.verified_first && !direct.is_verified() {
@@ -294,10 +341,10 @@ impl BlobSource {
     }
 
     async fn claim_again(&mut self) -> Result<ActiveSource, Error> {
-        match claim(&self.context, &self.request).await {
-            Ok(Some((reader, _, handed_over))) => {
-                self.handed_over = handed_over;
-                Ok(ActiveSource::Cache(reader))
+        match claim(&self.context, &self.request, self.first_range).await {
+            Ok(Some(claimed)) => {
+                (self.handed_over, self.ranges) = (claimed.handed_over, claimed.ranges);
+                Ok(self.read_from(claimed.reader))
             }
             Ok(None) => self.download_directly().await,
             Err(error) if error.is_storage() => self.download_directly().await,
@@ -308,9 +355,9 @@ impl BlobSource {
     async fn download_directly(&mut self) -> Result<ActiveSource, Error> {
         let Self { start, offset, .. } = *self;
         if let Some(handed_over) = self.handed_over.take()
-            && DirectDownload::reads_from_start(start)
             // The fill has ended or ends at once, so this wait is short.
             && let Ok(handed_over) = handed_over.await
+            && (handed_over.stream.is_range() || DirectDownload::reads_from_start(start))
         {
             let direct =
                 DirectDownload::handed_over(&self.context, handed_over, &self.request, offset);
@@ -320,6 +367,25 @@ impl BlobSource {
         Ok(ActiveSource::Upstream(
             DirectDownload::open(&self.context, &self.request, position).await?,
         ))
+    }
+}
+
+/// Returns the range of the first upstream request for a range of a client. `None`: the first
+/// request is for the whole blob, because the blob may be so small that it is verified before a
+/// range is sent.
+fn first_upstream_range(range: RangeSpec) -> Option<RangeSpec> {
+    // The cache stages bytes in whole blocks.
+    let block = PIECE_ALIGNMENT;
+    match range {
+        RangeSpec::Int { first, last } if last.is_none_or(|last| first <= last) => {
+            let is_large = first.max(last.unwrap_or(0)) >= MAX_VERIFIED_FIRST;
+            is_large.then(|| RangeSpec::Int {
+                first: first - first % block,
+                last: last.map(|last| last | (block - 1)),
+            })
+        }
+        RangeSpec::Int { .. } | RangeSpec::Suffix(0) => None,
+        RangeSpec::Suffix(count) => Some(RangeSpec::Suffix(count.saturating_add(block - 1))),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use pierhead_cache::{BlobReader, Claim, Fill, StoredBlob};
 use pierhead_host::BackgroundTask;
+use pierhead_remote::RangeSpec;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 
@@ -15,7 +16,10 @@ use crate::limits::limit::Limit;
 use crate::metrics::CacheOutcome;
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::download::{self, HandedOverStream};
+use crate::pull::download_slot;
+use crate::pull::extra_connections::FillDownload;
 use crate::pull::fill_owner::FillOwner;
+use crate::pull::fill_ranges::FillRanges;
 
 /// Maximum number of running fills. Each fill holds a staged file open while it waits for a
 /// download slot, and continues after its client has disconnected.
@@ -42,7 +46,7 @@ pub(crate) async fn claim_of(
             Claim::Follower(reader) if !reader.is_fill_from(&request.origin()) => return Ok(None),
             Claim::Follower(reader) => {
                 let offer = owner.slot_offer(&request.client);
-                ClaimResult::Follower(reader, offer)
+                ClaimResult::Follower(reader, offer, owner.ranges())
             }
             Claim::Leader(fill, reader) => {
                 owner.begin();
@@ -58,26 +62,32 @@ pub(crate) enum ClaimResult {
     Stored(StoredBlob),
     /// A fill runs. If the fill has no download slot, this request can offer a slot to it through
     /// the sender.
-    Follower(BlobReader, Option<Sender<DownloadSlot>>),
+    Follower(BlobReader, Option<Sender<DownloadSlot>>, Arc<FillRanges>),
     /// The request starts a fill. The owner prevents fills of the digest from other registries
     /// until the fill has ended.
     Leader(Fill, BlobReader, FillOwner),
 }
 
+/// The blob that a client claimed.
+pub(crate) struct ClaimedBlob {
+    pub(crate) reader: BlobReader,
+    pub(crate) outcome: CacheOutcome,
+    /// The state of the upstream connections, if a fill runs.
+    pub(crate) ranges: Option<Arc<FillRanges>>,
+    /// Receives the upstream stream of the fill that the request started, if the cache does not
+    /// admit the blob.
+    pub(crate) handed_over: Option<oneshot::Receiver<HandedOverStream>>,
+}
+
 /// Claims the blob for a client. The leader starts the download in a task of its own, which may
-/// hand over its upstream stream. `None` for the reason that [`claim_of`] gives, or if pass-through
-/// forbids the content.
+/// hand over its upstream stream. The first upstream request of this download is for `range`, if
+/// there is one. `None` for the reason that [`claim_of`] gives, or if pass-through forbids the
+/// content.
 pub(crate) async fn claim(
     context: &Arc<RequestContext>,
     request: &BlobRequest,
-) -> Result<
-    Option<(
-        BlobReader,
-        CacheOutcome,
-        Option<oneshot::Receiver<HandedOverStream>>,
-    )>,
-    Error,
-> {
+    range: Option<RangeSpec>,
+) -> Result<Option<ClaimedBlob>, Error> {
     if !context.cache.contains(&request.digest) && context.cache.stat().fills >= MAX_FILLS {
         return Err(Limit::UpstreamRequests.into());
     }
@@ -92,10 +102,13 @@ pub(crate) async fn claim(
         Some(ClaimResult::Stored(_)) if !context.may_share(&request.registry, &request.digest) => {
             None
         }
-        Some(ClaimResult::Stored(blob)) => {
-            Some((BlobReader::Stored(blob), CacheOutcome::Hit, None))
-        }
-        Some(ClaimResult::Follower(reader, offer)) => {
+        Some(ClaimResult::Stored(blob)) => Some(ClaimedBlob {
+            reader: BlobReader::Stored(blob),
+            outcome: CacheOutcome::Hit,
+            ranges: None,
+            handed_over: None,
+        }),
+        Some(ClaimResult::Follower(reader, offer, ranges)) => {
             // A follower without a permit waits until the fill gets the slot of another client.
             if let Some(offer) = offer
                 && let Ok(permit) =
@@ -107,10 +120,15 @@ pub(crate) async fn claim(
                     .map_or_else(DownloadWaiters::owner, DownloadWaiters::readers);
                 let panics = context.cache.panics().clone();
                 panics.spawn(BackgroundTask::FillOwner, async move {
-                    download::offer_slot(&context, permit, (&request, waiters), offer).await;
+                    download_slot::offer(&context, permit, (&request, waiters), offer).await;
                 });
             }
-            Some((reader, CacheOutcome::Miss, None))
+            Some(ClaimedBlob {
+                reader,
+                outcome: CacheOutcome::Miss,
+                ranges: Some(ranges),
+                handed_over: None,
+            })
         }
         Some(ClaimResult::Leader(fill, reader, owner)) => {
             let permit = match permit {
@@ -119,9 +137,18 @@ pub(crate) async fn claim(
                 // cancelled.
                 None => context.limits.upstream_permit(&request.client)?,
             };
-            let handed_over =
-                download::start(context.clone(), request.clone(), fill, owner, permit);
-            Some((reader, CacheOutcome::Miss, Some(handed_over)))
+            let ranges = owner.ranges();
+            let download = FillDownload {
+                context: context.clone(),
+                request: request.clone(),
+                ranges: ranges.clone(),
+            };
+            Some(ClaimedBlob {
+                reader,
+                outcome: CacheOutcome::Miss,
+                ranges: Some(ranges),
+                handed_over: Some(download::start(download, fill, owner, permit, range)),
+            })
         }
     })
 }

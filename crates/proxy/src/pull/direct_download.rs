@@ -1,5 +1,6 @@
 //! Downloads one blob from the upstream directly to one client, without storing it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -12,8 +13,9 @@ use crate::error::Error;
 use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::limits::memory::MemoryReservation;
 use crate::pull::blob_request::BlobRequest;
-use crate::pull::download::{self, HandedOverStream};
+use crate::pull::download::HandedOverStream;
 use crate::pull::download_log::DownloadLog;
+use crate::pull::download_slot;
 
 /// Largest offset of a range for which pierhead also downloads the bytes before the range, to
 /// verify the digest of the blob. For a range that starts later, downloading the bytes before it
@@ -31,7 +33,8 @@ pub(crate) struct DirectDownload {
     stream: BlobStream,
     /// Number of bytes before the client's offset that are still to arrive. These bytes are hashed
     /// and discarded.
-    skip: u64,
+    /// `None`: the stream is a range, and [`Self::part`] has not been called.
+    skip: Option<u64>,
     /// The bytes that arrived last. These bytes are sent only when more bytes arrive, or when the
     /// digest matches.
     withheld: Bytes,
@@ -55,7 +58,7 @@ impl DirectDownload {
         position: ReadPosition,
     ) -> Result<Box<Self>, Error> {
         let permit = context.limits.upstream_permit(&request.client)?;
-        let slot = download::acquire_slot(context, permit, request, DownloadWaiters::owner()).await;
+        let slot = download_slot::acquire(context, permit, request, DownloadWaiters::owner()).await;
         Self::open_in(slot, context, request, position).await
     }
 
@@ -103,11 +106,11 @@ impl DirectDownload {
         if hasher.is_none() && start <= MAX_HASHED_PREFIX {
             return Err(Error::Truncated { at: 0 });
         }
-        Ok(Self::of(stream, hasher, skip, (slot, download)))
+        Ok(Self::of(stream, hasher, Some(skip), (slot, download)))
     }
 
     /// Continues with the upstream stream of a fill that the cache did not admit, for a read from
-    /// `offset` on.
+    /// `offset` on. If the stream is a range, [`Self::part`] must be called before the first read.
     pub(crate) fn handed_over(
         context: &RequestContext,
         handed_over: HandedOverStream,
@@ -116,22 +119,35 @@ impl DirectDownload {
     ) -> Box<Self> {
         let HandedOverStream { stream, slot } = handed_over;
         let download = DownloadLog::start(context, request, None);
-        let hasher = Some(Hasher::new(request.digest.algorithm()));
-        Self::of(stream, hasher, offset, (slot, download))
+        let (hasher, skip) = match stream.is_range() {
+            true => (None, None),
+            false => (Some(Hasher::new(request.digest.algorithm())), Some(offset)),
+        };
+        Self::of(stream, hasher, skip, (slot, download))
     }
 
-    /// Moves the download to the range that starts at `first`. Must be called before the first
-    /// read. If the digest needs the bytes before the range, the download from byte 0 continues. If
-    /// the digest does not need those bytes, the range is requested again in the same download
-    /// slot: if this task waited for a second slot while it holds one, it could deadlock.
+    /// Moves the download to this range. Must be called before the first read. If the digest needs
+    /// the bytes before the range, the download from byte 0 continues. If the digest does not need
+    /// those bytes, the range is requested again in the same download slot, unless the stream has
+    /// it: if this task waited for a second slot while it holds one, it could deadlock.
     pub(crate) async fn part(
         mut self: Box<Self>,
         context: &RequestContext,
         request: &BlobRequest,
-        first: u64,
+        range: Range<u64>,
+        is_verified_first: bool,
     ) -> Result<Box<Self>, Error> {
+        let first = range.start;
+        let stream = &self.stream;
+        let has_range = stream.is_range()
+            && stream.offset() <= first
+            && stream.end().is_some_and(|end| range.end <= end);
+        if has_range && !is_verified_first {
+            self.skip = Some(first - stream.offset());
+            return Ok(self);
+        }
         if self.hasher.is_some() && Self::reads_from_start(first) {
-            self.skip = first;
+            self.skip = Some(first);
             return Ok(self);
         }
         let Self { stream, slot, .. } = *self;
@@ -151,7 +167,7 @@ impl DirectDownload {
     fn of(
         stream: BlobStream,
         hasher: Option<Hasher>,
-        skip: u64,
+        skip: Option<u64>,
         (slot, mut download): (DownloadSlot, DownloadLog<'static>),
     ) -> Box<Self> {
         download.from(stream.address());
@@ -170,6 +186,11 @@ impl DirectDownload {
     /// Size of the blob, if the upstream stated the size.
     pub(crate) fn size(&self) -> Option<u64> {
         self.stream.size()
+    }
+
+    /// Whether the download is a range of the blob.
+    pub(crate) fn is_range(&self) -> bool {
+        self.stream.is_range()
     }
 
     /// Whether all bytes have arrived and the digest matched.
@@ -230,6 +251,7 @@ impl DirectDownload {
         context: &RequestContext,
         request: &BlobRequest,
     ) -> Result<Bytes, Error> {
+        let mut skip = self.skip.ok_or(Error::Truncated { at: 0 })?;
         loop {
             let mut bytes = match self.stream.next().await {
                 Some(Ok(bytes)) => bytes,
@@ -256,10 +278,9 @@ impl DirectDownload {
             if let Some(hasher) = &mut self.hasher {
                 hasher.update(&bytes);
             }
-            let skipped = usize::try_from(self.skip)
-                .unwrap_or(usize::MAX)
-                .min(bytes.len());
-            self.skip -= u64::try_from(skipped).unwrap_or(0);
+            let skipped = usize::try_from(skip).unwrap_or(usize::MAX).min(bytes.len());
+            skip -= u64::try_from(skipped).unwrap_or(0);
+            self.skip = Some(skip);
             let _ = bytes.split_to(skipped);
             if !bytes.is_empty() {
                 return Ok(bytes);

@@ -17,6 +17,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::limits::client_usage::ClientUsage;
 use crate::limits::downloads::DownloadSlot;
+use crate::pull::fill_ranges::FillRanges;
 
 type OwnerTable = Arc<Mutex<HashMap<Digest, OwnedFill>>>;
 
@@ -25,6 +26,7 @@ struct OwnedFill {
     /// Number of requests that are about to claim the digest, plus one if a fill is running.
     owners: usize,
     offers: SlotOffers,
+    ranges: Arc<FillRanges>,
 }
 
 /// The channel through which clients that share a fill offer a download slot to it.
@@ -80,6 +82,7 @@ impl FillOwners {
                     registry: registry.clone(),
                     owners: 1,
                     offers: SlotOffers::new(),
+                    ranges: Arc::default(),
                 });
             }
         }
@@ -128,6 +131,13 @@ impl FillOwner {
         self.with_offers(|offers| {
             (!offers.sender.is_closed() && offers.is_new(client)).then(|| offers.sender.clone())
         })
+    }
+
+    /// Returns the state that all upstream connections of the fill share.
+    pub(crate) fn ranges(&self) -> Arc<FillRanges> {
+        let table = self.table.lock();
+        let owned = table.get(&self.digest);
+        owned.map(|owned| owned.ranges.clone()).unwrap_or_default()
     }
 
     fn with_offers<T>(&self, action: impl FnOnce(&mut SlotOffers) -> Option<T>) -> Option<T> {

@@ -1,0 +1,385 @@
+//! Tests that a kill or a power cut at any change of the disk keeps the recorded pieces of a fill,
+//! and that no gap is ever taken for staged bytes.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+#![expect(clippy::disallowed_methods, reason = "moves files of the test")]
+
+mod common;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use bytes::Bytes;
+use common::{blob, open_with};
+use parking_lot::Mutex;
+use pierhead_cache::tier::{DiskTier, Step};
+use pierhead_cache::{BlobReader, Cache, Claim, Config, Error, Fill};
+use pierhead_eviction::Lru;
+use pierhead_oci::Digest;
+
+const SIZE: u64 = 1 << 20;
+const CAPACITY: u64 = 64 << 20;
+
+/// What a disk holds after a power cut: synced bytes and synced names.
+#[derive(Default)]
+struct Disk {
+    root: PathBuf,
+    images: PathBuf,
+    /// The synced bytes of each file.
+    durable: HashMap<PathBuf, Vec<u8>>,
+    /// Renames whose folder is not synced, with the replaced bytes.
+    unnamed: Vec<(PathBuf, PathBuf, Option<Vec<u8>>)>,
+    /// The last step of each thread. The step is done once the thread begins the next one.
+    last: HashMap<ThreadId, Made>,
+    /// The ranges that an ended fill has recorded.
+    promised: Vec<Range<u64>>,
+    taken: Vec<Image>,
+}
+
+struct Image {
+    folder: PathBuf,
+    promised: Vec<Range<u64>>,
+    is_power_cut: bool,
+}
+
+enum Made {
+    /// A sync, with the bytes that the file had before it.
+    Sync(PathBuf, Vec<u8>),
+    Rename(PathBuf, PathBuf, Option<Vec<u8>>),
+    SyncFolder(PathBuf),
+    Other,
+}
+
+impl Disk {
+    fn before(&mut self, step: Step<'_>) {
+        let last = self.last.remove(&std::thread::current().id());
+        self.apply(last);
+        self.take_images();
+        let made = match step {
+            Step::Sync(path) => Made::Sync(path.to_owned(), fs::read(path).unwrap_or_default()),
+            Step::Rename(from, to) => {
+                Made::Rename(from.to_owned(), to.to_owned(), fs::read(to).ok())
+            }
+            Step::SyncFolder(path) => Made::SyncFolder(path.to_owned()),
+            _ => Made::Other,
+        };
+        self.last.insert(std::thread::current().id(), made);
+    }
+
+    /// Counts a step as done.
+    fn apply(&mut self, done: Option<Made>) {
+        match done {
+            Some(Made::Sync(path, bytes)) => drop(self.durable.insert(path, bytes)),
+            Some(Made::Rename(from, to, replaced)) => {
+                let durable = self.durable.remove(&from);
+                match durable {
+                    Some(bytes) => drop(self.durable.insert(to.clone(), bytes)),
+                    None => drop(self.durable.remove(&to)),
+                }
+                self.unnamed.push((from, to, replaced));
+            }
+            Some(Made::SyncFolder(folder)) => self
+                .unnamed
+                .retain(|(_, to, _)| to.parent() != Some(&folder)),
+            Some(Made::Other) | None => {}
+        }
+    }
+
+    /// Counts all steps as done, and notes the recorded ranges. Called between two fills.
+    fn promise(&mut self, ranges: Vec<Range<u64>>) {
+        for (_, done) in std::mem::take(&mut self.last) {
+            self.apply(Some(done));
+        }
+        self.promised = ranges;
+    }
+
+    /// Saves the disk images that a crash at this point can leave.
+    fn take_images(&mut self) {
+        self.image(false, |_, _| ());
+        self.image(true, Self::lose_bytes);
+        if !self.unnamed.is_empty() {
+            self.image(true, |disk, image| {
+                disk.lose_bytes(image);
+                for (from, to, replaced) in disk.unnamed.iter().rev() {
+                    let (from, to) = (disk.within(image, from), disk.within(image, to));
+                    let _ = fs::rename(&to, from);
+                    if let Some(bytes) = replaced {
+                        fs::write(to, bytes).unwrap();
+                    }
+                }
+            });
+        }
+    }
+
+    /// Replaces the bytes that are not synced by zeros, and keeps the length of each file.
+    fn lose_bytes(&self, image: &Path) {
+        for name in ["staging", "blobs"] {
+            for (path, _) in common::walk(&image.join(name)) {
+                let original = self.root.join(path.strip_prefix(image).unwrap());
+                let len = fs::metadata(&path).unwrap().len();
+                let mut bytes = self.durable.get(&original).cloned().unwrap_or_default();
+                bytes.resize(usize::try_from(len).unwrap(), 0);
+                fs::write(path, bytes).unwrap();
+            }
+        }
+    }
+
+    fn within(&self, image: &Path, path: &Path) -> PathBuf {
+        image.join(path.strip_prefix(&self.root).unwrap())
+    }
+
+    fn image(&mut self, is_power_cut: bool, lose: impl Fn(&Self, &Path)) {
+        let folder = self.images.join(self.taken.len().to_string());
+        for (path, _) in common::walk(&self.root) {
+            if !path.starts_with(self.root.join("catalog")) {
+                let copy = self.within(&folder, &path);
+                fs::create_dir_all(copy.parent().unwrap()).unwrap();
+                // A temporary file may be gone by now.
+                let _ = fs::copy(&path, copy);
+            }
+        }
+        lose(self, &folder);
+        self.taken.push(Image {
+            folder,
+            promised: self.promised.clone(),
+            is_power_cut,
+        });
+    }
+}
+
+fn wanted() -> (Digest, Bytes) {
+    blob(1, usize::try_from(SIZE).unwrap())
+}
+
+fn part(content: &Bytes, range: Range<u64>) -> Bytes {
+    content.slice(usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap())
+}
+
+async fn lead(cache: &Cache) -> Result<(Fill, BlobReader), Error> {
+    let claim = cache.claim(&wanted().0, common::origin()).await?;
+    let Claim::Leader(fill, reader) = claim else {
+        panic!("nobody else fills the blob, and it is not stored")
+    };
+    Ok((fill, reader))
+}
+
+/// Writes one piece, and the front stream up to `front`. Then ends the fill.
+async fn fill_some(cache: &Cache, front: u64, piece: Range<u64>) -> Result<(), Error> {
+    let content = wanted().1;
+    let (mut fill, reader) = lead(cache).await?;
+    fill.begin(Some(SIZE)).await?;
+    while let Some(mut claim) = fill.pieces().claim(piece.clone()) {
+        while claim.position() < claim.end() {
+            let next = claim.position()..claim.end().min(claim.position() + 30_000);
+            claim.write(part(&content, next)).await?;
+        }
+        claim.finish().await?;
+    }
+    while fill.front().start < front && !fill.front().is_empty() {
+        let next = fill.front();
+        let next = next.start..next.end.min(next.start + 50_000);
+        fill.write(part(&content, next)).await?;
+    }
+    fill.abandon("cut");
+    if let BlobReader::Tail(tail) = reader {
+        let _ = tail.committed().await;
+    }
+    Ok(())
+}
+
+async fn complete(cache: &Cache) -> Result<(), Error> {
+    let content = wanted().1;
+    let (mut fill, _reader) = lead(cache).await?;
+    fill.begin(Some(SIZE)).await?;
+    while fill.front().start < SIZE {
+        while !fill.front().is_empty() {
+            let next = fill.front();
+            let next = next.start..next.end.min(next.start + 50_000);
+            fill.write(part(&content, next)).await?;
+        }
+        fill.pass_pieces().await?;
+    }
+    fill.finish().await.map(drop)
+}
+
+const FIRST: Range<u64> = 400_000 / 4096 * 4096..500_000 / 4096 * 4096;
+const LAST: Range<u64> = SIZE - 65_536..SIZE;
+
+/// Two interrupted fills with a piece each, then a complete fill. Calls `promise` with the ranges
+/// that the ended fills have recorded.
+async fn work(cache: &Cache, promise: impl Fn(Vec<Range<u64>>)) -> Result<(), Error> {
+    fill_some(cache, 100_000, LAST).await?;
+    promise(vec![LAST]);
+    fill_some(cache, 200_000, FIRST).await?;
+    promise(vec![FIRST, LAST]);
+    // From the commit on, the pieces are bytes of the blob.
+    let completed = complete(cache).await;
+    promise(Vec::new());
+    completed
+}
+
+/// Opens the cache after a crash, and checks what the next fill resumes.
+async fn check(image: &Image, step: usize) {
+    let cache = open_with(Config::new(&image.folder, CAPACITY));
+    let digest = wanted().0;
+    if !cache.is_stored(&digest) {
+        let (mut fill, reader) = lead(&cache).await.unwrap();
+        fill.begin(Some(SIZE)).await.unwrap();
+        for range in &image.promised {
+            let gap = fill.pieces().claim(range.clone());
+            let gap = gap.map(|gap| gap.position()..gap.end());
+            assert_eq!(gap, None, "step {step}: {range:?} was recorded");
+        }
+        fill.abandon("looked at it");
+        if let BlobReader::Tail(tail) = reader {
+            let _ = tail.committed().await;
+        }
+        match complete(&cache).await {
+            // Before the first durable map, a power cut may leave a gap in the staged bytes.
+            Err(Error::WrongDigest { resumed: true, .. })
+                if image.is_power_cut && image.promised.is_empty() =>
+            {
+                complete(&cache).await.unwrap();
+            }
+            completed => completed.unwrap_or_else(|error| panic!("step {step}: {error}")),
+        }
+    }
+    assert!(
+        cache.verify(&digest).await.unwrap() && cache.is_stored(&digest),
+        "step {step}"
+    );
+    assert_eq!(cache.stat().reserved, 0, "step {step}");
+    assert_eq!(
+        common::files_below(&image.folder, "staging"),
+        0,
+        "step {step}"
+    );
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn a_kill_or_power_cut_at_any_step_keeps_the_recorded_pieces() {
+    let (folder, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let disk = Arc::new(Mutex::new(Disk {
+        root: folder.path().to_owned(),
+        images: images.path().to_owned(),
+        ..Disk::default()
+    }));
+    let watched = disk.clone();
+    let config = Config::new(folder.path(), CAPACITY);
+    let cache = Cache::open_on(config, Box::new(Lru::default()), move |config| {
+        let watch = move |step: Step<'_>| -> io::Result<()> {
+            watched.lock().before(step);
+            Ok(())
+        };
+        Ok(Arc::new(DiskTier::new(&config.data)?.watched(watch)))
+    })
+    .unwrap();
+    work(&cache, |ranges| disk.lock().promise(ranges))
+        .await
+        .unwrap();
+    cache.close().await;
+    let taken = std::mem::take(&mut disk.lock().taken);
+    assert!(taken.len() > 60, "steps are watched: {}", taken.len());
+    assert!(taken.iter().filter(|it| !it.promised.is_empty()).count() > 30);
+    for (step, image) in taken.iter().enumerate() {
+        check(image, step).await;
+    }
+}
+
+#[tokio::test]
+async fn a_disk_failure_at_any_step_leaves_a_fill_that_can_be_completed() {
+    for last in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        let steps = Arc::new(Mutex::new(0));
+        let counted = steps.clone();
+        let config = Config::new(folder.path(), CAPACITY);
+        let cache = Cache::open_on(config, Box::new(Lru::default()), move |config| {
+            let watch = move |_: Step<'_>| {
+                let mut steps = counted.lock();
+                *steps += 1;
+                match *steps > last {
+                    true => Err(io::Error::from_raw_os_error(5)),
+                    false => Ok(()),
+                }
+            };
+            Ok(Arc::new(DiskTier::new(&config.data)?.watched(watch)))
+        })
+        .unwrap();
+        let worked = work(&cache, |_| ()).await;
+        cache.close().await;
+        drop(cache);
+        let image = Image {
+            folder: folder.path().to_owned(),
+            promised: Vec::new(),
+            is_power_cut: false,
+        };
+        check(&image, last).await;
+        if worked.is_ok() && *steps.lock() <= last {
+            assert!(last > 20, "{last} steps");
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_map_means_no_pieces() {
+    for damage in [
+        "flip",
+        "cut",
+        "empty",
+        "long",
+        "folder",
+        "of a shorter file",
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = common::open(folder.path());
+        fill_some(&cache, 100_000, LAST).await.unwrap();
+        cache.close().await;
+        drop(cache);
+        let staging = common::walk(&folder.path().join("staging"));
+        let is_map = |path: &Path| path.to_str().unwrap().ends_with(".pieces");
+        let (map, _) = staging.iter().find(|(path, _)| is_map(path)).unwrap();
+        let (staged, _) = staging.iter().find(|(path, _)| !is_map(path)).unwrap();
+        let mut bytes = fs::read(map).unwrap();
+        match damage {
+            "flip" => bytes[20] ^= 1,
+            "cut" => bytes.truncate(21),
+            "empty" => bytes.clear(),
+            "long" => bytes.resize(1 << 20, 0),
+            _ => {}
+        }
+        fs::write(map, bytes).unwrap();
+        if damage == "folder" {
+            fs::remove_file(map).unwrap();
+            fs::create_dir(map).unwrap();
+        }
+        let mut offset = 0;
+        if damage == "of a shorter file" {
+            fs::File::options()
+                .write(true)
+                .open(staged)
+                .unwrap()
+                .set_len(99_999)
+                .unwrap();
+            offset = 65_536;
+        }
+        let cache = common::open(folder.path());
+        let (mut fill, reader) = lead(&cache).await.unwrap();
+        fill.begin(Some(SIZE)).await.unwrap();
+        assert_eq!(
+            (fill.offset(), fill.front()),
+            (offset, offset..SIZE),
+            "{damage}"
+        );
+        drop((fill, reader));
+        complete(&cache)
+            .await
+            .unwrap_or_else(|error| panic!("{damage}: {error}"));
+    }
+}
