@@ -67,6 +67,11 @@ impl FillPieces {
         }
     }
 
+    /// Whether the medium writes pieces.
+    pub(crate) fn is_possible(&self) -> bool {
+        self.sink.get().is_some()
+    }
+
     pub(crate) fn table(&self) -> MutexGuard<'_, PieceTable> {
         self.table.lock()
     }

@@ -24,6 +24,8 @@ use crate::error::Error;
 use crate::fill::blob_reader::Readers;
 use crate::fill::blob_reader::TailReader;
 use crate::fill::ingest::Ingest;
+use crate::fill::piece_table::CLAIM_DISTANCE;
+use crate::fill::piece_writer::PieceWriter;
 use crate::fill::pieces::Pieces;
 use crate::fill::shared_fill::{Order, SharedFill, Terms};
 use crate::origin::Origin;
@@ -164,6 +166,50 @@ impl Fill {
     /// the blob from the upstream. [`Error::WrongSize`] when more bytes than `size` are staged.
     /// After each of these errors, the fill has ended.
     pub async fn begin(&mut self, size: Option<u64>) -> Result<(), Error> {
+        self.announce(size).await?;
+        self.shared_fill.pieces.table().set_size(size);
+        self.show_size();
+        Ok(())
+    }
+
+    /// As [`Fill::begin`], for a leader whose first stream brings `range` instead of the front.
+    /// Claims the range as [`Pieces::claim`] does, before any reader can claim bytes of it. Nobody
+    /// downloads the bytes of the front until the leader calls [`Fill::front`], so readers may claim
+    /// them until then.
+    ///
+    /// # Errors
+    /// The same errors as [`Fill::begin`].
+    pub async fn begin_with_range(
+        &mut self,
+        size: u64,
+        range: Range<u64>,
+    ) -> Result<Option<PieceWriter>, Error> {
+        self.announce(Some(size)).await?;
+        let claim = {
+            let mut table = self.shared_fill.pieces.table();
+            table.set_size(Some(size));
+            table.claim_before_front(range, CLAIM_DISTANCE)
+        };
+        self.show_size();
+        Ok(claim.map(|key| PieceWriter::new(self.shared_fill.clone(), key)))
+    }
+
+    /// Whether ranges of this fill can be claimed, if the upstream states the size and sends ranges.
+    /// Some media can only append: then a request for a range ahead of [`Fill::offset`] is in vain.
+    /// Known before [`Fill::begin`].
+    pub fn takes_pieces(&self) -> bool {
+        self.shared_fill.pieces.is_possible()
+    }
+
+    /// Shows the announced size to the readers.
+    fn show_size(&self) {
+        let size = Some(self.size);
+        self.shared_fill
+            .progress
+            .send_modify(|progress| progress.size = size);
+    }
+
+    async fn announce(&mut self, size: Option<u64>) -> Result<(), Error> {
         let staged = self.shared_fill.pieces.table().end();
         if let Some(expected) = size
             && expected < staged
@@ -188,10 +234,6 @@ impl Fill {
             return Err(self.end(error, keep).await);
         }
         self.size = size;
-        self.shared_fill.pieces.table().set_size(size);
-        self.shared_fill
-            .progress
-            .send_modify(|progress| progress.size = Some(size));
         Ok(())
     }
 
@@ -224,8 +266,11 @@ impl Fill {
     /// to the first byte that is staged or claimed, or to the end of the blob. `u64::MAX` stands for
     /// an unknown end. A new claim ahead of the position moves the end. At the end, the leader stops
     /// the stream and calls [`Fill::pass_pieces`].
+    ///
+    /// If the result is not empty, its first 128 KiB count as on their way from now on, so that no
+    /// reader claims them. The leader calls this before each request.
     pub fn front(&self) -> Range<u64> {
-        self.shared_fill.pieces.table().front()
+        self.shared_fill.pieces.table().start_front()
     }
 
     /// Waits until the pieces at the position of the front stream are complete and hashed, or given
@@ -285,7 +330,7 @@ impl Fill {
     /// readers get the error. [`Error::Io`]: the readers have the whole verified content, but the
     /// blob is not stored.
     pub async fn finish(mut self) -> Result<StoredBlob, Error> {
-        let actual = self.front().start;
+        let actual = self.shared_fill.pieces.table().front().start;
         if let Some(expected) = self.size
             && actual != expected
         {

@@ -35,7 +35,7 @@ pub(crate) struct PieceTable {
     recovered: u64,
     /// The position of the front stream. The bytes from `prefix` to here are staged or queued.
     front: u64,
-    /// Whether the front stream stands before a piece, and so downloads nothing.
+    /// Whether the front stream downloads nothing: it stands before a piece, or has not started.
     is_front_stopped: bool,
     size: Option<u64>,
     /// Staged bytes ahead of `prefix`.
@@ -128,6 +128,16 @@ impl PieceTable {
         }
         let size = self.size.unwrap_or(u64::MAX);
         self.front..self.next_owned(self.front).unwrap_or(size).min(size)
+    }
+
+    /// Returns [`Self::front`]. If it is not empty, the front stream downloads it from now on: the
+    /// decision and the flag change under one lock, so that nobody can claim these bytes between.
+    pub(crate) fn start_front(&mut self) -> Range<u64> {
+        let front = self.front();
+        if !front.is_empty() {
+            self.is_front_stopped = false;
+        }
+        front
     }
 
     /// Takes up to `len` bytes for the front stream. Returns the number of taken bytes.
@@ -242,40 +252,49 @@ impl PieceTable {
             && self.staged.len() + self.claims.len() < MAX_PIECES
     }
 
-    /// Claims the first gap inside `range`, but at most `max` bytes.
-    pub(crate) fn claim(&mut self, range: Range<u64>, max: u64, lead: u64) -> Option<ClaimKey> {
-        self.claim_with(range, max, lead, lead)
+    /// Claims bytes of `range`, if its first byte is a gap. A gap further on is no reason to claim:
+    /// whoever brings the first byte probably brings these bytes, too.
+    pub(crate) fn claim(&mut self, range: Range<u64>, lead: u64) -> Option<ClaimKey> {
+        let size = self.size.filter(|_| self.is_claimable())?;
+        let (offset, limit) = (range.start, range.end.min(size));
+        match self.at(offset, lead) {
+            At::Gap { start, end } if offset < limit => {
+                Some(self.claim_gap(start..end, offset, limit))
+            }
+            _ => None,
+        }
+    }
+
+    /// Lets the front stream stand still until [`Self::start_front`], and claims as
+    /// [`Self::claim`].
+    pub(crate) fn claim_before_front(&mut self, range: Range<u64>, lead: u64) -> Option<ClaimKey> {
+        self.is_front_stopped = true;
+        self.claim(range, lead)
     }
 
     /// Claims the lowest gap of the blob, but at most `max` bytes. Cuts the front stream, and no
     /// other claim: each cut wastes the bytes in transit.
     pub(crate) fn claim_next(&mut self, max: u64) -> Option<ClaimKey> {
-        self.claim_with(0..u64::MAX, max, max.max(CLAIM_DISTANCE), u64::MAX)
-    }
-
-    fn claim_with(
-        &mut self,
-        range: Range<u64>,
-        max: u64,
-        front_lead: u64,
-        claim_lead: u64,
-    ) -> Option<ClaimKey> {
         let size = self.size.filter(|_| self.is_claimable())?;
-        let mut offset = range.start;
-        let limit = range.end.min(size);
-        while offset < limit {
-            match self.at_with(offset, front_lead, claim_lead) {
+        let mut offset = 0;
+        while offset < size {
+            match self.at_with(offset, max.max(CLAIM_DISTANCE), u64::MAX) {
                 At::Staged(end) | At::InFlight(end) => offset = end,
                 At::Gap { start, end } => {
-                    let start = start.max(offset / ALIGNMENT * ALIGNMENT);
-                    let limit = limit.min(start.saturating_add(max.max(1)));
-                    let aligned = limit.checked_next_multiple_of(ALIGNMENT);
-                    let end = end.min(aligned.unwrap_or(u64::MAX)).min(size);
-                    return Some(self.insert(start, end));
+                    let limit = start.max(offset).saturating_add(max.max(1)).min(size);
+                    return Some(self.claim_gap(start..end, offset, limit));
                 }
             }
         }
         None
+    }
+
+    /// Claims the gap that contains `offset`, from the block of `offset` to the block of `limit`.
+    fn claim_gap(&mut self, gap: Range<u64>, offset: u64, limit: u64) -> ClaimKey {
+        let start = gap.start.max(offset / ALIGNMENT * ALIGNMENT);
+        let aligned = limit.checked_next_multiple_of(ALIGNMENT);
+        let end = gap.end.min(aligned.unwrap_or(u64::MAX));
+        self.insert(start, end)
     }
 
     fn insert(&mut self, start: u64, end: u64) -> ClaimKey {

@@ -158,25 +158,25 @@ impl Pieces {
         Self(Arc::downgrade(shared_fill))
     }
 
-    /// Claims the first gap inside `range`: bytes that are neither staged nor claimed, nor expected
-    /// soon from a running download. The start of the claim is rounded down, and its end up, to
-    /// 4 KiB. The claim ends at the end of the range, at the next staged byte, or at the next claim.
+    /// Claims the bytes of `range`, if nobody has its first byte: the byte is neither staged nor
+    /// claimed, nor expected soon from a running download. The start of the claim is rounded down,
+    /// and its end up, to 4 KiB. The claim ends at the end of the range, at the next staged byte, or
+    /// at the next claim.
     ///
     /// Bytes that another claim or the front stream holds count as a gap if they are at least
     /// 128 KiB ahead of the position of their holder. The new claim cuts these bytes off, so the end
     /// of the holder moves. Does not wait.
     ///
-    /// `None` if there is no gap, and if pieces are impossible: before [`Fill::begin`], if the
-    /// upstream has announced no size, after the end of the fill, after [`Pieces::refuse_claims`], if
-    /// the tier can only append, or if the fill has 4096 pieces.
+    /// `None` is no failure: the first byte is staged or on its way, or pieces are impossible (before
+    /// [`Fill::begin`], if the upstream has announced no size, after the end of the fill, after
+    /// [`Pieces::refuse_claims`], if the tier can only append, or if the fill has 4096 pieces). A
+    /// reader then waits for [`TailReader::arrival`], which tells when a claim is possible again.
     ///
     /// [`Fill::begin`]: crate::Fill::begin
+    /// [`TailReader::arrival`]: crate::TailReader::arrival
     pub fn claim(&self, range: Range<u64>) -> Option<PieceWriter> {
         let shared_fill = self.0.upgrade()?;
-        let key = shared_fill
-            .pieces
-            .table()
-            .claim(range, u64::MAX, CLAIM_DISTANCE)?;
+        let key = shared_fill.pieces.table().claim(range, CLAIM_DISTANCE)?;
         Some(PieceWriter::new(shared_fill, key))
     }
 

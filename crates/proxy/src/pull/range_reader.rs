@@ -21,10 +21,6 @@ use crate::pull::blob_connection::{BlobConnection, ConnectionRole};
 use crate::pull::download_slot;
 use crate::pull::extra_connections::FillDownload;
 
-/// Number of claims in a row that may fail, because other readers were faster, before the reader
-/// waits for the first connection of the fill.
-const MAX_FAILED_CLAIMS: u32 = 8;
-
 /// Reads a range of a blob that is being filled.
 pub(crate) struct RangeReader {
     download: FillDownload,
@@ -32,8 +28,6 @@ pub(crate) struct RangeReader {
     end: u64,
     /// Receives the download slot for which the reader waits.
     slot: Option<oneshot::Receiver<DownloadSlot>>,
-    /// Number of claims in a row that failed.
-    failed_claims: u32,
     /// Whether the reader downloads nothing any more.
     is_passive: Arc<AtomicBool>,
 }
@@ -46,7 +40,6 @@ impl RangeReader {
             end: range.end,
             tail: tail.for_range(range),
             slot: None,
-            failed_claims: 0,
             is_passive: Arc::default(),
         }
     }
@@ -111,14 +104,10 @@ impl RangeReader {
     /// Downloads the bytes from `offset` on that nobody downloads.
     fn start_download(&mut self, offset: u64, slot: DownloadSlot) {
         let Some(mut piece) = self.tail.pieces().claim(offset..self.end) else {
-            // Another connection claimed the bytes first, or the fill takes no more claims.
-            self.failed_claims += 1;
-            if self.failed_claims >= MAX_FAILED_CLAIMS {
-                self.be_passive();
-            }
+            // Another connection downloads the byte at `offset` by now, or the fill takes no more
+            // claims: the reader waits for the byte.
             return;
         };
-        self.failed_claims = 0;
         let (download, is_passive) = (self.download.clone(), self.is_passive.clone());
         let panics = download.context.cache.panics().clone();
         panics.spawn(BackgroundTask::FillOwner, async move {
