@@ -14,8 +14,9 @@ use crate::blob::buffer::BUFFER;
 use crate::blob::open_blob::BlobOwner as _;
 use crate::clock::now;
 use crate::error::Error;
+use crate::fill::fill_queue::{FillWorker, Order, Work};
 use crate::fill::reservation;
-use crate::fill::shared_fill::{FillWorker, Order, SharedFill, Work, fill_ended};
+use crate::fill::shared_fill::{SharedFill, fill_ended};
 use crate::origin::Origin;
 use crate::store::Store;
 use crate::store::blocks::blocks;
@@ -365,6 +366,7 @@ impl Ingest {
             tracing::warn!(digest = %shared_fill.digest, %error, "cannot commit a verified fill");
             self.store.end_fill(&shared_fill, None);
         }
+        shared_fill.clear_on_failure();
         // The worker drops its handles first: when callers learn the outcome, only readers may have
         // handles of the blob.
         let progress = shared_fill.progress.clone();

@@ -3,6 +3,7 @@
 
 pub(crate) mod blob_reader;
 pub(crate) mod fill_pieces;
+pub(crate) mod fill_queue;
 mod ingest;
 pub(crate) mod piece_table;
 pub(crate) mod piece_writer;
@@ -23,11 +24,12 @@ use crate::blocking::blocking;
 use crate::error::Error;
 use crate::fill::blob_reader::Readers;
 use crate::fill::blob_reader::TailReader;
+use crate::fill::fill_queue::Order;
 use crate::fill::ingest::Ingest;
 use crate::fill::piece_table::CLAIM_DISTANCE;
 use crate::fill::piece_writer::PieceWriter;
 use crate::fill::pieces::Pieces;
-use crate::fill::shared_fill::{Order, SharedFill, Terms};
+use crate::fill::shared_fill::{SharedFill, Terms};
 use crate::origin::Origin;
 use crate::store::Store;
 use crate::store::small_blobs::MAX_SMALL_BLOB;
@@ -167,7 +169,8 @@ impl Fill {
     /// After each of these errors, the fill has ended.
     pub async fn begin(&mut self, size: Option<u64>) -> Result<(), Error> {
         self.announce(size).await?;
-        self.shared_fill.pieces.table().set_size(size);
+        let forgotten = self.shared_fill.pieces.table().set_size(size);
+        self.shared_fill.forget_staged(forgotten);
         self.show_size();
         Ok(())
     }

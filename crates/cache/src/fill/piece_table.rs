@@ -97,12 +97,14 @@ impl PieceTable {
         self.front.max(self.staged.end())
     }
 
-    /// Sets the size that the upstream announced, which is at least [`Self::end`].
-    pub(crate) fn set_size(&mut self, size: Option<u64>) {
+    /// Sets the size that the upstream announced, which is at least [`Self::end`]. Returns the number
+    /// of staged bytes that this forgets.
+    pub(crate) fn set_size(&mut self, size: Option<u64>) -> u64 {
         self.size = size;
-        if size.is_none() {
+        match size {
+            Some(_) => 0,
             // Without a size, nobody can claim the gaps: the front stream fetches all bytes.
-            self.staged = RangeSet::default();
+            None => std::mem::take(&mut self.staged).bytes(),
         }
     }
 

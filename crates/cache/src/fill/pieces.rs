@@ -10,10 +10,11 @@ use pierhead_host::BackgroundTask;
 
 use crate::error::Error;
 use crate::fill::fill_pieces::PieceStore;
+use crate::fill::fill_queue::Order;
 use crate::fill::piece_table::{CLAIM_DISTANCE, ClaimKey};
 use crate::fill::piece_writer::PieceWriter;
 use crate::fill::reservation;
-use crate::fill::shared_fill::{Order, SharedFill};
+use crate::fill::shared_fill::SharedFill;
 use crate::store::Store;
 
 /// Number of bytes after which a fill with pieces records its staged bytes, also while no piece

@@ -137,3 +137,26 @@ async fn a_close_ends_all_fills_at_the_same_time() {
     assert!(!timed_out.load(Ordering::Relaxed), "one after the other");
     drop((one, two));
 }
+
+#[tokio::test]
+async fn pieces_of_an_upstream_that_states_no_size_any_more_take_no_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let size = 6 * MIB;
+    // The blob fits, and not with its second half twice.
+    let cache = common::open_with(Config::new(folder.path(), 8 * MIB));
+    let (mut fill, tail, pieces, content) = started(&cache, 18, size).await;
+    fetch(pieces.claim(3 * MIB..size).unwrap(), &content)
+        .await
+        .unwrap();
+    stream(&mut fill, &content, MIB).await.unwrap();
+    fill.abandon("cut");
+    let _ = tail.committed().await;
+    let (digest, _) = blob(18, usize::try_from(size).unwrap());
+    let (mut fill, tail) = lead(&cache, &digest).await;
+    fill.begin(None).await.unwrap();
+    assert_eq!(fill.front(), fill.offset()..u64::MAX);
+    stream(&mut fill, &content, size).await.unwrap();
+    fill.finish().await.unwrap();
+    assert_eq!(read_all(&tail).await.unwrap(), content);
+    assert_eq!(cache.stat().reserved, 0);
+}
