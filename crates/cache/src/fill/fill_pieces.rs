@@ -4,14 +4,15 @@
 //! Lock order: the gate, then the queue of a fill or of a claim, then the table. No thread waits for
 //! anything while it holds the table.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::error::Error;
 use crate::fill::piece_table::PieceTable;
+use crate::fill::recorder::Recorder;
 use crate::fill::shared_fill::SharedFill;
 use crate::tier::{PieceMedium, Staged};
 
@@ -24,10 +25,10 @@ pub(crate) struct FillPieces {
     pub(super) gate: RwLock<bool>,
     pub(super) sink: OnceLock<PieceSink>,
     /// Whether the registry and the first map are recorded, so that pieces may be written.
-    pub(super) is_started: AtomicBool,
-    pub(super) recorder: Mutex<RecordState>,
-    /// Number of bytes that were staged since the last record.
-    pub(super) unrecorded: AtomicU64,
+    is_started: AtomicBool,
+    /// Held while the first map is written.
+    pub(super) starting: Mutex<()>,
+    pub(super) recorder: Arc<Recorder>,
     /// Notified when a claim ends, when the worker has hashed a piece, and when the fill ends.
     pub(crate) changed: Notify,
 }
@@ -46,13 +47,8 @@ pub(crate) trait PieceStore: Send + Sync {
     fn record_origin(&self, shared_fill: &SharedFill) -> Result<(), Error>;
     /// Counts bytes that a claim has written.
     fn count_piece(&self, bytes: u64);
-}
-
-#[derive(Default)]
-pub(super) struct RecordState {
-    pub(super) is_running: bool,
-    /// Whether something changed since the running record started.
-    pub(super) is_due: bool,
+    /// Returns the only permit to sync the bytes of a running fill.
+    fn syncing(&self) -> Arc<Semaphore>;
 }
 
 impl FillPieces {
@@ -60,6 +56,11 @@ impl FillPieces {
     pub(crate) fn open(&self, store: Arc<dyn PieceStore>, staged: &dyn Staged) {
         let mut table = self.table.lock();
         table.recover(staged.size(), staged.ahead().iter().cloned());
+        match staged.ahead() {
+            // The next record names these bytes, so it must not wait for further ones.
+            [] => drop(self.recorder.count(staged.size())),
+            _ => self.set_started(),
+        }
         match staged.piece_medium() {
             // The result is ignored: no other code sets `sink`, so setting it succeeds.
             Some(medium) => drop(self.sink.set(PieceSink { store, medium })),
@@ -70,6 +71,15 @@ impl FillPieces {
     /// Whether the medium writes pieces.
     pub(crate) fn is_possible(&self) -> bool {
         self.sink.get().is_some()
+    }
+
+    /// Whether a map of the pieces exists.
+    pub(super) fn is_started(&self) -> bool {
+        self.is_started.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_started(&self) {
+        self.is_started.store(true, Ordering::Release);
     }
 
     pub(crate) fn table(&self) -> MutexGuard<'_, PieceTable> {
@@ -93,7 +103,8 @@ impl FillPieces {
     pub(crate) fn restart<R>(&self, clear: impl FnOnce() -> R) -> R {
         let _gate = self.gate.write();
         let cleared = clear();
-        self.is_started.store(false, Ordering::Relaxed);
+        self.is_started.store(false, Ordering::Release);
+        self.recorder.reset_count();
         let mut table = self.table.lock();
         table.restart();
         table.is_refused = self.sink.get().is_none();

@@ -33,15 +33,6 @@ const BATCH_BYTES: usize = 256 * 1024;
 /// with pages that are not on the disk.
 const EARLY_SYNC_INTERVAL: u64 = 32 << 20;
 
-/// The only permit for an early sync ([`Store::syncing`]). Dropping this value releases the permit.
-struct SyncPermit(Arc<Store>);
-
-impl Drop for SyncPermit {
-    fn drop(&mut self) {
-        self.0.syncing.store(false, Ordering::Relaxed);
-    }
-}
-
 fn hasher(shared_fill: &SharedFill) -> Hasher {
     Hasher::new(shared_fill.digest.algorithm())
 }
@@ -279,11 +270,9 @@ impl Ingest {
         if self.unsynced < enough {
             return;
         }
-        if self.store.syncing.swap(true, Ordering::Relaxed) {
+        let Ok(permit) = self.store.syncing.clone().try_acquire_owned() else {
             return;
-        }
-        // Dropping the value releases the permit, even when the work panics or never runs.
-        let permit = SyncPermit(self.store.clone());
+        };
         self.unsynced = 0;
         if let Some(sync) = self.staged.early_sync() {
             let watch = self

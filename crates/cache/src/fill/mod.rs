@@ -9,6 +9,7 @@ pub(crate) mod piece_table;
 pub(crate) mod piece_writer;
 pub(crate) mod pieces;
 mod range_set;
+mod recorder;
 mod reservation;
 pub(crate) mod shared_fill;
 

@@ -68,6 +68,7 @@ impl PieceWriter {
             let mut state = queue.state.lock();
             (state.start, state.end) = (key.start(), key.start());
         }
+        shared_fill.start_pieces_early();
         Self {
             shared_fill,
             key,

@@ -7,19 +7,16 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use pierhead_host::BackgroundTask;
+use tokio::sync::Semaphore;
 
 use crate::error::Error;
-use crate::fill::fill_pieces::PieceStore;
+use crate::fill::fill_pieces::{PieceSink, PieceStore};
 use crate::fill::fill_queue::Order;
 use crate::fill::piece_table::{CLAIM_DISTANCE, ClaimKey};
 use crate::fill::piece_writer::PieceWriter;
 use crate::fill::reservation;
 use crate::fill::shared_fill::SharedFill;
 use crate::store::Store;
-
-/// Number of bytes after which a fill with pieces records its staged bytes, also while no piece
-/// ends. A kill loses at most so many bytes of the prefix.
-const RECORD_INTERVAL: u64 = 32 << 20;
 
 impl PieceStore for Store {
     fn reserve_piece(&self, shared_fill: &Arc<SharedFill>, bytes: u64) -> Result<(), Error> {
@@ -33,6 +30,10 @@ impl PieceStore for Store {
 
     fn count_piece(&self, bytes: u64) {
         self.metrics.written_bytes.inc_by(bytes);
+    }
+
+    fn syncing(&self) -> Arc<Semaphore> {
+        self.syncing.clone()
     }
 }
 
@@ -52,13 +53,7 @@ impl SharedFill {
         let (store, len) = (&sink.store, range.end - range.start);
         let io = |action, error| self.owner.staged_error(action, &self.digest, error);
         store.reserve_piece(self, len)?;
-        if !self.pieces.is_started.load(Ordering::Relaxed) {
-            store.record_origin(self)?;
-            let prefix = self.pieces.table().prefix();
-            let started = sink.medium.begin(prefix);
-            started.map_err(|error| io("record the pieces of", error))?;
-            self.pieces.is_started.store(true, Ordering::Relaxed);
-        }
+        self.start_pieces(sink)?;
         let slices: Vec<&[u8]> = bytes.iter().map(|piece| &piece[..]).collect();
         let written = sink.medium.write_at(range.start, &slices);
         written.map_err(|error| io("write", error))?;
@@ -74,6 +69,40 @@ impl SharedFill {
         Ok(())
     }
 
+    /// Records the registry and writes the first map, before the first piece. Blocks.
+    fn start_pieces(&self, sink: &PieceSink) -> Result<(), Error> {
+        let _starting = self.pieces.starting.lock();
+        if self.pieces.is_started() {
+            return Ok(());
+        }
+        sink.store.record_origin(self)?;
+        let prefix = self.pieces.table().prefix();
+        let started = sink.medium.begin(prefix);
+        started.map_err(|error| {
+            self.owner
+                .staged_error("record the pieces of", &self.digest, error)
+        })?;
+        self.pieces.set_started();
+        Ok(())
+    }
+
+    /// Does [`Self::start_pieces`] on a blocking thread, while the upstream sends the first bytes. If
+    /// that fails, the write of these bytes tries again.
+    pub(super) fn start_pieces_early(self: &Arc<Self>) {
+        if self.pieces.is_started() {
+            return;
+        }
+        let watch = self.panics.watch(BackgroundTask::CacheFill);
+        let shared_fill = self.clone();
+        self.runtime.spawn_blocking(move || {
+            let _watch = watch;
+            let gate = shared_fill.pieces.gate.read();
+            if let (false, Some(sink)) = (*gate, shared_fill.pieces.sink.get()) {
+                let _ = shared_fill.start_pieces(sink);
+            }
+        });
+    }
+
     /// Ends a claim. Everybody who waits for its bytes looks again.
     pub(super) fn release_claim(self: &Arc<Self>, key: ClaimKey) {
         self.pieces.table().release(key);
@@ -85,62 +114,6 @@ impl SharedFill {
     /// Wakes all readers.
     fn show_change(&self) {
         self.progress.send_modify(|_| ());
-    }
-
-    /// Counts staged bytes that no record names yet.
-    pub(super) fn count_unrecorded(self: &Arc<Self>, bytes: u64) {
-        let before = self.pieces.unrecorded.fetch_add(bytes, Ordering::Relaxed);
-        if before + bytes >= RECORD_INTERVAL {
-            self.schedule_record();
-        }
-    }
-
-    /// Records the staged bytes soon, on a blocking thread. At most one record of a fill runs; it
-    /// covers all changes that are made before it begins.
-    fn schedule_record(self: &Arc<Self>) {
-        if self.pieces.sink.get().is_none() {
-            return;
-        }
-        {
-            let mut recorder = self.pieces.recorder.lock();
-            recorder.is_due = true;
-            if std::mem::replace(&mut recorder.is_running, true) {
-                return;
-            }
-        }
-        let watch = self.panics.watch(BackgroundTask::CacheFill);
-        let shared_fill = self.clone();
-        self.runtime.spawn_blocking(move || {
-            let _watch = watch;
-            loop {
-                {
-                    let mut recorder = shared_fill.pieces.recorder.lock();
-                    if !std::mem::take(&mut recorder.is_due) {
-                        recorder.is_running = false;
-                        return;
-                    }
-                }
-                let gate = shared_fill.pieces.gate.read();
-                if !*gate {
-                    shared_fill.record();
-                }
-            }
-        });
-    }
-
-    /// Records the staged bytes for a later fill, if the fill has pieces. An error is logged, since
-    /// the fill itself does not need the record. The caller holds the gate, or has closed it. Blocks.
-    pub(super) fn record(&self) {
-        let Some(sink) = self.pieces.sink.get() else {
-            return;
-        };
-        let present = || {
-            self.pieces.unrecorded.store(0, Ordering::Relaxed);
-            self.pieces.table().present().iter().collect()
-        };
-        if let Err(error) = sink.medium.record(&present) {
-            tracing::warn!(digest = %self.digest, %error, "cannot record the pieces of a fill: a restart of pierhead would lose them");
-        }
     }
 
     /// Ends the fill after an error of a claim, which is an error of the medium or of the room on

@@ -2,10 +2,11 @@
 //!
 //! Without a map, the bytes of the file are a prefix of the blob. Invariants of the map:
 //!
-//! 1. A map exists before the first byte is written ahead of the prefix, so that no later fill
-//!    takes a gap for staged bytes. This first map is not synced: after a power cut, the digest
-//!    detects a gap, as it detects other lost bytes.
-//! 2. Every other map is durable, and names only bytes that were synced before the map was written.
+//! 1. A map is durable before the first byte is written ahead of the prefix, so that no later fill
+//!    takes a gap for staged bytes.
+//! 2. A map names only bytes that were synced before the map was written. The first map names the
+//!    part of the prefix that an early sync has synced, since a sync of the rest would delay the
+//!    first piece.
 //! 3. A fill writes its maps one after the other, so that no older map replaces a newer one.
 //! 4. The staged file is deleted before its map. A map without a staged file is ignored, and
 //!    deleted at the next start.
@@ -16,7 +17,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use pierhead_atomic_file as atomic_file;
@@ -49,6 +50,9 @@ struct PieceFile {
     map: PathBuf,
     file: Arc<PlainFile>,
     has_map: AtomicBool,
+    /// Number of bytes of the prefix that are synced. A new value after each truncation, so that a
+    /// late sync does not count for later bytes.
+    synced: Mutex<Arc<AtomicU64>>,
     /// Held during the write of a map.
     recording: Mutex<()>,
 }
@@ -89,6 +93,7 @@ impl StagedFile {
             digest: *digest,
             path,
             has_map: AtomicBool::new(false),
+            synced: Mutex::default(),
             recording: Mutex::default(),
         };
         let Recovered { len, ahead } = pieces.recover()?;
@@ -190,14 +195,12 @@ impl PieceFile {
         Ok(())
     }
 
-    fn write_map(
-        &self,
-        ranges: &[Range<u64>],
-        options: atomic_file::Options<'_>,
-    ) -> io::Result<()> {
+    /// Replaces the map durably.
+    fn write_map(&self, ranges: &[Range<u64>]) -> io::Result<()> {
         let on_step = |step: atomic_file::Step<'_>| self.tier.step(step.into());
         let map = piece_map::encode(&self.digest, ranges);
-        options.on_step(&on_step).write(&self.map, &map)?;
+        let options = atomic_file::Options::new().on_step(&on_step);
+        options.write(&self.map, &map)?;
         self.has_map.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -236,11 +239,9 @@ impl PieceMedium for PieceFile {
         if self.has_map.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let ranges = Some(0..prefix).filter(|prefix| !prefix.is_empty());
-        self.write_map(
-            ranges.as_slice(),
-            atomic_file::Options::new().without_sync(),
-        )
+        let synced = self.synced.lock().load(Ordering::Relaxed).min(prefix);
+        let ranges = Some(0..synced).filter(|synced| !synced.is_empty());
+        self.write_map(ranges.as_slice())
     }
 
     fn write_at(&self, offset: u64, pieces: &[&[u8]]) -> io::Result<()> {
@@ -256,7 +257,7 @@ impl PieceMedium for PieceFile {
         let file = self.open_for_sync()?;
         self.tier.step(Step::Sync(&self.path))?;
         file.sync_data()?;
-        self.write_map(&ranges, atomic_file::Options::new())
+        self.write_map(&ranges)
     }
 }
 
@@ -272,14 +273,18 @@ impl Staged for StagedFile {
 
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
         let file = self.pieces.open_for_sync().ok()?;
+        let (synced, len) = (self.pieces.synced.lock().clone(), self.len);
         Some(Box::new(move || {
-            let _ = file.sync_data();
+            if file.sync_data().is_ok() {
+                synced.fetch_max(len, Ordering::Relaxed);
+            }
         }))
     }
 
     fn clear(&mut self) -> io::Result<()> {
         self.pieces.tier.step(Step::Write(&self.pieces.path))?;
         self.pieces.file.0.set_len(0)?;
+        *self.pieces.synced.lock() = Arc::default();
         self.len = 0;
         self.ahead.clear();
         self.pieces.remove_map()

@@ -169,9 +169,9 @@ pub trait Staged: Send {
 /// methods at the same time, also while the fill appends bytes. All methods block. The caller
 /// calls no method once the staged bytes are cleared, discarded or committed.
 pub trait PieceMedium: Send + Sync {
-    /// Must be called before the first write. From then on, a later fill resumes only recorded
-    /// bytes. `prefix` is the number of bytes that are staged without a gap. A second call does
-    /// nothing.
+    /// Must be called before the first write, and is durable. From then on, a later fill resumes only
+    /// recorded bytes, and no gap. `prefix` is the number of bytes that are staged without a gap: the
+    /// medium may record those of them that it has synced. A second call does nothing.
     fn begin(&self, prefix: u64) -> io::Result<()>;
     /// Writes all pieces, one after the other, from `offset` on.
     fn write_at(&self, offset: u64, pieces: &[&[u8]]) -> io::Result<()>;

@@ -8,6 +8,7 @@ mod common;
 mod claims;
 mod ends;
 mod front;
+mod records;
 mod resume;
 
 use std::ops::Range;
