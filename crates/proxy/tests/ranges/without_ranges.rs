@@ -1,0 +1,80 @@
+//! Upstreams that send no ranges of a blob, or stop sending them.
+
+use super::*;
+
+/// The upstream has no ranges at all: one stream serves the range and the blob.
+#[tokio::test]
+async fn an_upstream_that_ignores_ranges_sends_the_blob_once() {
+    let pair = Pair::new().await;
+    pair.inject(Fault::IgnoreRange.on_blobs());
+    tokio::join!(pair.assert_range(TAIL), pair.whole_after_first());
+    assert_eq!(pair.stored().await, SIZE);
+    assert_eq!(pair.ranges(), ["bytes=12517376-12582911"]);
+}
+
+#[tokio::test]
+async fn an_upstream_that_refuses_ranges_sends_the_blob_once() {
+    let pair = Pair::new().await;
+    pair.inject(Fault::RefuseRange.on_blobs());
+    tokio::join!(pair.assert_range(TAIL), pair.whole_after_first());
+    pair.stored().await;
+    assert_eq!(pair.ranges(), ["bytes=12517376-12582911", ""]);
+}
+
+#[tokio::test]
+async fn an_upstream_without_length_sends_the_blob_once() {
+    let pair = Pair::new().await;
+    pair.inject(Fault::Chunked.on_blobs());
+    let got = pair.read(&TAIL).await;
+    // Without the size, a range cannot be evaluated.
+    assert_eq!((got.status, got.end), (200, End::Clean));
+    assert!(got.body == pair.bytes);
+    pair.stored().await;
+    assert_eq!(pair.ranges().len(), 2, "{:?}", pair.ranges());
+}
+
+/// After the first range, the upstream sends no right range any more. One stream downloads the
+/// rest.
+#[tokio::test]
+async fn an_upstream_that_stops_sending_ranges_is_asked_for_the_whole_blob() {
+    let changed = || Fault::Header("etag", "\"changed\"".to_owned());
+    for fault in [
+        Fault::IgnoreRange,
+        Fault::WrongContentRange,
+        Fault::RefuseRange,
+        changed(),
+    ] {
+        let pair = Pair::new().await;
+        pair.inject(fault.clone().on_blobs().range("bytes=*").skip(1));
+        pair.assert_range(TAIL).await;
+        pair.assert_range(1 << 20..2 << 20).await;
+        pair.assert_whole().await;
+        let sent = pair.stored().await;
+        let waste = pair.gets().len() * (64 << 10) + SIZE;
+        assert!(
+            sent <= SIZE + waste,
+            "{fault:?}: {sent}: {:?}",
+            pair.ranges()
+        );
+    }
+}
+
+/// The request that resumes a broken range gets another version of the blob.
+#[tokio::test]
+async fn a_broken_front_that_finds_no_ranges_reopens_the_blob() {
+    for fault in [
+        Fault::IgnoreRange,
+        Fault::Header("etag", "\"changed\"".to_owned()),
+    ] {
+        let pair = Pair::new().await;
+        let front = |fault: Fault| fault.on_blobs().range("bytes=0-*");
+        pair.inject(front(Fault::CutBody(1 << 20)));
+        pair.inject(fault.clone().on_blobs().range("bytes=1048576-*"));
+        pair.assert_range(TAIL).await;
+        pair.assert_whole().await;
+        pair.stored().await;
+        let reopened = pair.gets().iter().any(|it| it.status == Some(200));
+        let resumed = pair.ranges().iter().any(|it| it == "bytes=1048576-");
+        assert!(reopened || resumed, "{fault:?}: {:?}", pair.ranges());
+    }
+}
