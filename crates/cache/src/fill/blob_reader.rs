@@ -66,6 +66,14 @@ impl BlobReader {
         }
     }
 
+    /// Returns a handle that claims ranges of the running fill, or `None` for a committed blob.
+    pub fn pieces(&self) -> Option<Pieces> {
+        match self {
+            Self::Stored(_) => None,
+            Self::Tail(tail) => Some(tail.pieces()),
+        }
+    }
+
     /// Whether all bytes come from the registry of `origin`. Returns `false` for a committed blob,
     /// of which [`Cache::has_origin`](crate::Cache::has_origin) knows the registries.
     pub fn is_fill_from(&self, origin: &Origin) -> bool {

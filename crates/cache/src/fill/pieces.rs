@@ -179,6 +179,16 @@ impl Pieces {
         }
     }
 
+    /// Whether both handles are of the same fill.
+    pub fn is_same_fill(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Whether the fill has ended, and nobody reads it any more.
+    pub fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+
     /// Refuses all further claims until the fill restarts, because the upstream sends no ranges.
     /// Running claims continue. Readers then wait for the front stream.
     pub fn refuse_claims(&self) {

@@ -21,17 +21,14 @@ use crate::pull::claim::claim;
 use crate::pull::direct_download::{DirectDownload, ReadPosition};
 use crate::pull::download::HandedOverStream;
 use crate::pull::extra_connections::FillDownload;
-use crate::pull::fill_ranges::{FillRanges, PIECE_ALIGNMENT};
+use crate::pull::fill_ranges::FillRanges;
+use crate::pull::first_range::{self, MAX_VERIFIED_FIRST};
+use crate::pull::pending_claims::PendingClaim;
 use crate::pull::range_reader::RangeReader;
 
 /// Maximum number of times that one client's read of a blob continues from another place. After so
 /// many failures, neither the disk nor the upstream is likely to recover.
 const MAX_SOURCE_CHANGES: u32 = 4;
-
-/// Maximum bytes of a blob that pierhead verifies completely before it sends a range of the blob.
-/// The verification is necessary because a client cannot verify a range. A range of a larger blob
-/// is sent as it arrives.
-const MAX_VERIFIED_FIRST: u64 = 8 << 20;
 
 /// Reads the bytes of one blob for one client.
 pub(crate) struct BlobSource {
@@ -55,6 +52,8 @@ pub(crate) struct BlobSource {
     is_large_range: bool,
     /// The state of the upstream connections of the running fill.
     ranges: Option<Arc<FillRanges>>,
+    /// Lets the front of the fill wait until this source has claimed its range.
+    pending_claim: Option<PendingClaim>,
     /// Receives the upstream stream of the fill that this source started, if the cache does not
     /// admit the blob.
     handed_over: Option<oneshot::Receiver<HandedOverStream>>,
@@ -75,7 +74,7 @@ impl BlobSource {
         request: BlobRequest,
         range: Option<RangeSpec>,
     ) -> Result<(Self, CacheOutcome), Error> {
-        let range = range.and_then(first_upstream_range);
+        let range = range.and_then(first_range::of);
         let mut is_storable = true;
         if !context.cache.contains(&request.digest) {
             if let Some(error) = context.generation.negative_cache.error(&request.subject()) {
@@ -107,7 +106,8 @@ impl BlobSource {
             }
         };
         let mut source = Self::new(context.clone(), request, active);
-        (source.handed_over, source.ranges, source.first_range) = (handed_over, ranges, range);
+        (source.handed_over, source.first_range) = (handed_over, range);
+        source.set_ranges(ranges);
         Ok((source, outcome))
     }
 
@@ -135,6 +135,7 @@ impl BlobSource {
             first_range: None,
             is_large_range: false,
             ranges: None,
+            pending_claim: None,
             handed_over: None,
         }
     }
@@ -172,16 +173,35 @@ impl BlobSource {
         self.verified_first = size.is_some_and(|size| end < size && size <= MAX_VERIFIED_FIRST);
         self.is_large_range =
             size.is_some_and(|size| (first > 0 || end < size) && size > MAX_VERIFIED_FIRST);
+        let position = self.position();
         self.active = match self.active {
             ActiveSource::Upstream(direct) if first > 0 || direct.is_range() => {
                 let (context, request) = (&self.context, &self.request);
-                let direct = direct.part(context, request, first..end, self.verified_first);
+                let part = (position, end, self.verified_first);
+                let direct = direct.part(context, request, part);
                 ActiveSource::Upstream(direct.await?)
             }
             ActiveSource::Cache(ref reader) => self.read_from(reader.clone()),
             active => active,
         };
+        if let ActiveSource::Range(reader) = &mut self.active {
+            reader.claim_at_once(first).await;
+        }
+        self.pending_claim = None;
         Ok(self)
+    }
+
+    fn position(&self) -> ReadPosition {
+        let Self { start, offset, .. } = *self;
+        ReadPosition { start, offset }
+    }
+
+    /// Sets the state of the upstream connections of the fill that this source reads.
+    fn set_ranges(&mut self, ranges: Option<Arc<FillRanges>>) {
+        self.ranges = ranges;
+        let is_before_claim = self.first_range.is_some() && self.end.is_none();
+        let ranges = self.ranges.as_ref().filter(|_| is_before_claim);
+        self.pending_claim = ranges.and_then(|ranges| ranges.pending_claims().enter());
     }
 
     /// Returns the source that reads from the cache.
@@ -213,10 +233,13 @@ impl BlobSource {
         if !self.before.is_empty() {
             return None;
         }
-        let left = self
-            .end
-            .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
-        blob.verified_range(self.offset, max.min(left))
+        blob.verified_range(self.offset, max.min(self.left()))
+    }
+
+    /// Returns the number of bytes up to the end of the range.
+    fn left(&self) -> u64 {
+        self.end
+            .map_or(u64::MAX, |end| end.saturating_sub(self.offset))
     }
 
     /// Skips bytes of the blob that the caller has sent by `sendfile`.
@@ -247,13 +270,10 @@ impl BlobSource {
     /// Returns the next bytes, at most [`MAX_FRAME_BYTES`]. Returns no bytes at the end of the
     /// blob.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
+        self.pending_claim = None;
         loop {
-            let left = self
-                .end
-                .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
-            let max = usize::try_from(left)
-                .unwrap_or(usize::MAX)
-                .min(MAX_FRAME_BYTES);
+            let left = usize::try_from(self.left()).unwrap_or(usize::MAX);
+            let max = left.min(MAX_FRAME_BYTES);
             if !self.before.is_empty() {
                 return Ok(std::mem::take(&mut self.before));
             }
@@ -280,8 +300,7 @@ impl BlobSource {
                 ActiveSource::Upstream(direct) => {
                     let (context, request) = (&self.context, &self.request);
                     if self.verified_first && !direct.is_verified() {
-                        let len = usize::try_from(left).unwrap_or(usize::MAX);
-                        direct.verify(context, request, len).await?;
+                        direct.verify(context, request, left).await?;
                     }
                     direct.next(context, request, max).await?
                 }
@@ -343,7 +362,8 @@ impl BlobSource {
     async fn claim_again(&mut self) -> Result<ActiveSource, Error> {
         match claim(&self.context, &self.request, self.first_range).await {
             Ok(Some(claimed)) => {
-                (self.handed_over, self.ranges) = (claimed.handed_over, claimed.ranges);
+                self.handed_over = claimed.handed_over;
+                self.set_ranges(claimed.ranges);
                 Ok(self.read_from(claimed.reader))
             }
             Ok(None) => self.download_directly().await,
@@ -353,39 +373,27 @@ impl BlobSource {
     }
 
     async fn download_directly(&mut self) -> Result<ActiveSource, Error> {
-        let Self { start, offset, .. } = *self;
-        if let Some(handed_over) = self.handed_over.take()
+        let (context, request) = (&self.context, &self.request);
+        let position = self.position();
+        let direct = if let Some(handed_over) = self.handed_over.take()
             // The fill has ended or ends at once, so this wait is short.
             && let Ok(handed_over) = handed_over.await
-            && (handed_over.stream.is_range() || DirectDownload::reads_from_start(start))
+            && (handed_over.stream.is_range() || DirectDownload::reads_from_start(position.start))
         {
             let direct =
-                DirectDownload::handed_over(&self.context, handed_over, &self.request, offset);
-            return Ok(ActiveSource::Upstream(direct));
-        }
-        let position = ReadPosition { start, offset };
-        Ok(ActiveSource::Upstream(
-            DirectDownload::open(&self.context, &self.request, position).await?,
-        ))
-    }
-}
-
-/// Returns the range of the first upstream request for a range of a client. `None`: the first
-/// request is for the whole blob, because the blob may be so small that it is verified before a
-/// range is sent.
-fn first_upstream_range(range: RangeSpec) -> Option<RangeSpec> {
-    // The cache stages bytes in whole blocks.
-    let block = PIECE_ALIGNMENT;
-    match range {
-        RangeSpec::Int { first, last } if last.is_none_or(|last| first <= last) => {
-            let is_large = first.max(last.unwrap_or(0)) >= MAX_VERIFIED_FIRST;
-            is_large.then(|| RangeSpec::Int {
-                first: first - first % block,
-                last: last.map(|last| last | (block - 1)),
-            })
-        }
-        RangeSpec::Int { .. } | RangeSpec::Suffix(0) => None,
-        RangeSpec::Suffix(count) => Some(RangeSpec::Suffix(count.saturating_add(block - 1))),
+                DirectDownload::handed_over(context, handed_over, request, position.offset);
+            match self.end {
+                Some(end) => {
+                    let part = (position, end, self.verified_first);
+                    direct.part(context, request, part).await?
+                }
+                // `in_range` is called next, if the client requested a range.
+                None => direct,
+            }
+        } else {
+            DirectDownload::open(context, request, position).await?
+        };
+        Ok(ActiveSource::Upstream(direct))
     }
 }
 

@@ -1,5 +1,6 @@
 //! `BlobConnection`: reads ranges of one blob from the upstream, over one connection at a time.
 
+use std::future::Future;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -31,12 +32,21 @@ const MAX_RANGE_WAIT: Duration = Duration::from_secs(30);
 /// The role of a connection in the fill.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ConnectionRole {
-    /// The only connection that the end of the fill depends on. If the upstream sends no ranges, it
-    /// requests all bytes from its offset on. It repeats failed requests.
+    /// The only connection that the end of the fill depends on. It repeats failed requests.
     First,
     /// A connection that ends at its first error, because the first connection can download the
     /// same bytes.
     Additional,
+}
+
+/// What the bytes are for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// The next bytes of the blob. If the upstream sends no ranges, they need a request for the
+    /// whole blob.
+    Front,
+    /// A piece ahead. It is not worth a request for the whole blob.
+    Piece,
 }
 
 /// Reads ranges of one blob from the upstream, over one connection at a time.
@@ -58,6 +68,8 @@ struct OpenStream {
     position: u64,
     /// Bytes that arrived and that no range needed yet.
     rest: Bytes,
+    /// Number of recorded hosts that sent bytes of the stream.
+    recorded_sources: usize,
 }
 
 impl<'a> BlobConnection<'a> {
@@ -84,14 +96,23 @@ impl<'a> BlobConnection<'a> {
     }
 
     /// Returns the next bytes from the start of `range` on. Returns no bytes at the end of the blob.
+    /// Cancel safe.
     ///
-    /// If the upstream does not send ranges, this is recorded for all connections of the fill.
+    /// If the upstream does not send ranges, this is recorded for all connections of the fill, and
+    /// this connection requests all bytes from the start of `range` on.
     pub(crate) async fn next(&mut self, range: Range<u64>) -> Result<Bytes, Error> {
+        self.next_of(range, Part::Front).await
+    }
+
+    async fn next_of(&mut self, range: Range<u64>, part: Part) -> Result<Bytes, Error> {
         loop {
             let open = self.open.as_ref();
             if open.is_none_or(|open| !self.reaches(open, range.start)) {
                 // The connection is closed before another one opens.
                 self.close();
+                if part == Part::Piece && self.ranges.version().is_none() {
+                    return Ok(Bytes::new());
+                }
                 self.open(&range).await?;
             }
             let Some(open) = &mut self.open else {
@@ -103,6 +124,7 @@ impl<'a> BlobConnection<'a> {
                         self.ranges.received(bytes.len());
                         self.failures = 0;
                         open.rest = bytes;
+                        open.record_sources(self.ranges);
                     }
                     Some(Err(error)) => {
                         let is_range = open.stream.is_range();
@@ -134,20 +156,18 @@ impl<'a> BlobConnection<'a> {
         self.open.as_ref().map(|open| open.stream.address())
     }
 
-    /// Closes the connection, and records the hosts that sent its bytes.
+    /// Closes the connection.
     pub(crate) fn close(&mut self) {
-        if let Some(open) = self.open.take() {
-            self.ranges.add_sources(open.stream.sources());
-        }
+        self.open = None;
     }
 
     fn set_open(&mut self, stream: BlobStream) {
-        self.close();
         let position = stream.offset();
         self.open = Some(OpenStream {
             stream,
             position,
             rest: Bytes::new(),
+            recorded_sources: 0,
         });
     }
 
@@ -173,8 +193,8 @@ impl<'a> BlobConnection<'a> {
             ..
         } = self.request;
         let client = &self.context.client;
-        let stream = match (self.ranges.version(), self.role) {
-            (Some(version), _) => {
+        let stream = match self.ranges.version() {
+            Some(version) => {
                 let range = range.start..range.end.min(version.size());
                 let opened = client.blob_range(registry, repository, digest, range, &version);
                 match opened.await {
@@ -182,14 +202,9 @@ impl<'a> BlobConnection<'a> {
                     Err(error) => return self.range_failed(error).await,
                 }
             }
-            (None, ConnectionRole::First) => {
+            None => {
                 let opened = client.blob(registry, repository, digest, range.start);
                 opened.await?
-            }
-            (None, ConnectionRole::Additional) => {
-                let what = "it refused another range of this blob".to_owned();
-                let upstream = registry.to_string();
-                return Err(RemoteError::NoRanges { upstream, what }.into());
             }
         };
         self.set_open(stream);
@@ -227,27 +242,57 @@ impl<'a> BlobConnection<'a> {
         Ok(())
     }
 
-    /// Downloads the rest of a piece. Calls `received` whenever bytes arrive.
+    /// Downloads the rest of a piece. Calls `received` whenever bytes arrive. Ends early if the
+    /// upstream sends no ranges any more: the first connection then downloads the blob in order.
     pub(crate) async fn fill_piece(
         &mut self,
         piece: &mut PieceWriter,
-        mut received: impl FnMut(),
+        received: impl FnMut(),
     ) -> Result<(), Error> {
+        let never = std::future::pending::<()>();
+        self.fill_piece_until(piece, received, never).await?;
+        Ok(())
+    }
+
+    /// As [`Self::fill_piece`], but stops the download as soon as `stop` is ready, and returns its
+    /// result. The bytes that have arrived stay in the piece.
+    pub(crate) async fn fill_piece_until<T>(
+        &mut self,
+        piece: &mut PieceWriter,
+        mut received: impl FnMut(),
+        stop: impl Future<Output = T>,
+    ) -> Result<Option<T>, Error> {
         let pacer = self.context.pacer.as_deref();
+        let mut stop = std::pin::pin!(stop);
         while piece.position() < piece.end() {
             let at = piece.position();
-            let bytes = self.next(at..piece.end()).await?;
+            let bytes = tokio::select! {
+                biased;
+                stopped = &mut stop => return Ok(Some(stopped)),
+                bytes = self.next_of(at..piece.end(), Part::Piece) => bytes?,
+            };
+            if bytes.is_empty() && self.ranges.version().is_none() {
+                return Ok(None);
+            }
             if bytes.is_empty() {
                 return Err(Error::Truncated { at });
             }
             received();
             metered(pacer, piece.write(bytes)).await?;
         }
-        Ok(())
+        Ok(None)
     }
 }
 
 impl OpenStream {
+    /// Records the hosts that sent bytes since the last record.
+    fn record_sources(&mut self, ranges: &FillRanges) {
+        let sources = self.stream.source_count();
+        if std::mem::replace(&mut self.recorded_sources, sources) < sources {
+            ranges.add_sources(self.stream.sources());
+        }
+    }
+
     /// Discards bytes before `offset`. Returns their number.
     fn discard_before(&mut self, offset: u64) -> u64 {
         let unneeded = offset.saturating_sub(self.position);
@@ -269,8 +314,33 @@ impl OpenStream {
     }
 }
 
-impl Drop for BlobConnection<'_> {
-    fn drop(&mut self) {
-        self.close();
+#[cfg(test)]
+mod tests {
+    use pierhead_testkit::images::random_bytes;
+
+    use super::*;
+    use crate::pull::fill_fixture::FillFixture;
+
+    /// The fill may hash the last bytes and report a mismatch while the connection that brought
+    /// them is still open.
+    #[tokio::test]
+    async fn a_host_is_recorded_before_the_fill_gets_its_bytes() {
+        let fixture = FillFixture::start().await;
+        let digest = fixture.upstream.put_blob("app", random_bytes(1, 1 << 20));
+        let request = fixture.request(digest, 1);
+        let (owner, fill) = (fixture.owner(&request), fixture.lead(&request).await);
+        let download = fixture.download(&request, &owner, &fill);
+        let (context, ranges) = (&fixture.context, &download.ranges);
+        let role = ConnectionRole::First;
+        let mut connection = BlobConnection::new((context, &request), ranges, role);
+        let bytes = connection.next(0..1 << 20).await.unwrap();
+        assert!(!bytes.is_empty());
+        let is_distrusted = || {
+            let client = &context.client;
+            client.all_mismatched(&fixture.registry, &digest)
+        };
+        assert!(!is_distrusted());
+        ranges.report_mismatch();
+        assert!(is_distrusted());
     }
 }

@@ -46,7 +46,8 @@ pub(crate) async fn claim_of(
             Claim::Follower(reader) if !reader.is_fill_from(&request.origin()) => return Ok(None),
             Claim::Follower(reader) => {
                 let offer = owner.slot_offer(&request.client);
-                ClaimResult::Follower(reader, offer, owner.ranges())
+                let ranges = reader.pieces().map(|pieces| owner.ranges(&pieces));
+                ClaimResult::Follower(reader, offer, ranges)
             }
             Claim::Leader(fill, reader) => {
                 owner.begin();
@@ -62,7 +63,11 @@ pub(crate) enum ClaimResult {
     Stored(StoredBlob),
     /// A fill runs. If the fill has no download slot, this request can offer a slot to it through
     /// the sender.
-    Follower(BlobReader, Option<Sender<DownloadSlot>>, Arc<FillRanges>),
+    Follower(
+        BlobReader,
+        Option<Sender<DownloadSlot>>,
+        Option<Arc<FillRanges>>,
+    ),
     /// The request starts a fill. The owner prevents fills of the digest from other registries
     /// until the fill has ended.
     Leader(Fill, BlobReader, FillOwner),
@@ -126,7 +131,7 @@ pub(crate) async fn claim(
             Some(ClaimedBlob {
                 reader,
                 outcome: CacheOutcome::Miss,
-                ranges: Some(ranges),
+                ranges,
                 handed_over: None,
             })
         }
@@ -137,7 +142,7 @@ pub(crate) async fn claim(
                 // cancelled.
                 None => context.limits.upstream_permit(&request.client)?,
             };
-            let ranges = owner.ranges();
+            let ranges = owner.ranges(&fill.pieces());
             let download = FillDownload {
                 context: context.clone(),
                 request: request.clone(),

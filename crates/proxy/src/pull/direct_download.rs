@@ -1,6 +1,5 @@
 //! Downloads one blob from the upstream directly to one client, without storing it.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -126,7 +125,7 @@ impl DirectDownload {
         Self::of(stream, hasher, skip, (slot, download))
     }
 
-    /// Moves the download to this range. Must be called before the first read. If the digest needs
+    /// Moves the download to the bytes from a position to `end`. Must be called before the first read. If the digest needs
     /// the bytes before the range, the download from byte 0 continues. If the digest does not need
     /// those bytes, the range is requested again in the same download slot, unless the stream has
     /// it: if this task waited for a second slot while it holds one, it could deadlock.
@@ -134,28 +133,23 @@ impl DirectDownload {
         mut self: Box<Self>,
         context: &RequestContext,
         request: &BlobRequest,
-        range: Range<u64>,
-        is_verified_first: bool,
+        (position, end, is_verified_first): (ReadPosition, u64, bool),
     ) -> Result<Box<Self>, Error> {
-        let first = range.start;
+        let offset = position.offset;
         let stream = &self.stream;
         let has_range = stream.is_range()
-            && stream.offset() <= first
-            && stream.end().is_some_and(|end| range.end <= end);
+            && stream.offset() <= offset
+            && stream.end().is_some_and(|stream_end| end <= stream_end);
         if has_range && !is_verified_first {
-            self.skip = Some(first - stream.offset());
+            self.skip = Some(offset - stream.offset());
             return Ok(self);
         }
-        if self.hasher.is_some() && Self::reads_from_start(first) {
-            self.skip = Some(first);
+        if self.hasher.is_some() && Self::reads_from_start(position.start) {
+            self.skip = Some(offset);
             return Ok(self);
         }
         let Self { stream, slot, .. } = *self;
         drop(stream);
-        let position = ReadPosition {
-            start: first,
-            offset: first,
-        };
         Self::open_in(slot, context, request, position).await
     }
 

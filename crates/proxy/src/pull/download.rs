@@ -45,7 +45,7 @@ pub(crate) fn start(
         let arrived = Arc::default();
         // The readers of the fill get the result of the download, so this task returns nothing.
         tokio::select! {
-            _ = run(&download, fill, (&slot, &arrived), &mut first) => {}
+            _ = run((&download, &owner), fill, (&slot, &arrived), &mut first) => {}
             () = slot.yield_requested() => {}
         }
         // The stream is handed over only with a download slot of the client itself. The client
@@ -95,7 +95,7 @@ impl AdmissionMode {
 /// If the future is dropped, the readers of the fill get an error. The staged bytes of the fill
 /// stay.
 pub(crate) async fn run(
-    download: &FillDownload,
+    (download, owner): (&FillDownload, &FillOwner),
     (mut fill, admission): (Fill, AdmissionMode),
     (slot, arrived): (&DownloadSlot, &Arc<AtomicU64>),
     first: &mut FirstRequest,
@@ -121,7 +121,12 @@ pub(crate) async fn run(
                     admission.apply_to(&mut fill);
                     // The readers of the first fill now wait for the new fill.
                     slot.set_readers(fill.readers());
-                    download_into(download, fill, (slot, arrived), first).await
+                    let ranges = owner.ranges(&fill.pieces());
+                    let download = FillDownload {
+                        ranges,
+                        ..download.clone()
+                    };
+                    download_into(&download, fill, (slot, arrived), first).await
                 }
                 Claim::Hit(blob) => Ok(blob),
                 Claim::Follower(reader) => committed(reader).await,
@@ -259,90 +264,46 @@ mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
-    use pierhead_remote::{Client as Remote, Config as RemoteConfig, Upstream};
-    use pierhead_testkit::images::Image;
-    use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
+    use pierhead_testkit::registry::{Fault, Gate};
 
     use super::*;
-    use crate::config::{Config, Limits};
-    use crate::proxy::Proxy;
+    use crate::pull::fill_fixture::FillFixture;
 
     #[tokio::test]
     async fn a_restarted_fill_without_readers_yields_its_slot() {
-        let upstream = FakeRegistry::builder().start().await;
-        let image = Image::random(1, &[1 << 20]);
-        upstream.push("app", "1", &image);
-        let data = tempfile::tempdir().unwrap();
-        let config = pierhead_cache::Config::new(data.path(), 64 << 20);
-        let policy = Box::new(pierhead_eviction::Lru::default());
-        let cache = pierhead_cache::Cache::open(config, policy).unwrap();
-        let registry: pierhead_oci::Registry = upstream.addr().to_string().parse().unwrap();
-        let entry = Upstream {
-            url: upstream.url(),
-            ..Upstream::default()
-        };
-        let mut remote = RemoteConfig::default();
-        remote.upstreams.insert(registry.clone(), entry);
-        let remote = Remote::new(remote).unwrap();
-        let limits = Limits {
-            downloads: 1,
-            ..Limits::default()
-        };
-        let config = Config {
-            limits,
-            default_upstream: registry.clone(),
-            ..Config::default()
-        };
-        let context = Proxy::new(cache.clone(), remote, config).current();
-        let blob = image
-            .blobs
-            .iter()
-            .max_by_key(|blob| blob.bytes.len())
-            .unwrap();
-        let request = |last| BlobRequest {
-            registry: registry.clone(),
-            repository: "app".parse().unwrap(),
-            digest: blob.digest,
-            client: context.limits.client([10, 0, 0, last].into()),
-        };
-        let one = request(1);
-        let claim = || async {
-            match cache.claim(&one.digest, one.origin()).await.unwrap() {
-                Claim::Leader(fill, _) => fill,
-                _ => panic!("the blob is neither stored nor being filled"),
-            }
-        };
+        let fixture = FillFixture::start().await;
+        let (context, upstream) = (&fixture.context, &fixture.upstream);
+        let bytes = pierhead_testkit::images::random_bytes(1, 1 << 20);
+        let digest = upstream.put_blob("app", bytes.clone());
+        let one = fixture.request(digest, 1);
         // In this test, an earlier fill has left corrupt staged bytes.
-        let mut fill = claim().await;
-        let size = u64::try_from(blob.bytes.len()).ok();
+        let mut fill = fixture.lead(&one).await;
+        let size = u64::try_from(bytes.len()).ok();
         fill.begin(size).await.unwrap();
         fill.write(Bytes::from(vec![0; 512 << 10])).await.unwrap();
         fill.abandon("cut");
-        let fill = claim().await;
+        let fill = fixture.lead(&one).await;
         assert!(fill.offset() > 0);
         let (first, restarted) = (Gate::new(), Gate::new());
         upstream.inject(Fault::GateBody(1, first.clone()).on_blobs().times(1));
         upstream.inject(Fault::GateBody(1, restarted.clone()).on_blobs().skip(1));
         let waiters = DownloadWaiters::owner_and(fill.readers());
         let permit = context.limits.upstream_permit(&one.client).unwrap();
-        let slot = download_slot::acquire(&context, permit, &one, waiters).await;
+        let slot = download_slot::acquire(context, permit, &one, waiters).await;
         // The operator's command ends before the fill restarts.
         slot.set_owner_waiting(false);
         let (arrived, mut whole) = (Arc::default(), FirstRequest::default());
+        let owner = fixture.owner(&one);
+        let download = fixture.download(&one, &owner, &fill);
         let fill = (fill, AdmissionMode::Always);
-        let download = FillDownload {
-            context: context.clone(),
-            request: one,
-            ranges: Arc::default(),
-        };
-        let run = run(&download, fill, (&slot, &arrived), &mut whole);
-        let two = request(2);
+        let run = run((&download, &owner), fill, (&slot, &arrived), &mut whole);
+        let two = fixture.request(digest, 2);
         let other = async {
             first.reached(1).await;
             first.release();
             restarted.reached(1).await;
             let permit = context.limits.upstream_permit(&two.client).unwrap();
-            let slot = download_slot::acquire(&context, permit, &two, DownloadWaiters::owner());
+            let slot = download_slot::acquire(context, permit, &two, DownloadWaiters::owner());
             slot.await
         };
         tokio::select! {

@@ -7,57 +7,67 @@ use parking_lot::Mutex;
 use pierhead_cache::Pieces;
 use pierhead_remote::{BlobSources, BlobVersion};
 
+use crate::pull::pending_claims::PendingClaims;
+
 /// Alignment of the pieces of a fill in the cache.
 pub(crate) const PIECE_ALIGNMENT: u64 = 4096;
 
 /// The state that all upstream connections of one fill share: the version of the blob to which
 /// every range must belong, and the hosts that sent bytes.
-#[derive(Default)]
 pub(crate) struct FillRanges {
+    pieces: Pieces,
     state: Mutex<RangesState>,
     /// Bytes that arrived over all connections.
     arrived: AtomicU64,
     /// Whether a client reads ranges of the blob while it is filled.
     has_range_readers: AtomicBool,
+    pending_claims: PendingClaims,
 }
 
 #[derive(Default)]
 struct RangesState {
     /// `None`: the fill has not begun, or the upstream does not send ranges of this blob.
     version: Option<BlobVersion>,
-    pieces: Option<Pieces>,
     /// Counts the arrived bytes for the caller that started the fill.
     progress: Arc<AtomicU64>,
-    sources: Vec<BlobSources>,
+    /// The hosts that sent bytes, each host once.
+    sources: Option<BlobSources>,
 }
 
 impl FillRanges {
-    /// Begins a fill with these pieces, and forgets an earlier fill. `version` is `None` if the
-    /// upstream did not state the size of the blob: then the fill has no ranges. `progress` counts
-    /// the bytes that arrive.
-    pub(crate) fn begin(
-        &self,
-        pieces: Pieces,
-        version: Option<BlobVersion>,
-        progress: &Arc<AtomicU64>,
-    ) {
-        *self.state.lock() = RangesState {
-            version,
-            pieces: Some(pieces),
-            progress: progress.clone(),
-            sources: Vec::new(),
-        };
-        self.arrived.store(0, Ordering::Relaxed);
+    pub(crate) fn new(pieces: Pieces) -> Self {
+        Self {
+            pieces,
+            state: Mutex::default(),
+            arrived: AtomicU64::new(0),
+            has_range_readers: AtomicBool::new(false),
+            pending_claims: PendingClaims::default(),
+        }
+    }
+
+    /// Whether this is the state of the fill of `pieces`.
+    pub(crate) fn is_of(&self, pieces: &Pieces) -> bool {
+        self.pieces.is_same_fill(pieces)
+    }
+
+    /// Whether the fill has ended, and nobody reads it any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.pieces.is_gone()
+    }
+
+    /// Begins the fill. `version` is `None` if the upstream did not state the size of the blob: then
+    /// the fill has no ranges. `progress` counts the bytes that arrive.
+    pub(crate) fn begin(&self, version: Option<BlobVersion>, progress: &Arc<AtomicU64>) {
+        let mut state = self.state.lock();
+        state.version = version;
+        state.progress = progress.clone();
     }
 
     /// Refuses ranges for the rest of the fill, because the upstream does not send them, or sends
     /// another version of the blob.
     pub(crate) fn refuse(&self) {
-        let mut state = self.state.lock();
-        state.version = None;
-        if let Some(pieces) = &state.pieces {
-            pieces.refuse_claims();
-        }
+        self.state.lock().version = None;
+        self.pieces.refuse_claims();
     }
 
     /// Returns the version to which every range must belong. `None`: the fill has no ranges.
@@ -76,6 +86,11 @@ impl FillRanges {
         self.has_range_readers.load(Ordering::Relaxed)
     }
 
+    /// The clients that wait for the size of the blob, to claim a range.
+    pub(crate) fn pending_claims(&self) -> &PendingClaims {
+        &self.pending_claims
+    }
+
     /// Counts bytes of any connection.
     pub(crate) fn received(&self, bytes: usize) {
         let bytes = u64::try_from(bytes).unwrap_or(0);
@@ -89,13 +104,18 @@ impl FillRanges {
         self.arrived.load(Ordering::Relaxed)
     }
 
+    /// Records hosts that send bytes. The caller records a host before the fill gets bytes of this
+    /// host: as soon as the fill has the last bytes, it may report a mismatch.
     pub(crate) fn add_sources(&self, sources: BlobSources) {
-        self.state.lock().sources.push(sources);
+        match &mut self.state.lock().sources {
+            Some(known) => known.add(sources),
+            first => *first = Some(sources),
+        }
     }
 
     /// Reports that the bytes of all connections together do not match the digest.
     pub(crate) fn report_mismatch(&self) {
-        for sources in &self.state.lock().sources {
+        if let Some(sources) = &self.state.lock().sources {
             sources.report_mismatch();
         }
     }

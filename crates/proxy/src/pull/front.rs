@@ -89,7 +89,10 @@ async fn run(
                     if let Some(max) = max
                         && let Some(mut piece) = at_once(pieces.claim_next(max)).await.flatten()
                     {
-                        connection.fill_piece(&mut piece, || ()).await?;
+                        // If the piece at the front is given up, its bytes come first.
+                        let passed = fill.pass_pieces();
+                        let stopped = connection.fill_piece_until(&mut piece, || (), passed);
+                        stopped.await?.transpose()?;
                     } else {
                         fill.pass_pieces().await?;
                     }

@@ -15,13 +15,17 @@ pub(crate) mod download_costs;
 pub(crate) mod download_log;
 pub(crate) mod download_slot;
 pub(crate) mod extra_connections;
+#[cfg(test)]
+pub(crate) mod fill_fixture;
 pub(crate) mod fill_owner;
 pub(crate) mod fill_ranges;
+pub(crate) mod first_range;
 pub(crate) mod front;
 pub(crate) mod lists;
 pub(crate) mod manifest;
 pub(crate) mod manifest_type;
 pub(crate) mod negative_cache;
+pub(crate) mod pending_claims;
 pub(crate) mod range_reader;
 pub(crate) mod resolve;
 pub(crate) mod tag_page;

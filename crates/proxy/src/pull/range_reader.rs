@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::pull::blob_connection::{BlobConnection, ConnectionRole};
-use crate::pull::download_slot;
+use crate::pull::download_slot::{self, at_once};
 use crate::pull::extra_connections::FillDownload;
 
 /// Reads a range of a blob that is being filled.
@@ -61,21 +61,37 @@ impl RangeReader {
                 }
                 continue;
             }
+            // The upstream states its version of the blob together with the size.
+            self.tail.size().await?;
             if self.is_passive.load(Ordering::Relaxed) || self.download.ranges.version().is_none() {
                 return self.tail.read_at(offset, max).await;
             }
             match self.tail.arrival(offset).await? {
                 Arrival::Readable => return self.tail.read_at(offset, max).await,
-                Arrival::Missing => {
-                    let (context, request) = (&self.download.context, &self.download.request);
-                    let waiters = DownloadWaiters::readers(self.tail.readers());
-                    match download_slot::acquire_at_once(context, request, waiters).await {
-                        Some(slot) => self.start_download(offset, slot),
-                        None => self.wait_for_slot(),
-                    }
-                }
+                Arrival::Missing => match self.acquire_at_once().await {
+                    Some(slot) => self.start_download(offset, slot),
+                    None => self.wait_for_slot(),
+                },
             }
         }
+    }
+
+    /// Starts the download of the bytes at `offset`, if nobody downloads them and a download slot is
+    /// free. Does not wait.
+    pub(crate) async fn claim_at_once(&mut self, offset: u64) {
+        let missing = at_once(self.tail.arrival(offset)).await;
+        if let Some(Ok(Arrival::Missing)) = missing
+            && self.download.ranges.version().is_some()
+            && let Some(slot) = self.acquire_at_once().await
+        {
+            self.start_download(offset, slot);
+        }
+    }
+
+    async fn acquire_at_once(&self) -> Option<DownloadSlot> {
+        let (context, request) = (&self.download.context, &self.download.request);
+        let waiters = DownloadWaiters::readers(self.tail.readers());
+        download_slot::acquire_at_once(context, request, waiters).await
     }
 
     fn wait_for_slot(&mut self) {

@@ -1,26 +1,25 @@
 //! Downloads the bytes that a fill lacks: the range of the client that started the fill first, and
 //! the blob from its first byte on.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use pierhead_cache::Fill;
+use pierhead_cache::{Fill, PieceWriter};
 use pierhead_remote::{BlobStream, Error as RemoteError, RangeSpec};
 
 use crate::context::RequestContext;
 use crate::error::{Error, is_not_admitted};
-use crate::limits::downloads::DownloadWaiters;
+use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::pull::blob_connection::{BlobConnection, ConnectionRole};
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
 use crate::pull::download_slot;
-use crate::pull::extra_connections::FillDownload;
+use crate::pull::extra_connections::{FIRST_PIECE, FillDownload};
 use crate::pull::fill_ranges::PIECE_ALIGNMENT;
+use crate::pull::first_range;
 use crate::pull::front::{self, UpstreamTime};
-
-/// Time for which the front waits for the claims of clients, if a range starts the fill.
-const CLAIM_TIME: Duration = Duration::from_millis(5);
 
 /// The first upstream request of a fill.
 #[derive(Default)]
@@ -44,37 +43,68 @@ pub(crate) async fn transfer(
         ranges,
     } = download;
     let registry = &request.registry;
+    let (mut range, mut second_slot) = (None, None);
+    if let Some(requested) = first.range.filter(|_| fill.takes_pieces()) {
+        let waiters = DownloadWaiters::readers(fill.readers());
+        second_slot = download_slot::acquire_at_once(context, request, waiters).await;
+        // Without a second slot, clients of other ranges wait until the first range is complete.
+        range = Some(match second_slot {
+            Some(_) => requested,
+            None => first_range::with_max(requested, FIRST_PIECE),
+        });
+    }
     let sent = Instant::now();
-    let stream = open_first(context, request, fill.offset(), first.range).await?;
+    let stream = open_first(context, request, fill.offset(), range).await?;
     let head = sent.elapsed();
     log.from(stream.address());
     fill.set_repository(&request.repository);
-    if let Some(size) = stream.size() {
+    let size = stream.size();
+    if let Some(size) = size {
         fill.set_cost(context.costs.estimate(registry, size));
     }
     // The version is recorded before readers can claim ranges.
-    let has_ranges = first.range.is_none() || stream.is_range();
-    let version = stream.version().filter(|_| has_ranges);
-    ranges.begin(fill.pieces(), version, arrived);
+    let has_ranges = fill.takes_pieces() && (range.is_none() || stream.is_range());
+    ranges.begin(stream.version().filter(|_| has_ranges), arrived);
     log.count_bytes_of(ranges.clone());
-    if first.range.is_some() {
+    if range.is_some() {
         ranges.set_range_readers();
     }
-    let size = stream.size();
-    if let Err(error) = fill.begin(size).await {
-        if is_not_admitted(&error) && (stream.offset() == 0 || stream.is_range()) {
-            first.handed_over = Some(stream);
-        }
-        return Err(error.into());
-    }
-    let front = fill.front();
     // An upstream that ignores a range sends the bytes before the front, too.
-    let is_front = !stream.is_range() || stream.offset() == front.start;
-    let time = if is_front {
-        Box::pin(front::download(download, fill, (size, Some(stream)), head)).await?
-    } else {
+    let is_front = !stream.is_range() || stream.offset() == fill.offset();
+    let begun = match size {
+        Some(size) if !is_front => {
+            // A range from the end of a blob may begin within a block of the cache.
+            let start = stream.offset().next_multiple_of(PIECE_ALIGNMENT);
+            let end = stream.end().unwrap_or(size);
+            let end = match second_slot {
+                Some(_) => end,
+                None => end.min(start + FIRST_PIECE),
+            };
+            fill.begin_with_range(size, start..end).await
+        }
+        _ => fill.begin(size).await.map(|()| None),
+    };
+    let piece = match begun {
+        Ok(piece) => piece,
+        Err(error) => {
+            if is_not_admitted(&error) && (stream.offset() == 0 || stream.is_range()) {
+                first.handed_over = Some(stream);
+            }
+            return Err(error.into());
+        }
+    };
+    let time = match piece {
         // The future is boxed because it is large, and because most downloads do not run it.
-        Box::pin(download_range_first(download, fill, stream, head)).await?
+        Some(piece) => {
+            let range = download_range(download, (piece, stream), second_slot);
+            Box::pin(download_range_first(download, fill, (size, head), range)).await?
+        }
+        None => {
+            drop(second_slot);
+            // If an earlier fill has staged the range, the stream is of no use.
+            let stream = Some(stream).filter(|_| is_front);
+            Box::pin(front::download(download, fill, (size, stream), head)).await?
+        }
     };
     // If several addresses of the upstream sent parts of the blob, the log names the last of them.
     if let Some(address) = &time.address {
@@ -110,55 +140,62 @@ async fn open_first(
     client.blob(registry, repository, digest, offset).await
 }
 
-/// Downloads the range of the client that started the fill, and the rest of the blob beside it.
-/// Without a second download slot, the range comes first.
-async fn download_range_first(
+/// The download of the range of the client that started the fill.
+struct RangeDownload<F> {
+    /// Whether the range has a download slot of its own.
+    has_own_slot: bool,
+    download: F,
+}
+
+/// Returns the download of the first range. `slot` is its download slot, if the client has one more
+/// slot than the fill needs.
+fn download_range(
     download: &FillDownload,
-    fill: &mut Fill,
-    stream: BlobStream,
-    head: Duration,
-) -> Result<UpstreamTime, Error> {
+    (mut piece, stream): (PieceWriter, BlobStream),
+    slot: Option<DownloadSlot>,
+) -> RangeDownload<impl Future<Output = ()>> {
     let FillDownload {
         context,
         request,
         ranges,
     } = download;
-    let size = stream.size();
-    // A range from the end of a blob of unknown size may begin within a block of the cache.
-    let start = stream.offset().next_multiple_of(PIECE_ALIGNMENT);
-    let range = start..stream.end().unwrap_or(u64::MAX);
-    let Some(mut piece) = fill.pieces().claim(range) else {
-        // An earlier fill has staged the range.
-        drop(stream);
-        return front::download(download, fill, (size, None), head).await;
-    };
-    let waiters = DownloadWaiters::readers(fill.readers());
-    let second_slot = download_slot::acquire_at_once(context, request, waiters).await;
-    let has_second_slot = second_slot.is_some();
-    let range = async move {
-        let role = ConnectionRole::Additional;
-        let connection = BlobConnection::new((context, request), ranges, role);
-        let mut connection = connection.with_stream(stream);
-        if let Err(error) = connection.fill_piece(&mut piece, || ()).await {
-            let digest = &request.digest;
-            tracing::debug!(%digest, %error, "the download of the first range ended");
-        }
-        // The connection ends before its slot is free.
-        drop(connection);
-        drop(second_slot);
-    };
-    if !has_second_slot {
-        range.await;
+    RangeDownload {
+        has_own_slot: slot.is_some(),
+        download: async move {
+            let role = ConnectionRole::Additional;
+            let connection = BlobConnection::new((context, request), ranges, role);
+            let mut connection = connection.with_stream(stream);
+            if let Err(error) = connection.fill_piece(&mut piece, || ()).await {
+                let digest = &request.digest;
+                tracing::debug!(%digest, %error, "the download of the first range ended");
+            }
+            // The connection ends before its slot is free.
+            drop(connection);
+            drop(slot);
+        },
+    }
+}
+
+/// Downloads the first range, and the rest of the blob beside it. Without a second download slot,
+/// the range comes first.
+async fn download_range_first(
+    download: &FillDownload,
+    fill: &mut Fill,
+    (size, head): (Option<u64>, Duration),
+    range: RangeDownload<impl Future<Output = ()>>,
+) -> Result<UpstreamTime, Error> {
+    if !range.has_own_slot {
+        range.download.await;
         return front::download(download, fill, (size, None), head).await;
     }
     let front = async {
-        // Clients that waited for the size of the blob claim their ranges first, so that they do
-        // not cut the first range of the front.
-        tokio::time::sleep(CLAIM_TIME).await;
+        // These clients claim their ranges first, so that they do not cut the first range of the
+        // front.
+        download.ranges.pending_claims().settled().await;
         front::download(download, fill, (size, None), head).await
     };
     let range = async {
-        range.await;
+        range.download.await;
         Ok::<_, Error>(())
     };
     tokio::try_join!(front, range).map(|(time, ())| time)

@@ -221,13 +221,18 @@ async fn claim_blob(
                 }
             };
             let (staged, mut first) = (fill.offset(), FirstRequest::default());
-            let fill = (fill, AdmissionMode::Always);
             let download = FillDownload {
                 context: context.clone(),
                 request: request.clone(),
-                ranges: owner.ranges(),
+                ranges: owner.ranges(&fill.pieces()),
             };
-            let mut run = pin!(download::run(&download, fill, (&slot, arrived), &mut first));
+            let fill = (fill, AdmissionMode::Always);
+            let mut run = pin!(download::run(
+                (&download, &owner),
+                fill,
+                (&slot, arrived),
+                &mut first
+            ));
             let blob = tokio::select! {
                 blob = run.as_mut() => blob,
                 () = has_left(left) => {

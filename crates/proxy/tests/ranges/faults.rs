@@ -7,8 +7,16 @@ async fn a_cut_in_each_piece_is_resumed() {
     let pair = Pair::new().await;
     let cut = Fault::CutBody(20_000).on_blobs().range("bytes=*");
     pair.inject(cut.times(6));
-    pair.assert_range(TAIL).await;
-    pair.assert_range(2 << 20..3 << 20).await;
+    let gate = Gate::new();
+    pair.inject(Fault::GateHead(gate.clone()).on_blobs().times(1));
+    let tail = pair.begin(&TAIL).await;
+    // The second range is claimed before the front begins, so no piece is cut off.
+    let release = async {
+        eventually(async || coalesced(&pair.fixture) == 1).await;
+        gate.release();
+    };
+    tokio::join!(release, pair.assert_range(2 << 20..3 << 20));
+    assert_body(tail, &pair.bytes[TAIL]).await;
     pair.assert_whole().await;
     assert_eq!(pair.stored().await, SIZE, "{:?}", pair.ranges());
 }
@@ -104,4 +112,45 @@ async fn a_wrong_whole_body_of_pieces_never_ends_cleanly() {
     assert_eq!(got.end, End::Cut);
     assert!(got.body.len() < SIZE);
     assert!(!pair.fixture.cache.is_stored(&pair.digest));
+}
+
+/// The first connection downloads a piece ahead while a reader downloads the bytes at the front. The
+/// reader's download fails.
+#[tokio::test]
+async fn bytes_at_the_front_that_are_given_up_come_before_a_piece_ahead() {
+    let pair = Pair::new().await;
+    let [front, reader, ahead] = [(); 3].map(|()| Gate::new());
+    let gated = |bytes, gate: &Gate, range: &str| {
+        let fault = Fault::GateBody(bytes, gate.clone()).on_blobs();
+        pair.inject(fault.range(range).times(1));
+    };
+    gated(4096, &front, "bytes=0-*");
+    gated(4096, &reader, "bytes=1048576-*");
+    gated(4096, &ahead, "bytes=4194304-*");
+    let cut = Fault::CutBody(65536).on_blobs().range("bytes=1048576-*");
+    pair.inject(cut.times(1));
+    let resumed = Fault::Status(404).on_blobs().range("bytes=1114112-*");
+    pair.inject(resumed.times(1));
+    pair.assert_range(TAIL).await;
+    front.reached(1).await;
+    let range = pair.assert_range(1 << 20..4 << 20);
+    let faults = async {
+        reader.reached(1).await;
+        front.release();
+        ahead.reached(1).await;
+        reader.release();
+    };
+    in_time(async { tokio::join!(range, faults) }).await;
+    let ranges = [
+        "bytes=12517376-12582911",
+        "bytes=0-8388607",
+        "bytes=1048576-4194303",
+        "bytes=4194304-12517375",
+        "bytes=1114112-4194303",
+        "bytes=1114112-4194303",
+    ];
+    assert_eq!(pair.ranges(), ranges);
+    ahead.release();
+    pair.assert_whole().await;
+    pair.stored().await;
 }

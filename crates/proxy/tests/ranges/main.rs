@@ -139,10 +139,20 @@ impl Pair {
 fn running_downloads(fixture: &Fixture) -> u64 {
     let mut registry = prometheus_client::registry::Registry::default();
     fixture.client.register(&mut registry);
+    metric(&registry, "downloads_in_flight ")
+}
+
+/// Returns the number of requests that joined a running fill.
+fn coalesced(fixture: &Fixture) -> u64 {
+    let mut registry = prometheus_client::registry::Registry::default();
+    fixture.cache.register(&mut registry);
+    metric(&registry, "coalesced_total ")
+}
+
+fn metric(registry: &prometheus_client::registry::Registry, name: &str) -> u64 {
     let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-    let mut lines = text.lines();
-    let line = lines.find_map(|line| line.strip_prefix("downloads_in_flight "));
+    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.unwrap().parse().unwrap()
 }
 

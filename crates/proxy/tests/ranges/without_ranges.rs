@@ -78,3 +78,38 @@ async fn a_broken_front_that_finds_no_ranges_reopens_the_blob() {
         assert!(reopened || resumed, "{fault:?}: {:?}", pair.ranges());
     }
 }
+
+/// The first connection downloads a piece ahead while a reader downloads the bytes at the front, and
+/// the upstream then refuses the ranges of both. One request for the whole blob replaces them.
+#[tokio::test]
+async fn a_refused_piece_ahead_is_not_requested_as_a_whole_blob() {
+    let pair = Pair::new().await;
+    let [front, reader] = [(); 2].map(|()| Gate::new());
+    let on = |fault: Fault, range: &str| pair.inject(fault.on_blobs().range(range).times(1));
+    on(Fault::GateBody(4096, front.clone()), "bytes=0-*");
+    on(Fault::GateBody(4096, reader.clone()), "bytes=1048576-*");
+    on(Fault::CutBody(65536), "bytes=1048576-*");
+    for range in ["bytes=4194304-*", "bytes=1114112-*"] {
+        pair.inject(Fault::RefuseRange.on_blobs().range(range));
+    }
+    pair.assert_range(TAIL).await;
+    front.reached(1).await;
+    let range = pair.assert_range(1 << 20..4 << 20);
+    let faults = async {
+        reader.reached(1).await;
+        front.release();
+        let upstream = &pair.fixture.upstream;
+        let is_refused = |it: &RecordedRequest| it.status == Some(416);
+        upstream.wait_for(|all| all.iter().any(is_refused)).await;
+        reader.release();
+    };
+    in_time(async { tokio::join!(range, faults) }).await;
+    pair.assert_whole().await;
+    pair.stored().await;
+    let whole = pair
+        .gets()
+        .iter()
+        .filter(|it| it.status == Some(200))
+        .count();
+    assert_eq!(whole, 1, "{:?}", pair.ranges());
+}
