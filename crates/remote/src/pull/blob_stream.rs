@@ -425,7 +425,6 @@ mod tests {
     use pierhead_testkit::images::random_bytes;
     use pierhead_testkit::registry::FakeRegistry;
 
-    use super::*;
     use crate::{Client, Config, Upstream};
 
     /// A client chooses the ranges of a fill, and so the number of its requests.
