@@ -12,6 +12,7 @@ use bytes::Bytes;
 use common::{blob, open};
 use pierhead_cache::{Arrival, BlobReader, Cache, Claim, Error, Fill, PieceWriter, TailReader};
 use pierhead_oci::Digest;
+use pierhead_testkit::wait;
 use proptest::prelude::*;
 
 const SIZE: u64 = 1_500_000;
@@ -20,16 +21,49 @@ const SIZE: u64 = 1_500_000;
 /// blob.
 #[derive(Clone, Debug)]
 enum Action {
-    Stream { len: u64 },
+    Stream {
+        len: u64,
+    },
     Pass,
-    Claim { start: u64, len: u64 },
-    ClaimNext { max: u64 },
-    Write { claim: usize, len: u64 },
-    Drop { claim: usize },
-    Read { start: u64, len: usize },
+    Claim {
+        start: u64,
+        len: u64,
+    },
+    ClaimNext {
+        max: u64,
+    },
+    Write {
+        claim: usize,
+        len: u64,
+    },
+    Drop {
+        claim: usize,
+    },
+    Read {
+        start: u64,
+        len: usize,
+    },
+    /// A reader of the whole blob reads on.
+    Follow,
+    Refuse,
     Refetch,
     Reopen,
-    Wrong { at: u64 },
+    /// The leader is cancelled, and the next fill begins in this way.
+    Abort {
+        begin: Begin,
+    },
+    Kill,
+    Wrong {
+        at: u64,
+    },
+}
+
+/// How a fill begins.
+#[derive(Clone, Debug)]
+enum Begin {
+    Sized,
+    Unsized,
+    WithRange(Range<u64>),
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -42,9 +76,21 @@ fn action() -> impl Strategy<Value = Action> {
         12 => (0usize..8, 1u64..300_000).prop_map(|(claim, len)| Action::Write { claim, len }),
         4 => (0usize..8).prop_map(|claim| Action::Drop { claim }),
         8 => (offset(), 1usize..200_000).prop_map(|(start, len)| Action::Read { start, len }),
+        6 => Just(Action::Follow),
+        1 => Just(Action::Refuse),
         1 => Just(Action::Refetch),
         1 => Just(Action::Reopen),
+        1 => begin().prop_map(|begin| Action::Abort { begin }),
+        1 => Just(Action::Kill),
         1 => offset().prop_map(|at| Action::Wrong { at }),
+    ]
+}
+
+fn begin() -> impl Strategy<Value = Begin> {
+    prop_oneof![
+        3 => Just(Begin::Sized),
+        1 => Just(Begin::Unsized),
+        2 => (0..SIZE, 1u64..400_000).prop_map(|(start, len)| Begin::WithRange(start..start + len)),
     ]
 }
 
@@ -58,20 +104,33 @@ struct World {
     upstream: Vec<u8>,
     /// The bytes that were fetched, and that the cache has not lost since.
     fetched: Vec<Option<u8>>,
+    /// The bytes as they were fetched last.
+    last: Vec<u8>,
     fill: Option<Fill>,
     tail: TailReader,
+    /// A reader of the whole blob, and the number of bytes that it has read.
+    whole: (TailReader, u64),
     claims: Vec<PieceWriter>,
     /// The positions of dropped claims, whose bytes may still be in memory.
     dropped: Vec<u64>,
 }
 
-async fn lead(cache: &Cache, digest: &Digest) -> (Fill, TailReader) {
+/// Leads a fill of the blob. Returns the claim with which the fill began.
+async fn lead(
+    cache: &Cache,
+    digest: &Digest,
+    begin: Begin,
+) -> (Fill, TailReader, Option<PieceWriter>) {
     let claim = cache.claim(digest, common::origin()).await.unwrap();
     let Claim::Leader(mut fill, BlobReader::Tail(tail)) = claim else {
         panic!("nothing is stored, and nobody else fills")
     };
-    fill.begin(Some(SIZE)).await.unwrap();
-    (fill, tail)
+    let claim = match begin {
+        Begin::Sized => fill.begin(Some(SIZE)).await.map(|()| None),
+        Begin::Unsized => fill.begin(None).await.map(|()| None),
+        Begin::WithRange(range) => fill.begin_with_range(SIZE, range).await,
+    };
+    (fill, tail, claim.unwrap())
 }
 
 /// Polls the future once, when all other tasks are idle.
@@ -84,15 +143,17 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let cache = open(folder.path());
         let (digest, content) = blob(1, usize::try_from(SIZE).unwrap());
-        let (fill, tail) = lead(&cache, &digest).await;
+        let (fill, tail, _) = lead(&cache, &digest, Begin::Sized).await;
         Self {
             folder,
             cache,
             digest,
+            last: content.to_vec(),
             upstream: content.to_vec(),
             content,
             fetched: vec![None; usize::try_from(SIZE).unwrap()],
             fill: Some(fill),
+            whole: (tail.clone(), 0),
             tail,
             claims: Vec::new(),
             dropped: Vec::new(),
@@ -111,6 +172,7 @@ impl World {
         for at in Self::index(&range) {
             let before = self.fetched[at].replace(self.upstream[at]);
             assert!(before.is_none(), "byte {at} is fetched again");
+            self.last[at] = self.upstream[at];
         }
     }
 
@@ -169,6 +231,100 @@ impl World {
         }
     }
 
+    /// Leads the next fill, with a new reader of the whole blob.
+    async fn lead(&mut self, begin: Begin) {
+        let (fill, tail, claim) = lead(&self.cache, &self.digest, begin).await;
+        self.whole = (tail.clone(), 0);
+        (self.fill, self.tail) = (Some(fill), tail);
+        self.claims.extend(claim);
+    }
+
+    /// Reads on as a client of the whole blob, which must not get wrong bytes to a clean end.
+    async fn follow(&mut self) {
+        let (reader, offset) = &mut self.whole;
+        while let Some(read) = now(reader.read_at(*offset, 100_000)).await {
+            let read = read.unwrap();
+            let range = *offset..*offset + read.len() as u64;
+            let fetched = self.fetched[Self::index(&range)].iter().copied();
+            assert!(
+                fetched.eq(read.into_iter().map(Some)),
+                "other bytes in {range:?}"
+            );
+            assert!(
+                range.end > range.start && range.end < SIZE,
+                "before the digest"
+            );
+            *offset = range.end;
+        }
+    }
+
+    /// Ends the fill without any wait. The next fill may have lost bytes, but has no other bytes.
+    async fn abort(&mut self, begin: Begin, kills: bool) {
+        let image = kills.then(|| self.copy_files());
+        self.fill.take();
+        let reader = self.tail.clone();
+        assert!(reader.committed().await.is_err());
+        (self.claims, self.dropped) = (Vec::new(), Vec::new());
+        assert!(self.whole.0.read_at(self.whole.1, 1).await.is_err());
+        if let Some(image) = image {
+            self.cache.close().await;
+            self.cache = open(image.path());
+            self.folder = image;
+        }
+        let has_size = !matches!(begin, Begin::Unsized);
+        self.lead(begin).await;
+        let front = self.fill().offset();
+        if !has_size {
+            // The front stream fetches all bytes, and readers wait for more than the prefix.
+            return self.forget(front..SIZE);
+        }
+        if let Some(last) = front.checked_sub(1) {
+            // The worker reads the prefix again.
+            let read = self.tail.for_range(last..front).read_at(last, 1).await;
+            assert!(read.is_ok());
+        }
+        let mut offset = 0;
+        while offset < SIZE {
+            let reader = self.tail.for_range(offset..SIZE - 1);
+            offset = match now(reader.arrival(offset)).await {
+                Some(Ok(Arrival::Readable)) => {
+                    let read = reader.read_at(offset, 100_000).await.unwrap();
+                    let range = offset..offset + read.len() as u64;
+                    // A kill can bring pieces back that a fill of unknown size has forgotten.
+                    let is_last = read == self.last[Self::index(&range)];
+                    assert!(is_last, "other bytes in {range:?}");
+                    let fetched = &mut self.fetched[Self::index(&range)];
+                    fetched.copy_from_slice(&read.into_iter().map(Some).collect::<Vec<_>>());
+                    range.end
+                }
+                Some(Err(error)) => panic!("{error}"),
+                _ => {
+                    // A piece begins at a whole block, or at the end of another one.
+                    let end = ((offset / 4096 + 1) * 4096).min(SIZE);
+                    self.forget(offset..end);
+                    end
+                }
+            };
+        }
+    }
+
+    /// Copies the files as a kill leaves them. A map is copied before the bytes that it names.
+    fn copy_files(&self) -> tempfile::TempDir {
+        let image = tempfile::tempdir().unwrap();
+        let mut files = common::walk(self.folder.path());
+        files.sort_by_key(|(path, _)| path.extension().is_none());
+        for (path, _) in files {
+            let name = path.strip_prefix(self.folder.path()).unwrap();
+            let copy = image.path().join(name);
+            if !name.starts_with("catalog") {
+                std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
+                // A temporary file may be gone by now.
+                let _ = std::fs::copy(&path, copy);
+            }
+        }
+        image
+    }
+
     /// Ends the fill, and starts the next one in the same process or in a new one.
     async fn reopen(&mut self) {
         // Bytes of a claim that are still in memory are lost.
@@ -187,10 +343,7 @@ impl World {
         let _ = self.tail.committed().await;
         self.cache.close().await;
         self.cache = open(self.folder.path());
-        (self.fill, self.tail) = {
-            let (fill, tail) = lead(&self.cache, &self.digest).await;
-            (Some(fill), tail)
-        };
+        self.lead(Begin::Sized).await;
         // The last bytes of the prefix, less than a chunk and a byte, are lost.
         let offset = self.fill().offset();
         if offset < front {
@@ -211,6 +364,12 @@ impl World {
                 Err(Error::Restarted)
             ));
         }
+        if self.whole.1 > 0 {
+            // It learns of the restart once the front stream reaches its position again.
+            let read = now(self.whole.0.read_at(self.whole.1, 1)).await;
+            assert!(matches!(read, None | Some(Err(Error::Restarted))));
+        }
+        self.whole = (self.tail.clone(), 0);
         self.upstream = self.content.to_vec();
         self.dropped.clear();
         self.forget(0..SIZE);
@@ -237,8 +396,12 @@ impl World {
                 }
             }
             Action::Read { start, len } => self.read(start, len).await,
+            Action::Follow => self.follow().await,
+            Action::Refuse => self.tail.pieces().refuse_claims(),
             Action::Refetch => self.refetch().await,
             Action::Reopen => self.reopen().await,
+            Action::Abort { begin } => self.abort(begin, false).await,
+            Action::Kill => self.abort(Begin::Sized, true).await,
             Action::Wrong { at } => self.upstream[usize::try_from(at).unwrap()] ^= 1,
         }
     }
@@ -247,14 +410,24 @@ impl World {
     async fn complete(mut self) {
         self.claims.clear();
         while self.fill().front().start < SIZE {
-            while !self.fill().front().is_empty() {
+            while self.fill().front().start < SIZE && !self.fill().front().is_empty() {
                 self.stream(150_000).await;
             }
             self.fill().pass_pieces().await.unwrap();
         }
         let fetched: Vec<u8> = self.fetched.iter().copied().map(Option::unwrap).collect();
         let is_wrong = fetched != self.content;
+        self.follow().await;
         let finished = self.fill.take().unwrap().finish().await;
+        let (whole, mut offset) = self.whole;
+        while finished.is_ok() && offset < SIZE {
+            let read = whole.read_at(offset, 100_000).await.unwrap();
+            let range = offset..offset + read.len() as u64;
+            assert!(!read.is_empty() && read == self.content[Self::index(&range)]);
+            offset = range.end;
+        }
+        let end = whole.read_at(offset, 1).await.map(|read| read.len());
+        assert_eq!(end.ok(), finished.is_ok().then_some(0), "a clean end");
         match finished {
             Ok(stored) => {
                 assert!(!is_wrong, "wrong bytes are committed");
@@ -282,7 +455,8 @@ proptest! {
         runtime.block_on(async {
             let mut world = World::new().await;
             for action in actions {
-                world.act(action).await;
+                let done = tokio::time::timeout(wait::TIME_LIMIT, world.act(action.clone()));
+                assert!(done.await.is_ok(), "{action:?} takes too long");
             }
             world.complete().await;
         });

@@ -220,10 +220,15 @@ impl PieceTable {
             }
         };
         match owner {
-            Some((position, end, lead)) => match position.saturating_add(lead).min(end) {
-                soon if offset < soon => At::InFlight(owned_end(offset, soon)),
-                start => At::Gap { start, end },
-            },
+            Some((position, end, lead)) => {
+                let soon = position
+                    .saturating_add(lead)
+                    .checked_next_multiple_of(ALIGNMENT);
+                match soon.unwrap_or(u64::MAX).min(end) {
+                    soon if offset < soon => At::InFlight(owned_end(offset, soon)),
+                    start => At::Gap { start, end },
+                }
+            }
             None => {
                 let size = self.size.unwrap_or(u64::MAX);
                 let claimed = self.claims.range(..=offset).next_back();
