@@ -39,6 +39,51 @@ fn manifest_faults() -> Vec<Vec<Fault>> {
     ]
 }
 
+/// The head of an empty response is the whole response, so it waits for the digest.
+#[tokio::test]
+async fn an_empty_blob_is_verified_before_its_head() {
+    for range in [None, Some("bytes=5-9")] {
+        // The proxy must not win a race against the check of the digest, so there are many blobs.
+        for seed in 0..20 {
+            let fixture = Fixture::start().await;
+            let digest = fixture.upstream.put_blob("app", random_bytes(seed, 100));
+            let fault = Fault::Replace(Bytes::new());
+            fixture.upstream.inject(fault.on_blobs());
+            let path = blob_path(&digest);
+            let mut request = Request::get(&path);
+            if let Some(range) = range {
+                request = request.header("range", range);
+            }
+            let response = fixture.send(request).await;
+            assert_eq!(response.status, 503, "{range:?}: {response:?}");
+        }
+    }
+    let fixture = Fixture::start().await;
+    let digest = fixture.upstream.put_blob("app", Bytes::new());
+    for cached in ["MISS", "HIT"] {
+        let response = fixture.get(&blob_path(&digest)).await;
+        let length = response.header("content-length");
+        assert_eq!((response.status, length), (200, Some("0")), "{cached}");
+        assert_eq!(response.header("x-cache"), Some(cached));
+        assert_eq!(response.end, End::Clean, "{cached}");
+        fixture.wait_until_stored(&digest).await;
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_length_of_zero_is_not_the_length_of_a_blob() {
+    let fixture = Fixture::start().await;
+    let digest = fixture.upstream.put_blob("app", random_bytes(1, 100));
+    let empty = fixture.upstream.put_blob("app", Bytes::new());
+    let fault = Fault::Replace(Bytes::new());
+    fixture.upstream.inject(fault.on_blobs());
+    let response = fixture.head(&blob_path(&digest)).await;
+    let length = response.header("content-length");
+    assert_eq!((response.status, length), (200, None));
+    let response = fixture.head(&blob_path(&empty)).await;
+    assert_eq!(response.header("content-length"), Some("0"));
+}
+
 #[tokio::test]
 async fn a_corrupt_manifest_is_not_served() {
     check_all(manifest_faults(), |faults: Vec<Fault>| async move {

@@ -151,6 +151,9 @@ struct BodyStream {
     /// Remaining bytes of the body, without `first` if it is bytes. `None`: the size is known only
     /// at the end.
     remaining: Option<u64>,
+    /// Whether the body is empty, and its source has not yet confirmed this. The bytes of a download
+    /// are known to be right only at the end of the download.
+    is_empty_unverified: bool,
     progress: Option<BodyProgress>,
     /// The queue for CPU time, which delays each piece of a long body.
     pacer: Option<Arc<CpuPacer>>,
@@ -211,6 +214,7 @@ impl Body {
                 state: StreamState::Idle(Box::new(reader)),
                 first: None,
                 remaining: length,
+                is_empty_unverified: length == Some(0),
                 progress: None,
                 pacer: None,
                 copies_only: false,
@@ -270,7 +274,8 @@ impl Body {
 
     /// Reads the first piece of the body before the head of the response is sent, so that a failure
     /// can still become an error response. Waits until `until` for the first piece of a body of at
-    /// most [`MAX_AWAITED_BODY`]. The first piece of a larger body is read only if it is ready.
+    /// most [`MAX_AWAITED_BODY`]. The first piece of a larger body is read only if it is ready. The
+    /// head of an empty body is the whole response, so it always waits for the end of the source.
     /// `sends_files`: `sendfile` sends the body. Cancel safe.
     ///
     /// # Errors
@@ -298,6 +303,9 @@ impl Body {
             Ok(Some(Ok(bytes))) => stream.first = Some(BodyPiece::Bytes(bytes)),
             Ok(Some(Err(error))) => {
                 return Err((error, stream.failed_content.take().unwrap_or_default()));
+            }
+            Err(_) if stream.is_empty_unverified => {
+                return Err((Error::Timeout, String::new()));
             }
             // The body is at its end, or its first piece is not ready.
             Ok(None) | Err(_) => {}
@@ -435,7 +443,12 @@ impl BodyStream {
 
     /// Whether there is nothing to read after `first`.
     fn is_at_end(&self) -> bool {
-        self.remaining == Some(0) || matches!(self.state, StreamState::Done)
+        self.is_read() || matches!(self.state, StreamState::Done)
+    }
+
+    /// Whether all bytes of a body of known size are read.
+    fn is_read(&self) -> bool {
+        self.remaining == Some(0) && !self.is_empty_unverified
     }
 
     /// Returns the next range that `sendfile` can send.
@@ -465,7 +478,7 @@ impl BodyStream {
         loop {
             match std::mem::replace(&mut self.state, StreamState::Done) {
                 StreamState::Done => return Poll::Ready(None),
-                StreamState::Idle(_) if self.remaining == Some(0) => return Poll::Ready(None),
+                StreamState::Idle(_) if self.is_read() => return Poll::Ready(None),
                 StreamState::Idle(mut source) => {
                     let pacer = self.pacer.clone();
                     self.state = StreamState::Reading(Box::pin(async move {
@@ -501,6 +514,10 @@ impl BodyStream {
         };
         let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         match &mut self.remaining {
+            Some(0) if bytes.is_empty() => {
+                self.is_empty_unverified = false;
+                return None;
+            }
             Some(remaining) if bytes.is_empty() || length > *remaining => {
                 self.failed_content = Some(source.name());
                 return Some(Err(Error::Truncated {

@@ -77,6 +77,7 @@ impl Representation {
         let length = match selection {
             Some(Selection::Part { first, last }) => Some(last - first + 1),
             Some(Selection::Unsatisfiable) => Some(0),
+            _ if self.is_wrongly_empty(digest) => None,
             _ => self.size,
         };
         // The headers are added to a map, because a response builder would be moved for each
@@ -101,6 +102,13 @@ impl Representation {
         let mut response = Response::new(body);
         (*response.status_mut(), *response.headers_mut()) = (status, response_headers);
         Ok(response)
+    }
+
+    /// Whether this response to HEAD has the length 0 of an upstream, although the empty content has
+    /// another digest. Some upstreams send this length if they do not know the length.
+    fn is_wrongly_empty(&self, digest: &Digest) -> bool {
+        matches!((&self.content, self.size), (Content::None, Some(0)))
+            && Digest::of(digest.algorithm(), b"") != *digest
     }
 
     /// Adds the headers for the selected bytes; `length` is their number. If the client already has
