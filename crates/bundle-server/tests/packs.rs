@@ -523,3 +523,41 @@ fn lookups_do_not_wait_for_file_operations() {
     }
     assert!(packs.stat().evicted > 0 && looked.load(Ordering::Relaxed) > 0);
 }
+
+/// Opening a pipe would wait for a writer, and the bytes of a device never end.
+#[test]
+fn a_pipe_or_device_in_place_of_a_file_does_not_block() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = append(&Packs::open(config(folder.path())).unwrap(), b"a").unwrap();
+    let next = folder.path().join("next");
+    for is_device in [false, true] {
+        fs::remove_file(&next).unwrap();
+        if is_device {
+            std::os::unix::fs::symlink("/dev/zero", &next).unwrap();
+        } else {
+            pipe(&next);
+        }
+        let packs = Packs::open(config(folder.path())).unwrap();
+        assert_eq!(read(&packs, &location).unwrap(), b"a");
+        append(&packs, &random(1, 40 << 10)).unwrap();
+        append(&packs, &random(2, 40 << 10)).unwrap();
+        drop(packs);
+        assert!(fs::symlink_metadata(&next).unwrap().is_file());
+    }
+    let lock = folder.path().join("lock");
+    fs::remove_file(&lock).unwrap();
+    pipe(&lock);
+    let error = Packs::open(config(folder.path())).map(drop).unwrap_err();
+    let text = format!("{error}: {}", std::error::Error::source(&error).unwrap());
+    assert!(text.contains(lock.to_str().unwrap()), "{text}");
+    assert!(text.contains("a pipe, not a regular file"), "{text}");
+}
+
+fn pipe(path: &Path) {
+    rustix::fs::mkfifoat(
+        rustix::fs::CWD,
+        path,
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+    )
+    .unwrap();
+}

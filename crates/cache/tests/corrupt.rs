@@ -82,6 +82,33 @@ async fn after(damage: impl FnOnce(&Path), content: &Bytes, digest: &Digest, cat
     assert_eq!(cache.stat().reserved, 0);
 }
 
+/// pierhead made neither the folder nor its files, so it keeps them beside the blobs.
+#[tokio::test]
+async fn a_folder_in_place_of_a_blob_is_set_aside() {
+    let (digest, content) = blob(1, 100);
+    for name in ["blobs", "staging"] {
+        let folder = tempfile::tempdir().unwrap();
+        drop(open(folder.path()));
+        let path = match name {
+            "blobs" => file_of(folder.path(), &digest),
+            _ => folder.path().join(name).join(digest.file_name()),
+        };
+        fs::create_dir_all(&path).unwrap();
+        fs::write(path.join("file"), "of a user").unwrap();
+        let cache = open(folder.path());
+        store(&cache, &digest, &content).await;
+        assert!(
+            read_checked(&cache, &digest, &content)
+                .await
+                .unwrap()
+                .is_some()
+        );
+        let aside = path.with_added_extension("damaged");
+        assert_eq!(fs::read(aside.join("file")).unwrap(), b"of a user");
+        cache.close().await;
+    }
+}
+
 fn flip(at: u64) -> impl Fn(&Path) {
     move |path| {
         let mut bytes = fs::read(path).unwrap();

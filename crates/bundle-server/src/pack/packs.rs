@@ -4,12 +4,13 @@
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use pierhead_atomic_file::{open_regular, open_regular_with};
+use rustix::fs::{FlockOperation, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
 use crate::Error;
 use crate::pack::RecordLocation;
@@ -574,14 +575,20 @@ impl State {
 
 /// Locks the folder, so that no second process opens it.
 fn lock(folder: &Path) -> io::Result<File> {
-    let file = OpenOptions::new()
-        .write(true)
+    let path = folder.join("lock");
+    let mut options = OpenOptions::new();
+    // With the right to read, opening a pipe succeeds, and the error then names the pipe.
+    (options.read(true).write(true))
         .create(true)
-        .truncate(false)
-        .open(folder.join("lock"))?;
+        .truncate(false);
+    let file = open_regular_with(&mut options, OFlags::empty(), &path)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     Ok(file)
 }
+
+/// Length in bytes of the file that stores the number of the next pack.
+const NEXT_LEN: u64 = 8;
 
 /// Returns the path of the file that stores the number of the next pack.
 fn next_path(folder: &Path) -> PathBuf {
@@ -601,7 +608,9 @@ fn next_bytes(next: u32) -> [u8; 8] {
 fn first_free(folder: &Path, numbers: &[u32]) -> u32 {
     let counts = numbers.iter().map(|number| number & !FAST_BIT);
     let above = counts.max().map_or(0, |last| last.saturating_add(1));
-    let read = fs::read(next_path(folder)).ok().and_then(|bytes| {
+    let read = open_regular(&next_path(folder)).ok().and_then(|file| {
+        let mut bytes = Vec::new();
+        file.take(NEXT_LEN + 1).read_to_end(&mut bytes).ok()?;
         let next = u32::from_le_bytes(*bytes.first_chunk()?);
         (bytes == next_bytes(next)).then_some(next)
     });

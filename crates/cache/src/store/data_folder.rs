@@ -6,7 +6,8 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
-use rustix::fs::{Access, FlockOperation};
+use pierhead_atomic_file::{open_regular, open_regular_with};
+use rustix::fs::{Access, FlockOperation, OFlags};
 use rustix::io::Errno;
 
 use crate::error::Error;
@@ -61,13 +62,12 @@ impl DataFolder {
     fn lock(data: &Path) -> Result<File, Error> {
         let path = data.join("lock");
         let failed = |error| Error::io("lock", &path, error);
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
+        let mut options = OpenOptions::new();
+        (options.read(true).write(true))
             .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(failed)?;
+            .truncate(false);
+        let file = open_regular_with(&mut options, OFlags::empty(), &path);
+        let mut file = file.map_err(failed)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
@@ -93,8 +93,12 @@ impl DataFolder {
     fn check_version(data: &Path, if_missing: IfMissing) -> Result<(), Error> {
         let path = data.join("version");
         let mut text = String::new();
-        let read =
-            File::open(&path).and_then(|file| file.take(MAX_LINE_LEN).read_to_string(&mut text));
+        let read = match open_regular(&path) {
+            Ok(file) => file.take(MAX_LINE_LEN).read_to_string(&mut text),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(error),
+            // The error may be of the kind that stands for a text below.
+            Err(error) => return Err(Error::io("open", &path, error)),
+        };
         match read {
             Ok(_) if text.trim() == VERSION.to_string() => return Ok(()),
             Ok(_) if !text.trim().is_empty() => return Err(Self::unknown(data, text.trim())),
@@ -197,5 +201,21 @@ mod tests {
         fs::set_permissions(&new, fs::Permissions::from_mode(0o750)).unwrap();
         drop(DataFolder::open(&new).unwrap());
         assert_eq!(rights(&new), 0o750);
+    }
+
+    /// Opening a pipe would wait for a writer, so the start would hang without a log line.
+    #[test]
+    fn a_pipe_in_place_of_a_file_is_an_error_that_names_it() {
+        for name in ["version", "lock"] {
+            let folder = tempfile::tempdir().unwrap();
+            drop(DataFolder::open(folder.path()).unwrap());
+            let path = folder.path().join(name);
+            fs::remove_file(&path).unwrap();
+            rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).unwrap();
+            let error = DataFolder::open(folder.path()).map(drop).unwrap_err();
+            let text = format!("{error}: {}", std::error::Error::source(&error).unwrap());
+            assert!(text.contains(path.to_str().unwrap()), "{text}");
+            assert!(text.contains("a pipe, not a regular file"), "{text}");
+        }
     }
 }

@@ -6,11 +6,14 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use pierhead_atomic_file::open_regular_with;
 use pierhead_host::read_kernel_file;
 use pierhead_oci::Digest;
+use rustix::fs::OFlags;
 
 use crate::error::Error;
 use crate::origin::Origin;
+use crate::regular_file;
 
 /// The folder `origins/`. The folder has one empty file per fill, whose name contains digest and
 /// registry. Invariants:
@@ -43,7 +46,10 @@ impl Origins {
     /// the host may have booted since that process, and staged bytes may be on two media.
     pub(crate) fn are_proven(&self) -> bool {
         self.boot_file.as_ref().is_none_or(|file| {
-            boot_id().is_some_and(|boot| fs::read(file).is_ok_and(|it| it == boot.as_bytes()))
+            boot_id().is_some_and(|boot| {
+                let read = regular_file::read(file, boot.len() + 1);
+                read.is_ok_and(|it| it == boot.as_bytes())
+            })
         })
     }
 
@@ -63,7 +69,9 @@ impl Origins {
         let Some(path) = self.path(digest, origin) else {
             return Ok(());
         };
-        let created = File::create(&path).map(drop);
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true);
+        let created = open_regular_with(&mut options, OFlags::empty(), &path).map(drop);
         created.map_err(|error| Error::io("create", path, error))
     }
 

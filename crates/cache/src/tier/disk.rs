@@ -135,10 +135,28 @@ impl DiskTier {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             // A folder with the name of a blob was not made by pierhead. A folder with the name of
             // a blob is removed only if it is empty.
-            Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir(path),
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => match fs::remove_dir(path)
+            {
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => set_aside(path),
+                removed => removed,
+            },
             other => other,
         }
     }
+}
+
+/// Renames a folder that has the name of a blob and contains files. pierhead made neither, so it
+/// deletes neither.
+fn set_aside(folder: &Path) -> io::Result<()> {
+    let mut to = folder.as_os_str().to_owned();
+    to.push(".damaged");
+    fs::rename(folder, &to).map_err(|error| {
+        let text = format!("cannot rename the folder {}: {error}", folder.display());
+        io::Error::new(error.kind(), format!("{text}; remove this folder"))
+    })?;
+    let to = to.display();
+    tracing::error!(folder = %folder.display(), %to, "a folder has the name of a blob: renamed; remove it if you do not need its files");
+    Ok(())
 }
 
 impl Tier for DiskTier {

@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use pierhead_atomic_file as atomic_file;
+use pierhead_atomic_file::{self as atomic_file, open_regular_with};
 use pierhead_oci::Digest;
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 use super::disk::{BlobFile, DiskTier, PlainFile, Step};
@@ -80,12 +80,11 @@ fn resumed_len(len: u64) -> u64 {
 impl StagedFile {
     pub(super) fn open(tier: &DiskTier, digest: &Digest) -> io::Result<Self> {
         let path = tier.staged_path(digest);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
+        let mut options = OpenOptions::new();
+        (options.read(true).write(true))
             .create(true)
-            .truncate(false)
-            .open(&path)?;
+            .truncate(false);
+        let file = open_regular_with(&mut options, OFlags::empty(), &path)?;
         let pieces = PieceFile {
             map: map_path(&path),
             file: tier.plain_file(file),
