@@ -6,6 +6,8 @@ pub(crate) mod content_range;
 pub(crate) mod document_memory;
 pub(crate) mod redirect;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -16,6 +18,7 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Error as HttpError;
 use hyper_util::client::legacy::connect::capture_connection;
+use tokio::sync::Notify;
 
 use crate::connect::ConnectError;
 use crate::error::Error;
@@ -23,6 +26,10 @@ use crate::exchange::document_memory::DocumentReservation;
 use crate::exchange::redirect::{MAX_HOPS, resolve, same_origin};
 use crate::metrics::RequestKind;
 use crate::upstream::session::Session;
+
+/// Maximum number of interim (1xx) responses to one request. hyper skips all of them and reads on, so
+/// their number needs a limit of its own.
+const MAX_INTERIM_RESPONSES: usize = 16;
 
 /// The response of an upstream, and the URL that sent it.
 pub(crate) struct UpstreamResponse {
@@ -121,6 +128,7 @@ async fn send(
         .headers_mut()
         .insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
 
+    let excess = limit_interim_responses(&mut request);
     let mut connection = capture_connection(&mut request);
     let limit = session.shared.limits.header_timeout;
     // The time for opening a connection is not limited here, because the connector limits it.
@@ -131,6 +139,10 @@ async fn send(
         tokio::time::sleep(limit).await;
     };
     tokio::select! {
+        biased;
+        () = excess.notified() => {
+            Err(session.protocol(format!("it sends more than {MAX_INTERIM_RESPONSES} interim responses")))
+        }
         response = session.http.request(request) => {
             let response = response.map_err(|e| failure(session, uri, &e))?;
             session.metrics.rate_limit(response.headers());
@@ -138,6 +150,18 @@ async fn send(
         }
         () = silence => Err(session.transport(format!("no response of {} within {limit:?}", authority_of(uri)))),
     }
+}
+
+/// Returns a value that is notified at the first interim response above the limit.
+fn limit_interim_responses<B>(request: &mut Request<B>) -> Arc<Notify> {
+    let excess = Arc::new(Notify::new());
+    let (count, notified) = (AtomicUsize::new(0), excess.clone());
+    hyper::ext::on_informational(request, move |_| {
+        if count.fetch_add(1, Ordering::Relaxed) == MAX_INTERIM_RESPONSES {
+            notified.notify_one();
+        }
+    });
+    excess
 }
 
 fn authority_of(uri: &Uri) -> &str {

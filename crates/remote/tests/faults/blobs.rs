@@ -34,6 +34,18 @@ async fn a_blob_is_read_from_an_offset() {
 }
 
 #[tokio::test]
+async fn the_number_of_interim_responses_is_limited() {
+    let pair = Pair::start().await;
+    let few = pair.upstream.inject(Fault::Interim(16).on_blobs());
+    pair.assert_pull_in(1).await;
+    few.remove();
+    pair.upstream.inject(Fault::Interim(17).on_blobs());
+    let error = pair.pull(0).await.1.expect_err("too many");
+    let text = error.to_string();
+    assert!(text.contains("more than 16 interim responses"), "{text}");
+}
+
+#[tokio::test]
 async fn an_interrupted_blob_resumes_at_its_position() {
     for fault in [Fault::CutBody(70_000), Fault::HangBody(70_000)] {
         let pair = Pair::start().await;

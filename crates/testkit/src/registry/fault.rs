@@ -27,6 +27,8 @@ pub enum Fault {
     GateHead(Gate),
     /// The response is a line that is not HTTP, and the connection is closed.
     Garbage,
+    /// Sends this number of interim (1xx) responses before the head.
+    Interim(usize),
     /// The response has this status, with an error body of the specification.
     Status(u16),
     /// The response has this status, with a `Retry-After` header of this value.

@@ -124,6 +124,12 @@ impl ServerConnection {
             (None, Ok(())) => route::route(&shared, &request, &faults),
         };
         reply.spoil(&faults);
+        for fault in &faults {
+            if let Fault::Interim(count) = fault {
+                let interim = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n";
+                self.write(&interim.repeat(*count)).await?;
+            }
+        }
         tracked.answered(reply.status);
         self.write(&reply.head()).await?;
         let asked_to_close = request
