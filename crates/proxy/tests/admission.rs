@@ -16,7 +16,7 @@ use pierhead_eviction::{Access, Admission, Lru, PersistentState, StateError};
 use pierhead_oci::Digest;
 use pierhead_testkit::http::{End, Request, Response};
 use pierhead_testkit::images::{Image, random_bytes};
-use pierhead_testkit::registry::{Fault, Gate};
+use pierhead_testkit::registry::{Fault, Gate, RecordedRequest};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -293,4 +293,46 @@ async fn an_image_that_is_warmed_after_corrupt_staged_bytes_is_stored() {
         .upstream
         .count(|request| request.header("range").is_some());
     assert_eq!(resumed, 1);
+}
+
+/// A range follows the fill of a warmed image, which fails. The cache does not admit the blob of the
+/// range's own fill, which hands over its stream.
+#[tokio::test]
+async fn a_range_gets_the_stream_of_its_own_fill_after_another_fill_failed() {
+    let options = FixtureOptions::default().config(|config| config.limits.downloads = 1);
+    let fixture = with_admission(AdmitNone, options.start().await).await;
+    let size = 12 << 20;
+    let image = Image::random(11, &[size]);
+    let layer = image
+        .blobs
+        .iter()
+        .find(|it| it.bytes.len() == size)
+        .unwrap();
+    for repository in ["app", "other"] {
+        fixture.upstream.push(repository, "1", &image);
+    }
+    let gate = Gate::new();
+    let of_other = |fault: Fault| fault.on(format!("/v2/other/blobs/{}", layer.digest));
+    let upstream = &fixture.upstream;
+    upstream.inject(of_other(Fault::GateBody(1 << 20, gate.clone())).times(1));
+    upstream.inject(of_other(Fault::CutBody(2 << 20)).times(1));
+    upstream.inject(of_other(Fault::Status(404)).skip(1));
+    let reference = format!("{}/other:1", upstream.addr()).parse().unwrap();
+    let range = Request::get(blob_path(&layer.digest)).header("range", "bytes=-65536");
+    let ranged = async {
+        gate.reached(1).await;
+        fixture.send(range).await
+    };
+    let fails = async {
+        gate.reached(1).await;
+        eventually(async || coalesced(&fixture) == 1).await;
+        gate.release();
+    };
+    let warm = fixture.proxy.warm(&reference, &[], |_| ());
+    let (warmed, got, ()) = in_time(async { tokio::join!(warm, ranged, fails) }).await;
+    assert!(warmed.is_err(), "{warmed:?}");
+    assert_eq!((got.status, got.end), (206, End::Clean));
+    assert!(got.body == layer.bytes.slice(size - 65536..));
+    let of_app = |it: &RecordedRequest| it.method == "GET" && it.path == blob_path(&layer.digest);
+    assert_eq!(upstream.count(of_app), 1);
 }

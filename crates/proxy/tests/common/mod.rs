@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Placement;
+use pierhead_cache::tier::placement::Destination;
 use pierhead_cache::tier::{DiskTier, Options};
 use pierhead_cache::{Cache, FastTier, TagKey, TagRecord};
 use pierhead_eviction::Lru;
@@ -75,7 +76,8 @@ pub(crate) struct FixtureOptions {
     pub(crate) background: BackgroundWork,
     /// Bytes of the fast tier. 0 means no fast tier.
     pub(crate) fast_tier_size: u64,
-    /// Whether the fast tier can only append to a staged blob, as one of persistent memory.
+    /// Whether the fast tier can only append to a staged blob, as persistent memory. New blobs are
+    /// then staged there.
     pub(crate) fast_tier_appends: bool,
     /// Whether tags that the upstream deleted stay available.
     pub(crate) keeps_deleted: bool,
@@ -168,7 +170,13 @@ impl FixtureOptions {
                 true => Arc::new(MemoryTier::default()),
                 false => Arc::new(DiskTier::new(fast_tier.path()).unwrap()),
             },
-            options: Options::new(self.fast_tier_size),
+            options: Options {
+                default_destination: match self.fast_tier_appends {
+                    true => Destination::Fast,
+                    false => Destination::Disk,
+                },
+                ..Options::new(self.fast_tier_size)
+            },
             placement: Placement::default(),
             class: "volatile",
             capacity: self.fast_tier_size,

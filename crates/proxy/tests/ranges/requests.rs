@@ -120,6 +120,20 @@ async fn a_long_first_range_does_not_hold_back_other_clients() {
     assert_eq!(pair.stored().await, size, "{:?}", pair.ranges());
 }
 
+/// A fill in persistent memory has no pieces, so a request for the range would be in vain.
+#[tokio::test]
+async fn a_range_of_a_blob_in_a_tier_that_only_appends_costs_one_request() {
+    let options = FixtureOptions {
+        fast_tier_size: 64 << 20,
+        fast_tier_appends: true,
+        ..FixtureOptions::default()
+    };
+    let pair = Pair::start(options, SIZE).await;
+    pair.assert_range(TAIL).await;
+    assert_eq!(pair.stored().await, SIZE);
+    assert_eq!(pair.ranges(), [""]);
+}
+
 /// The first connection discards the few bytes that other connections have downloaded.
 #[tokio::test]
 async fn small_ranges_ahead_of_the_front_do_not_cut_its_stream() {
