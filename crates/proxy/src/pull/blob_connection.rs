@@ -106,8 +106,7 @@ impl<'a> BlobConnection<'a> {
 
     async fn next_of(&mut self, range: Range<u64>, part: Part) -> Result<Bytes, Error> {
         loop {
-            let open = self.open.as_ref();
-            if open.is_none_or(|open| !self.reaches(open, range.start)) {
+            if self.needs_request(range.start) {
                 // The connection is closed before another one opens.
                 self.close();
                 if part == Part::Piece && self.ranges.version().is_none() {
@@ -149,6 +148,12 @@ impl<'a> BlobConnection<'a> {
                 return Ok(bytes);
             }
         }
+    }
+
+    /// Whether the byte at `offset` needs another request.
+    pub(crate) fn needs_request(&self, offset: u64) -> bool {
+        let open = self.open.as_ref();
+        open.is_none_or(|open| !self.reaches(open, offset))
     }
 
     /// The name of the current upstream address in the log.

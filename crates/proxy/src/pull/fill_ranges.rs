@@ -8,6 +8,7 @@ use pierhead_cache::Pieces;
 use pierhead_remote::{BlobSources, BlobVersion};
 
 use crate::pull::pending_claims::PendingClaims;
+use crate::pull::waiting_ranges::WaitingRanges;
 
 /// Alignment of the pieces of a fill in the cache.
 pub(crate) const PIECE_ALIGNMENT: u64 = 4096;
@@ -22,6 +23,7 @@ pub(crate) struct FillRanges {
     /// Whether a client reads ranges of the blob while it is filled.
     has_range_readers: AtomicBool,
     pending_claims: PendingClaims,
+    waiting: WaitingRanges,
 }
 
 #[derive(Default)]
@@ -42,6 +44,7 @@ impl FillRanges {
             arrived: AtomicU64::new(0),
             has_range_readers: AtomicBool::new(false),
             pending_claims: PendingClaims::default(),
+            waiting: WaitingRanges::default(),
         }
     }
 
@@ -89,6 +92,11 @@ impl FillRanges {
     /// The clients that wait for the size of the blob, to claim a range.
     pub(crate) fn pending_claims(&self) -> &PendingClaims {
         &self.pending_claims
+    }
+
+    /// The ranges of readers that wait for a download slot.
+    pub(crate) fn waiting(&self) -> &WaitingRanges {
+        &self.waiting
     }
 
     /// Counts bytes of any connection.

@@ -3,7 +3,8 @@
 //!
 //! The front stops at a piece that another connection downloads or has downloaded, and continues
 //! behind it. While another connection downloads the piece at the front, the first connection
-//! downloads pieces ahead.
+//! downloads pieces ahead. While readers of ranges wait for a download slot, its requests are for the
+//! front and for these ranges in turn.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -75,6 +76,7 @@ async fn run(
     }
     let (pieces, pacer) = (fill.pieces(), context.pacer.as_deref());
     let (mut time, mut since_pause) = (UpstreamTime::default(), 0);
+    let mut is_turn_of_readers = false;
     loop {
         // Other connections or range readers cut a long range, so the first connection then
         // requests bounded ranges only.
@@ -105,6 +107,16 @@ async fn run(
             time.address = connection.address().map(ToOwned::to_owned);
             return Ok(time);
         }
+        if std::mem::take(&mut is_turn_of_readers)
+            && connection.needs_request(front.start)
+            && let Some(mut piece) = ranges.waiting().claim_next(|range| {
+                let end = range.end.min(range.start.saturating_add(FIRST_PIECE));
+                pieces.claim(range.start..end)
+            })
+        {
+            connection.fill_piece(&mut piece, || ()).await?;
+            continue;
+        }
         front.end = max.map_or(front.end, |max| front.end.min(front.start + max));
         let waiting_since = Instant::now();
         let bytes = connection.next(front).await?;
@@ -120,6 +132,7 @@ async fn run(
                 time.bytes += len;
             }
         }
+        is_turn_of_readers = true;
         since_pause += len;
         metered(pacer, fill.write(bytes)).await?;
         if let Some(pacer) = pacer.filter(|_| since_pause >= PIECE_BYTES) {

@@ -30,4 +30,5 @@ pub(crate) mod range_reader;
 pub(crate) mod resolve;
 pub(crate) mod tag_page;
 pub(crate) mod transfer;
+pub(crate) mod waiting_ranges;
 pub(crate) mod warm;

@@ -20,14 +20,16 @@ use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::pull::blob_connection::{BlobConnection, ConnectionRole};
 use crate::pull::download_slot::{self, at_once};
 use crate::pull::extra_connections::FillDownload;
+use crate::pull::waiting_ranges::WaitingRange;
 
 /// Reads a range of a blob that is being filled.
 pub(crate) struct RangeReader {
     download: FillDownload,
     tail: TailReader,
     end: u64,
-    /// Receives the download slot for which the reader waits.
-    slot: Option<oneshot::Receiver<DownloadSlot>>,
+    /// Receives the download slot for which the reader waits, and the range that the first
+    /// connection of the fill may download meanwhile.
+    slot: Option<(oneshot::Receiver<DownloadSlot>, Arc<WaitingRange>)>,
     /// Whether the reader downloads nothing any more.
     is_passive: Arc<AtomicBool>,
 }
@@ -48,7 +50,8 @@ impl RangeReader {
     /// [`BlobReader::read_at`](pierhead_cache::BlobReader::read_at). Cancel safe.
     pub(crate) async fn read_at(&mut self, offset: u64, max: usize) -> Result<Bytes, CacheError> {
         loop {
-            if let Some(waiting) = &mut self.slot {
+            if let Some((waiting, range)) = &mut self.slot {
+                range.set(offset..self.end);
                 tokio::select! {
                     biased;
                     bytes = self.tail.read_at(offset, max) => return bytes,
@@ -70,7 +73,7 @@ impl RangeReader {
                 Arrival::Readable => return self.tail.read_at(offset, max).await,
                 Arrival::Missing => match self.acquire_at_once().await {
                     Some(slot) => self.start_download(offset, slot),
-                    None => self.wait_for_slot(),
+                    None => self.wait_for_slot(offset),
                 },
             }
         }
@@ -94,7 +97,7 @@ impl RangeReader {
         download_slot::acquire_at_once(context, request, waiters).await
     }
 
-    fn wait_for_slot(&mut self) {
+    fn wait_for_slot(&mut self, offset: u64) {
         let FillDownload {
             context, request, ..
         } = self.download.clone();
@@ -104,7 +107,8 @@ impl RangeReader {
         };
         let waiters = DownloadWaiters::readers(self.tail.readers());
         let (mut pass, slot) = oneshot::channel();
-        self.slot = Some(slot);
+        let range = self.download.ranges.waiting().add(offset..self.end);
+        self.slot = Some((slot, range));
         let panics = context.cache.panics().clone();
         panics.spawn(BackgroundTask::FillOwner, async move {
             tokio::select! {

@@ -20,6 +20,24 @@ async fn ranges_arrive_with_one_download_slot() {
     assert_eq!(most, 1);
 }
 
+/// The fill and the range of its client share the only download slot by turns.
+#[tokio::test]
+async fn a_range_that_waits_for_a_slot_has_its_turn() {
+    let options = FixtureOptions::default().config(|config| config.limits.downloads = 1);
+    let pair = Pair::start(options, 28 << 20).await;
+    let range = pair.begin(&((8 << 20)..28 << 20)).await;
+    let range = assert_body(range, &pair.bytes[8 << 20..]);
+    in_time(async { tokio::join!(range, pair.assert_whole()) }).await;
+    let ranges = [
+        "bytes=8388608-16777215",
+        "bytes=0-8388607",
+        "bytes=16777216-25165823",
+        "bytes=25165824-29360127",
+    ];
+    assert_eq!(pair.ranges(), ranges);
+    assert_eq!(pair.stored().await, 28 << 20);
+}
+
 #[tokio::test]
 async fn the_connections_of_ranges_count_for_the_limit_of_the_client() {
     let options = FixtureOptions::default().config(|config| config.limits.downloads_per_client = 2);

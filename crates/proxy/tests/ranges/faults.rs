@@ -66,11 +66,16 @@ async fn a_slow_piece_delays_only_its_own_bytes() {
     let gate = Gate::new();
     let slow = Fault::GateBody(4096, gate.clone()).on_blobs();
     pair.inject(slow.range("bytes=6291456-*"));
+    let front = Gate::new();
+    let held = Fault::GateBody(4096, front.clone()).on_blobs();
+    pair.inject(held.range("bytes=0-*"));
     pair.assert_range(TAIL).await;
+    front.reached(1).await;
     let slow = 6 << 20..7 << 20;
     let reader = pair.assert_range(slow.clone());
     let others = async {
         gate.reached(1).await;
+        front.release();
         pair.assert_range(0..1 << 20).await;
         pair.assert_range(10 << 20..11 << 20).await;
         let mut connection = Connection::open(pair.fixture.addr).await.unwrap();
@@ -149,7 +154,7 @@ async fn bytes_at_the_front_that_are_given_up_come_before_a_piece_ahead() {
         "bytes=1114112-4194303",
         "bytes=1114112-4194303",
     ];
-    assert_eq!(pair.ranges(), ranges);
+    assert_eq!(pair.ranges()[..6], ranges);
     ahead.release();
     pair.assert_whole().await;
     pair.stored().await;
