@@ -10,21 +10,19 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pierhead_cache::{BlobReader, Error as CacheError, StoredBlob, VerifiedRange};
 use pierhead_remote::RangeSpec;
-use tokio::sync::oneshot;
 
 use crate::context::RequestContext;
-use crate::error::{Error, is_not_admitted};
+use crate::error::Error;
 use crate::limits::memory::MAX_FRAME_BYTES;
 use crate::metrics::CacheOutcome;
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::claim::claim;
-use crate::pull::direct_download::{DirectDownload, ReadPosition};
-use crate::pull::download::HandedOverStream;
 use crate::pull::extra_connections::FillDownload;
 use crate::pull::fill_ranges::FillRanges;
 use crate::pull::first_range::{self, MAX_VERIFIED_FIRST};
 use crate::pull::pending_claims::PendingClaim;
 use crate::pull::range_reader::RangeReader;
+use crate::pull::shared_download::shared_reader::SharedReader;
 
 /// Maximum number of times that one client's read of a blob continues from another place. After so
 /// many failures, neither the disk nor the upstream is likely to recover.
@@ -54,16 +52,16 @@ pub(crate) struct BlobSource {
     ranges: Option<Arc<FillRanges>>,
     /// Lets the front of the fill wait until this source has claimed its range.
     pending_claim: Option<PendingClaim>,
-    /// Receives the upstream stream of the fill that this source started, if the cache does not
-    /// admit the blob.
-    handed_over: Option<oneshot::Receiver<HandedOverStream>>,
+    /// Reads the upstream stream of the fill that this source started, if the cache does not store
+    /// the blob.
+    handed_over: Option<Box<SharedReader>>,
 }
 
 enum ActiveSource {
     Cache(BlobReader),
     /// A range of a blob that is being filled.
     Range(RangeReader),
-    Upstream(Box<DirectDownload>),
+    Upstream(Box<SharedReader>),
 }
 
 impl BlobSource {
@@ -97,12 +95,9 @@ impl BlobSource {
             }
             Some(Err(error)) if !error.is_storage() => return Err(error),
             _ => {
-                let whole = ReadPosition {
-                    start: 0,
-                    offset: 0,
-                };
-                let direct = DirectDownload::open(context, &request, whole).await?;
-                (ActiveSource::Upstream(direct), CacheOutcome::Miss)
+                let mut shared = SharedReader::new(context, &request, range);
+                shared.size().await?;
+                (ActiveSource::Upstream(shared), CacheOutcome::Miss)
             }
         };
         let mut source = Self::new(context.clone(), request, active);
@@ -162,24 +157,21 @@ impl BlobSource {
     pub(crate) async fn in_range(mut self, first: u64, end: u64) -> Result<Self, Error> {
         (self.start, self.offset) = (first, first);
         self.end = Some(end);
-        let size = match &self.active {
+        let size = match &mut self.active {
             ActiveSource::Cache(BlobReader::Stored(_)) => None,
             // A failure of this read is ignored, because the first read of the content fails in the
             // same way and handles the failure.
             ActiveSource::Cache(BlobReader::Tail(tail)) => tail.size().await.ok().flatten(),
             ActiveSource::Range(_) => None,
-            ActiveSource::Upstream(direct) => direct.size(),
+            ActiveSource::Upstream(shared) => shared.size().await?,
         };
         self.verified_first = size.is_some_and(|size| end < size && size <= MAX_VERIFIED_FIRST);
         self.is_large_range =
             size.is_some_and(|size| (first > 0 || end < size) && size > MAX_VERIFIED_FIRST);
-        let position = self.position();
         self.active = match self.active {
-            ActiveSource::Upstream(direct) if first > 0 || direct.is_range() => {
-                let (context, request) = (&self.context, &self.request);
-                let part = (position, end, self.verified_first);
-                let direct = direct.part(context, request, part);
-                ActiveSource::Upstream(direct.await?)
+            ActiveSource::Upstream(mut shared) => {
+                shared.select(first..end, !self.is_large_range);
+                ActiveSource::Upstream(shared)
             }
             ActiveSource::Cache(ref reader) => self.read_from(reader.clone()),
             active => active,
@@ -189,11 +181,6 @@ impl BlobSource {
         }
         self.pending_claim = None;
         Ok(self)
-    }
-
-    fn position(&self) -> ReadPosition {
-        let Self { start, offset, .. } = *self;
-        ReadPosition { start, offset }
     }
 
     /// Sets the state of the upstream connections of the fill that this source reads.
@@ -255,8 +242,8 @@ impl BlobSource {
     /// Waits for the size of the blob. `None`: the size is known only at the end of the blob.
     pub(crate) async fn size(&mut self) -> Result<Option<u64>, Error> {
         loop {
-            match &self.active {
-                ActiveSource::Upstream(direct) => return Ok(direct.size()),
+            match &mut self.active {
+                ActiveSource::Upstream(shared) => return shared.size().await,
                 // Only the source of a blob of known size reads a range.
                 ActiveSource::Range(_) => return Ok(self.end),
                 ActiveSource::Cache(reader) => match reader.size().await {
@@ -297,12 +284,11 @@ impl BlobSource {
                         continue;
                     }
                 },
-                ActiveSource::Upstream(direct) => {
-                    let (context, request) = (&self.context, &self.request);
-                    if self.verified_first && !direct.is_verified() {
-                        direct.verify(context, request, left).await?;
+                ActiveSource::Upstream(shared) => {
+                    if self.verified_first && !shared.is_verified() {
+                        shared.verify(left).await?;
                     }
-                    direct.next(context, request, max).await?
+                    shared.next(max).await?
                 }
             };
             self.offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
@@ -318,12 +304,8 @@ impl BlobSource {
         }
         tracing::debug!(digest = %self.request.digest, offset = self.offset, %error, "blob read continues elsewhere");
         let nothing_sent = self.offset == self.start;
-        // Only a fill that the cache does not admit hands over its upstream stream.
-        if !is_not_admitted(&error) {
-            self.handed_over = None;
-        }
         self.active = match error {
-            error if error.is_storage() => self.download_directly().await?,
+            error if error.is_storage() => self.read_shared().await?,
             // The staged bytes of an earlier fill may have been corrupt. The cache has deleted the
             // staged bytes, so another attempt starts from the first byte.
             CacheError::WrongDigest { resumed: true, .. } | CacheError::Restarted
@@ -366,34 +348,25 @@ impl BlobSource {
                 self.set_ranges(claimed.ranges);
                 Ok(self.read_from(claimed.reader))
             }
-            Ok(None) => self.download_directly().await,
-            Err(error) if error.is_storage() => self.download_directly().await,
+            Ok(None) => self.read_shared().await,
+            Err(error) if error.is_storage() => self.read_shared().await,
             Err(error) => Err(error),
         }
     }
 
-    async fn download_directly(&mut self) -> Result<ActiveSource, Error> {
-        let (context, request) = (&self.context, &self.request);
-        let position = self.position();
-        let direct = if let Some(handed_over) = self.handed_over.take()
-            // The fill has ended or ends at once, so this wait is short.
-            && let Ok(handed_over) = handed_over.await
-            && (handed_over.stream.is_range() || DirectDownload::reads_from_start(position.start))
-        {
-            let direct =
-                DirectDownload::handed_over(context, handed_over, request, position.offset);
-            match self.end {
-                Some(end) => {
-                    let part = (position, end, self.verified_first);
-                    direct.part(context, request, part).await?
-                }
-                // `in_range` is called next, if the client requested a range.
-                None => direct,
-            }
-        } else {
-            DirectDownload::open(context, request, position).await?
+    /// Continues with the shared download of the clients of this blob.
+    async fn read_shared(&mut self) -> Result<ActiveSource, Error> {
+        let mut shared = match self.handed_over.take() {
+            Some(shared) => shared,
+            None => SharedReader::new(&self.context, &self.request, self.first_range),
         };
-        Ok(ActiveSource::Upstream(direct))
+        // Otherwise, `in_range` selects the bytes when the size is known.
+        if self.end.is_some() || self.first_range.is_none() {
+            let end = self.end.unwrap_or(u64::MAX);
+            shared.select(self.offset..end, !self.is_large_range);
+        }
+        shared.size().await?;
+        Ok(ActiveSource::Upstream(shared))
     }
 }
 

@@ -7,7 +7,6 @@ use pierhead_cache::{BlobReader, Claim, Fill, StoredBlob};
 use pierhead_host::BackgroundTask;
 use pierhead_remote::RangeSpec;
 use tokio::sync::mpsc::Sender;
-use tokio::sync::oneshot;
 
 use crate::context::RequestContext;
 use crate::error::Error;
@@ -15,11 +14,12 @@ use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::limits::limit::Limit;
 use crate::metrics::CacheOutcome;
 use crate::pull::blob_request::BlobRequest;
-use crate::pull::download::{self, HandedOverStream};
+use crate::pull::download;
 use crate::pull::download_slot;
 use crate::pull::extra_connections::FillDownload;
 use crate::pull::fill_owner::FillOwner;
 use crate::pull::fill_ranges::FillRanges;
+use crate::pull::shared_download::shared_reader::SharedReader;
 
 /// Maximum number of running fills. Each fill holds a staged file open while it waits for a
 /// download slot, and continues after its client has disconnected.
@@ -79,15 +79,15 @@ pub(crate) struct ClaimedBlob {
     pub(crate) outcome: CacheOutcome,
     /// The state of the upstream connections, if a fill runs.
     pub(crate) ranges: Option<Arc<FillRanges>>,
-    /// Receives the upstream stream of the fill that the request started, if the cache does not
-    /// admit the blob.
-    pub(crate) handed_over: Option<oneshot::Receiver<HandedOverStream>>,
+    /// Reads the upstream stream of the fill that the request started, if the cache does not store
+    /// the blob.
+    pub(crate) handed_over: Option<Box<SharedReader>>,
 }
 
 /// Claims the blob for a client. The leader starts the download in a task of its own, which may
 /// hand over its upstream stream. The first upstream request of this download is for `range`, if
-/// there is one. `None` for the reason that [`claim_of`] gives, or if pass-through forbids the
-/// content.
+/// there is one. `None` for the reason that [`claim_of`] gives, if pass-through forbids the
+/// content, or if a shared download without a fill runs.
 pub(crate) async fn claim(
     context: &Arc<RequestContext>,
     request: &BlobRequest,
@@ -135,6 +135,9 @@ pub(crate) async fn claim(
                 handed_over: None,
             })
         }
+        // An earlier fill handed over its stream. One download serves all clients, so this fill ends
+        // before its first request.
+        Some(ClaimResult::Leader(..)) if context.shared_downloads.is_running(request) => None,
         Some(ClaimResult::Leader(fill, reader, owner)) => {
             let permit = match permit {
                 Some(permit) => permit,
@@ -148,11 +151,13 @@ pub(crate) async fn claim(
                 request: request.clone(),
                 ranges: ranges.clone(),
             };
+            let (shared, expected) = SharedReader::expecting(context, request, range);
+            download::start(download, fill, owner, permit, (range, expected));
             Some(ClaimedBlob {
                 reader,
                 outcome: CacheOutcome::Miss,
                 ranges: Some(ranges),
-                handed_over: Some(download::start(download, fill, owner, permit, range)),
+                handed_over: Some(shared),
             })
         }
     })

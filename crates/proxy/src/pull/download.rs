@@ -5,8 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use pierhead_cache::{Claim, Error as CacheError, Fill, StoredBlob};
 use pierhead_host::BackgroundTask;
-use pierhead_remote::{BlobStream, RangeSpec};
-use tokio::sync::oneshot;
+use pierhead_remote::RangeSpec;
 
 use crate::context::RequestContext;
 use crate::error::{is_not_admitted, is_wrong};
@@ -17,6 +16,7 @@ use crate::pull::download_slot;
 use crate::pull::extra_connections::FillDownload;
 use crate::pull::fill_owner::FillOwner;
 use crate::pull::fill_ranges::FillRanges;
+use crate::pull::shared_download::stream_task::ExpectedStream;
 use crate::pull::transfer::{self, FirstRequest};
 
 /// Downloads into `fill` in a background task. If the client disconnects, the download continues.
@@ -26,9 +26,8 @@ pub(crate) fn start(
     fill: Fill,
     owner: FillOwner,
     permit: UpstreamPermit,
-    range: Option<RangeSpec>,
-) -> oneshot::Receiver<HandedOverStream> {
-    let (pass, handed_over) = oneshot::channel();
+    (range, expected): (Option<RangeSpec>, ExpectedStream),
+) {
     let panics = download.context.cache.panics().clone();
     panics.spawn(BackgroundTask::FillOwner, async move {
         // If this task panics, dropping the fill reports an error to its readers. The next request
@@ -39,6 +38,7 @@ pub(crate) fn start(
         let slot = download_slot::acquire_for_fill(context, waiting, permit, &owner).await;
         let mut first = FirstRequest {
             range,
+            expected: Some(expected),
             handed_over: None,
         };
         let fill = (fill, AdmissionMode::IfAdmitted);
@@ -48,26 +48,11 @@ pub(crate) fn start(
             _ = run((&download, &owner), fill, (&slot, &arrived), &mut first) => {}
             () = slot.yield_requested() => {}
         }
-        // The stream is handed over only with a download slot of the client itself. The client
-        // decides how fast it reads, and must not hold the slot of another client.
-        if let Some(stream) = first.handed_over
-            && slot.is_of(&request.client)
-        {
-            slot.set_owner_waiting(true);
-            // The send fails if the client has disconnected.
-            let _ = pass.send(HandedOverStream { stream, slot });
+        if let (Some(stream), Some(expected)) = (first.handed_over, first.expected) {
+            expected.hand_over(stream, slot);
         }
         drop(owner);
     });
-    handed_over
-}
-
-/// The upstream stream of a fill that the cache did not admit: from the first byte of the blob on,
-/// or the range of the client. The client that started the fill continues with this stream, without
-/// a second upstream request.
-pub(crate) struct HandedOverStream {
-    pub(crate) stream: BlobStream,
-    pub(crate) slot: DownloadSlot,
 }
 
 /// Whether the cache may refuse to store the blob.

@@ -10,7 +10,7 @@ use pierhead_cache::{Fill, PieceWriter};
 use pierhead_remote::{BlobStream, Error as RemoteError, RangeSpec};
 
 use crate::context::RequestContext;
-use crate::error::{Error, is_not_admitted};
+use crate::error::Error;
 use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::pull::blob_connection::{BlobConnection, ConnectionRole};
 use crate::pull::blob_request::BlobRequest;
@@ -20,13 +20,17 @@ use crate::pull::extra_connections::{FIRST_PIECE, FillDownload};
 use crate::pull::fill_ranges::PIECE_ALIGNMENT;
 use crate::pull::first_range;
 use crate::pull::front::{self, UpstreamTime};
+use crate::pull::shared_download::stream_task::ExpectedStream;
 
 /// The first upstream request of a fill.
 #[derive(Default)]
 pub(crate) struct FirstRequest {
     /// The range that the client requested. `None`: the request is for the whole blob.
     pub(crate) range: Option<RangeSpec>,
-    /// The upstream stream, if the cache did not admit the blob.
+    /// Takes the upstream stream, if the cache does not store the blob. The clients of the fill wait
+    /// for this decision.
+    pub(crate) expected: Option<ExpectedStream>,
+    /// The upstream stream, if the cache does not store the blob.
     pub(crate) handed_over: Option<BlobStream>,
 }
 
@@ -87,12 +91,13 @@ pub(crate) async fn transfer(
     let piece = match begun {
         Ok(piece) => piece,
         Err(error) => {
-            if is_not_admitted(&error) && (stream.offset() == 0 || stream.is_range()) {
+            if error.is_storage() && (stream.offset() == 0 || stream.is_range()) {
                 first.handed_over = Some(stream);
             }
             return Err(error.into());
         }
     };
+    first.expected = None;
     let time = match piece {
         // The future is boxed because it is large, and because most downloads do not run it.
         Some(piece) => {
