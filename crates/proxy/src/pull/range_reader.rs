@@ -71,6 +71,8 @@ impl RangeReader {
             }
             match self.tail.arrival(offset).await? {
                 Arrival::Readable => return self.tail.read_at(offset, max).await,
+                // Its own download may have failed meanwhile.
+                Arrival::Missing if self.is_passive.load(Ordering::Relaxed) => {}
                 Arrival::Missing => match self.acquire_at_once().await {
                     Some(slot) => self.start_download(offset, slot),
                     None => self.wait_for_slot(offset),

@@ -24,18 +24,19 @@ async fn ranges_arrive_with_one_download_slot() {
 #[tokio::test]
 async fn a_range_that_waits_for_a_slot_has_its_turn() {
     let options = FixtureOptions::default().config(|config| config.limits.downloads = 1);
-    let pair = Pair::start(options, 28 << 20).await;
-    let range = pair.begin(&((8 << 20)..28 << 20)).await;
-    let range = assert_body(range, &pair.bytes[8 << 20..]);
+    let pair = Pair::start(options, 36 << 20).await;
+    let range = pair.begin(&((16 << 20)..36 << 20)).await;
+    let range = assert_body(range, &pair.bytes[16 << 20..]);
     in_time(async { tokio::join!(range, pair.assert_whole()) }).await;
     let ranges = [
-        "bytes=8388608-16777215",
-        "bytes=0-8388607",
         "bytes=16777216-25165823",
-        "bytes=25165824-29360127",
+        "bytes=0-8388607",
+        "bytes=25165824-33554431",
+        "bytes=8388608-16777215",
+        "bytes=33554432-37748735",
     ];
     assert_eq!(pair.ranges(), ranges);
-    assert_eq!(pair.stored().await, 28 << 20);
+    assert_eq!(pair.stored().await, 36 << 20);
 }
 
 #[tokio::test]
