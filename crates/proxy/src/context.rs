@@ -21,6 +21,8 @@ use crate::bundle::pending_images::PendingImages;
 use crate::bundle::plan_slots::PlanSlots;
 use crate::config::Config;
 use crate::error::Error;
+use crate::limits::client_usage::ClientUsage;
+use crate::limits::held_slots::SlotHolder;
 use crate::limits::resource_limits::ResourceLimits;
 use crate::log_dedup::LogDedup;
 use crate::metrics::{CacheOutcome, Metrics};
@@ -188,6 +190,14 @@ impl RequestContext {
             pass_through.record_content(registry, repository, digest);
             let origin = Origin::of(registry).in_repository(repository);
             self.cache.add_origin(digest, origin);
+        }
+    }
+
+    /// Returns the holder of a slot for work that `client` starts at `registry`.
+    pub(crate) fn holder(&self, client: &ClientUsage, registry: &Registry) -> SlotHolder {
+        SlotHolder {
+            client: client.key,
+            is_configured: self.config().is_configured(registry),
         }
     }
 

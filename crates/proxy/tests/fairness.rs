@@ -480,3 +480,27 @@ async fn a_download_without_waiting_clients_yields_and_is_resumed() {
         .collect();
     assert_eq!(ranges, [None, Some("bytes=65536-".parse().unwrap())]);
 }
+
+/// The upstream would send nothing until its time limits, which are longer than this test.
+#[tokio::test]
+async fn a_download_that_only_waits_ends_after_its_client_has_left() {
+    let check = async |fault: Fault| {
+        let slow = FakeRegistry::builder().start().await;
+        slow.inject(fault.on_blobs());
+        let options = FixtureOptions {
+            other_upstreams: vec![("slow.test", slow.url())],
+            header_timeout: Duration::from_secs(60),
+            upstream_timeout: Duration::from_secs(60),
+            ..FixtureOptions::default()
+        };
+        let fixture = options.start().await;
+        let digest = slow.put_blob("app", random_bytes(1, 300_000));
+        let stream = begin(&fixture, 2, &digest, "slow.test").await;
+        eventually(async || slow.gets_of(&digest) == 1).await;
+        assert_eq!(fixture.cache.stat().fills, 1);
+        drop(stream);
+        eventually(async || fixture.cache.stat().fills == 0).await;
+        assert_eq!(slow.gets_of(&digest), 1);
+    };
+    tokio::join!(check(Fault::HangHead), check(Fault::HangBody(100_000)));
+}

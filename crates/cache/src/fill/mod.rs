@@ -119,6 +119,11 @@ impl Fill {
         TailReader::new(self.shared_fill.clone())
     }
 
+    /// Waits until the fill has no reader. A reader may come later. Cancel safe.
+    pub async fn unread(&self) {
+        self.shared_fill.progress.closed().await;
+    }
+
     /// Returns a value that tells whether this fill still has readers.
     pub fn readers(&self) -> Readers {
         Readers::of(&self.shared_fill)

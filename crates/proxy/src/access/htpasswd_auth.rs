@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
-use pierhead_host::{BackgroundTask, Panics};
+use pierhead_host::{BackgroundTask, ClientKey, Panics};
 use pierhead_remote::{FileStamp, KeyedHash, KeyedHasher};
 use pierhead_ttl_cache::TtlCache;
 use tokio::sync::Semaphore;
@@ -21,6 +21,7 @@ use crate::access::htpasswd::Users;
 use crate::access::metrics::{AccessMetrics, AuthResult};
 use crate::access::throttle::Throttle;
 use crate::error::Error;
+use crate::limits::held_slots::SlotHolder;
 use crate::shared_requests::SharedRequests;
 
 /// Minimum interval between two checks of whether the htpasswd file changed. Only a request with
@@ -143,12 +144,16 @@ impl HtpasswdAuth {
         let Some(basic) = Basic::parse(header) else {
             return Err(Error::LoginRequired);
         };
-        let pending = state.shared_requests.join(&keyed_hash, || {
+        let holder = SlotHolder {
+            client: ClientKey::of(address),
+            is_configured: true,
+        };
+        let pending = state.shared_requests.join((&keyed_hash, holder), || {
             let state = state.clone();
             Ok(async move { state.verify(keyed_hash, basic, address).await })
         });
         match pending {
-            Ok(pending) => pending.result().await.unwrap_or(Err(Error::Internal)),
+            Ok(pending) => pending.result().await?,
             Err(limit) => Err(limit.into()),
         }
     }
@@ -424,8 +429,10 @@ mod tests {
         let keyed_hash = state.keyed_hash(&header("ann", "pw"));
         let panicked = state
             .shared_requests
-            .join(&keyed_hash, || Ok(async { panic!("by intent") }));
-        assert!(panicked.unwrap().result().await.is_none());
+            .join((&keyed_hash, SlotHolder::OPERATOR), || {
+                Ok(async { panic!("by intent") })
+            });
+        assert!(panicked.unwrap().result().await.is_err());
         assert_eq!(
             state.panics.counts(),
             [

@@ -144,6 +144,7 @@ mod tests {
     use pierhead_host::BackgroundTask;
 
     use super::*;
+    use crate::limits::held_slots::SlotHolder;
 
     #[tokio::test]
     async fn panics_of_upstream_checks_are_counted() {
@@ -160,8 +161,10 @@ mod tests {
         let panicked = pass_through
             .0
             .shared_requests
-            .join(&keyed_hash, || Ok(async { panic!("by intent") }));
-        assert!(panicked.unwrap().result().await.is_none());
+            .join((&keyed_hash, SlotHolder::OPERATOR), || {
+                Ok(async { panic!("by intent") })
+            });
+        assert!(panicked.unwrap().result().await.is_err());
         assert_eq!(panics.counts(), [(BackgroundTask::SharedRequest, 1)]);
     }
 }

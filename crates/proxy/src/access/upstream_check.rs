@@ -151,16 +151,22 @@ impl AccessCheck<'_> {
         if !is_granted && state.denied.contains(&right) {
             return Err(self.refused(peer));
         }
-        let pending = state.shared_requests.join(&self.key(&right), || {
-            let permit = context.limits.upstream_permit(&peer.client)?;
-            let request =
-                self.upstream_request(context.for_client(credentials), credentials.clone());
-            Ok(async move {
-                let _permit = permit;
-                request.await
-            })
-        });
-        match pending?.result().await.ok_or(Error::Internal)? {
+        let pending = state.shared_requests.join(
+            (
+                &self.key(&right),
+                context.holder(&peer.client, &self.registry),
+            ),
+            || {
+                let permit = context.limits.upstream_permit(&peer.client)?;
+                let request =
+                    self.upstream_request(context.for_client(credentials), credentials.clone());
+                Ok(async move {
+                    let _permit = permit;
+                    request.await
+                })
+            },
+        );
+        match pending?.result().await? {
             Ok(AccessDecision::Granted) => {
                 state.metrics.count(AuthResult::Granted);
                 state.granted.insert(right, ());

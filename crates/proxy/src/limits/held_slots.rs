@@ -28,6 +28,14 @@ pub(crate) struct SlotHolder {
     pub(crate) is_configured: bool,
 }
 
+#[cfg(test)]
+impl SlotHolder {
+    pub(crate) const OPERATOR: Self = Self {
+        client: ClientKey::OPERATOR,
+        is_configured: true,
+    };
+}
+
 #[derive(Clone, Copy)]
 pub(crate) struct SlotBounds {
     pub(crate) all: usize,
@@ -130,6 +138,11 @@ impl HeldSlots {
                 (self.unconfigured).leave_no_share(&client, (capacity, min_share), without)
             });
         is_full.then_some(ReachedBound::All)
+    }
+
+    /// Returns the number of slots that `client` holds.
+    pub(crate) fn held_by(&self, client: &ClientKey) -> usize {
+        self.all.of(client)
     }
 
     /// Returns the slot that yields first: the oldest slot of the client that holds the most slots.

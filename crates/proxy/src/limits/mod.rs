@@ -13,3 +13,4 @@ pub(crate) mod memory;
 pub(crate) mod resource_limits;
 pub(crate) mod share;
 pub(crate) mod weak_table;
+pub(crate) mod work_slots;

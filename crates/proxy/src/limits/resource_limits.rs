@@ -17,6 +17,11 @@ use crate::limits::downloads::{
 use crate::limits::limit::Limit;
 use crate::limits::memory::{Memory, MemoryBounds, MemoryReservation};
 use crate::limits::weak_table::WeakTable;
+use crate::limits::work_slots::WorkSlots;
+
+/// Maximum number of fills that clients started and that run or wait. Each fill holds a staged file
+/// open while it waits for a download slot.
+const MAX_FILLS: usize = 512;
 
 /// Divisor of the response memory: all windows of shared downloads take at most this part of it.
 const WINDOWS_DIVISOR: usize = 4;
@@ -28,6 +33,7 @@ pub(crate) struct ResourceLimits {
     connections: Arc<Connections>,
     pub(crate) downloads: Arc<DownloadSlots>,
     pub(crate) memory: Arc<Memory>,
+    pub(crate) fills: Arc<WorkSlots>,
     /// The usage of operator commands (`cache warm`). Such commands act for no client.
     operator: Arc<ClientUsage>,
     /// The memory of the windows of shared downloads, which belong to no single client.
@@ -44,6 +50,7 @@ impl ResourceLimits {
             connections: Arc::default(),
             downloads: Arc::default(),
             memory: Arc::default(),
+            fills: WorkSlots::new(MAX_FILLS),
         }
     }
 

@@ -27,18 +27,21 @@ impl RequestContext {
         if let Some(error) = self.generation.negative_cache.error(&subject) {
             return Err(error.into());
         }
-        let pending = self.generation.size_requests.join(&subject, || {
-            // The upstream request counts as a request of the client, because each request to a
-            // registry that does not respond holds a socket. The upstream request takes no download
-            // slot, because a short request must not wait for downloads that take minutes.
-            let permit = self.limits.upstream_permit(&request.client)?;
-            let (context, request) = (self.clone(), request.clone());
-            Ok(async move {
-                let _permit = permit;
-                context.request_size(&request).await
-            })
-        });
-        pending?.result().await.ok_or(Error::Internal)?
+        let pending = self.generation.size_requests.join(
+            (&subject, self.holder(&request.client, &request.registry)),
+            || {
+                // The upstream request counts as a request of the client, because each request to a
+                // registry that does not respond holds a socket. The upstream request takes no download
+                // slot, because a short request must not wait for downloads that take minutes.
+                let permit = self.limits.upstream_permit(&request.client)?;
+                let (context, request) = (self.clone(), request.clone());
+                Ok(async move {
+                    let _permit = permit;
+                    context.request_size(&request).await
+                })
+            },
+        );
+        pending?.result().await?
     }
 
     async fn request_size(&self, request: &BlobRequest) -> Result<Option<u64>, Error> {

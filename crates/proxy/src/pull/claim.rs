@@ -12,6 +12,7 @@ use crate::context::RequestContext;
 use crate::error::Error;
 use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::limits::limit::Limit;
+use crate::limits::work_slots::{WorkSlot, WorkState};
 use crate::metrics::CacheOutcome;
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::download;
@@ -20,10 +21,6 @@ use crate::pull::extra_connections::FillDownload;
 use crate::pull::fill_owner::FillOwner;
 use crate::pull::fill_ranges::FillRanges;
 use crate::pull::shared_download::shared_reader::SharedReader;
-
-/// Maximum number of running fills. Each fill holds a staged file open while it waits for a
-/// download slot, and continues after its client has disconnected.
-const MAX_FILLS: u64 = 512;
 
 /// Claims the blob. `None`: a fill of this digest from another registry runs. Only clients of that
 /// registry may wait for the fill or trust its bytes.
@@ -55,6 +52,12 @@ pub(crate) async fn claim_of(
             }
         },
     ))
+}
+
+/// Takes the slot of a fill that the client is about to start.
+fn take_fill_slot(context: &RequestContext, request: &BlobRequest) -> Result<WorkSlot, Limit> {
+    let holder = context.holder(&request.client, &request.registry);
+    context.limits.fills.take(holder, || WorkState::Awaited)
 }
 
 /// How a request gets a blob: from the cache, from the fill of another request, or by a fill of its
@@ -93,14 +96,14 @@ pub(crate) async fn claim(
     request: &BlobRequest,
     range: Option<RangeSpec>,
 ) -> Result<Option<ClaimedBlob>, Error> {
-    if !context.cache.contains(&request.digest) && context.cache.stat().fills >= MAX_FILLS {
-        return Err(Limit::UpstreamRequests.into());
-    }
-    // The permit is acquired before the claim. A follower of a fill that has a download slot
-    // releases the permit at once.
-    let permit = match context.cache.contains(&request.digest) {
-        true => None,
-        false => Some(context.limits.upstream_permit(&request.client)?),
+    // The slot of the fill and the permit are acquired before the claim. A follower releases the
+    // slot at once, and the permit if the fill has a download slot.
+    let (fill_slot, permit) = match context.cache.contains(&request.digest) {
+        true => (None, None),
+        false => {
+            let permit = context.limits.upstream_permit(&request.client)?;
+            (Some(take_fill_slot(context, request)?), Some(permit))
+        }
     };
     Ok(match claim_of(context, request).await? {
         None => None,
@@ -139,12 +142,11 @@ pub(crate) async fn claim(
         // before its first request.
         Some(ClaimResult::Leader(..)) if context.shared_downloads.is_running(request) => None,
         Some(ClaimResult::Leader(fill, reader, owner)) => {
-            let permit = match permit {
-                Some(permit) => permit,
-                // The blob was evicted after the check above. If no permit is free, the fill is
-                // cancelled.
-                None => context.limits.upstream_permit(&request.client)?,
-            };
+            // If the blob was evicted after the check above, there is no slot and no permit. If none
+            // is free, the fill is cancelled.
+            let permit = permit.map_or_else(|| context.limits.upstream_permit(&request.client), Ok);
+            let fill_slot = fill_slot.map_or_else(|| take_fill_slot(context, request), Ok);
+            let slots = (fill_slot?, permit?);
             let ranges = owner.ranges(&fill.pieces());
             let download = FillDownload {
                 context: context.clone(),
@@ -152,7 +154,7 @@ pub(crate) async fn claim(
                 ranges: ranges.clone(),
             };
             let (shared, expected) = SharedReader::expecting(context, request, range);
-            download::start(download, fill, owner, permit, (range, expected));
+            download::start(download, fill, owner, slots, (range, expected));
             Some(ClaimedBlob {
                 reader,
                 outcome: CacheOutcome::Miss,
@@ -161,4 +163,68 @@ pub(crate) async fn claim(
             })
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_oci::{Algorithm, Digest, Registry};
+    use pierhead_testkit::wait;
+
+    use super::*;
+    use crate::pull::fill_fixture::FillFixture;
+
+    fn digest(seed: usize) -> Digest {
+        Digest::of(Algorithm::Sha256, &seed.to_le_bytes())
+    }
+
+    #[tokio::test]
+    async fn a_fill_without_slot_ends_when_its_clients_have_left() {
+        let fixture = FillFixture::start().await;
+        let _slot = fixture.hold_slot().await;
+        let context = &fixture.context;
+        let request = fixture.request(digest(1), 1);
+        let first = claim(context, &request, None).await.unwrap();
+        let other = fixture.request(digest(1), 2);
+        let second = claim(context, &other, None).await.unwrap();
+        drop(first);
+        // The fill continues for its second client.
+        tokio::task::yield_now().await;
+        assert_eq!(context.cache.stat().fills, 1);
+        drop(second);
+        wait::until_async("the end", || context.cache.stat().fills == 0).await;
+        // The client gets all its permits back.
+        let permits: Result<Vec<_>, _> = (0..4)
+            .map(|_| context.limits.upstream_permit(&request.client))
+            .collect();
+        assert!(permits.is_ok());
+    }
+
+    #[tokio::test]
+    async fn fills_of_unconfigured_registries_leave_room_for_other_clients() {
+        let fixture = FillFixture::start().await;
+        let _slot = fixture.hold_slot().await;
+        let context = &fixture.context;
+        let unconfigured: Registry = "slow.test".parse().unwrap();
+        let mut held = Vec::new();
+        // 200 clients start as many fills as they may.
+        for nth in 0..800 {
+            let request = BlobRequest {
+                registry: unconfigured.clone(),
+                ..fixture.request(digest(nth), u8::try_from(nth % 200).unwrap())
+            };
+            held.extend(claim(context, &request, None).await);
+        }
+        assert!(held.len() < 512, "{}", held.len());
+        for last in 200..250 {
+            let request = fixture.request(digest(1000 + usize::from(last)), last);
+            held.push(claim(context, &request, None).await.unwrap());
+        }
+        // A new client of an unconfigured registry gets the slot of a client with several fills.
+        let request = BlobRequest {
+            registry: unconfigured,
+            ..fixture.request(digest(2000), 251)
+        };
+        held.push(claim(context, &request, None).await.unwrap());
+        wait::until_async("the fill that yields", || context.cache.stat().fills <= 512).await;
+    }
 }

@@ -1,7 +1,8 @@
 //! Downloads one blob from the upstream into a fill of the cache, in a task of its own.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use pierhead_cache::{Claim, Error as CacheError, Fill, StoredBlob};
 use pierhead_host::BackgroundTask;
@@ -10,6 +11,7 @@ use pierhead_remote::RangeSpec;
 use crate::context::RequestContext;
 use crate::error::{is_not_admitted, is_wrong};
 use crate::limits::downloads::{DownloadSlot, DownloadWaiters, UpstreamPermit};
+use crate::limits::work_slots::{WorkSlot, WorkState};
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
 use crate::pull::download_slot;
@@ -19,13 +21,18 @@ use crate::pull::fill_ranges::FillRanges;
 use crate::pull::shared_download::stream_task::ExpectedStream;
 use crate::pull::transfer::{self, FirstRequest};
 
-/// Downloads into `fill` in a background task. If the client disconnects, the download continues.
-/// The first upstream request is for `range`, if the client requested a range.
+/// Interval at which a running fill without readers must have received bytes. Otherwise the fill
+/// ends.
+const UNREAD_FILL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Downloads into `fill` in a background task. If all clients of the fill disconnect, a download that
+/// runs continues while bytes arrive, and a download that waits for its slot ends. The first upstream
+/// request is for `range`, if the client requested a range.
 pub(crate) fn start(
     download: FillDownload,
     fill: Fill,
     owner: FillOwner,
-    permit: UpstreamPermit,
+    (fill_slot, permit): (WorkSlot, UpstreamPermit),
     (range, expected): (Option<RangeSpec>, ExpectedStream),
 ) {
     let panics = download.context.cache.panics().clone();
@@ -35,7 +42,16 @@ pub(crate) fn start(
         let (context, request) = (&download.context, &download.request);
         let waiters = DownloadWaiters::readers(fill.readers());
         let waiting = (request, waiters);
-        let slot = download_slot::acquire_for_fill(context, waiting, permit, &owner).await;
+        let slot = tokio::select! {
+            slot = download_slot::acquire_for_fill(context, waiting, permit, &owner) => slot,
+            () = fill.unread() => return end(fill, owner),
+            () = fill_slot.yield_requested() => return end(fill, owner),
+        };
+        let readers = fill.readers();
+        fill_slot.set_state(move || match readers.is_empty() {
+            true => WorkState::Unawaited,
+            false => WorkState::Received,
+        });
         let mut first = FirstRequest {
             range,
             expected: Some(expected),
@@ -47,12 +63,33 @@ pub(crate) fn start(
         tokio::select! {
             _ = run((&download, &owner), fill, (&slot, &arrived), &mut first) => {}
             () = slot.yield_requested() => {}
+            () = fill_slot.yield_requested() => {}
+            () = unread_and_silent(&slot, &arrived) => {}
         }
         if let (Some(stream), Some(expected)) = (first.handed_over, first.expected) {
             expected.hand_over(stream, slot);
         }
         drop(owner);
     });
+}
+
+/// Ends a fill that has no download slot. The owner must outlive the fill.
+fn end(fill: Fill, owner: FillOwner) {
+    drop(fill);
+    drop(owner);
+}
+
+/// Resolves when no client reads the fill and no bytes have arrived for a while.
+async fn unread_and_silent(slot: &DownloadSlot, arrived: &AtomicU64) {
+    let mut before = None;
+    loop {
+        let now = (!slot.has_readers()).then(|| arrived.load(Ordering::Relaxed));
+        if now.is_some() && now == before {
+            return;
+        }
+        before = now;
+        tokio::time::sleep(UNREAD_FILL_INTERVAL).await;
+    }
 }
 
 /// Whether the cache may refuse to store the blob.
@@ -246,13 +283,33 @@ fn record_cache_error(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use bytes::Bytes;
+    use pierhead_oci::{Algorithm, Digest};
     use pierhead_testkit::registry::{Fault, Gate};
 
     use super::*;
     use crate::pull::fill_fixture::FillFixture;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fill_ends_when_no_client_reads_it_and_no_bytes_arrive() {
+        let fixture = FillFixture::start().await;
+        let slot = fixture.hold_slot().await;
+        let request = fixture.request(Digest::of(Algorithm::Sha256, b"a"), 1);
+        let (fill, reader) = fixture.lead_and_read(&request).await;
+        slot.set_readers(fill.readers());
+        let arrived = AtomicU64::new(0);
+        let mut ended = std::pin::pin!(unread_and_silent(&slot, &arrived));
+        let read = tokio::time::timeout(10 * UNREAD_FILL_INTERVAL, &mut ended).await;
+        assert!(read.is_err(), "a client reads the fill");
+        drop(reader);
+        for _ in 0..20 {
+            arrived.fetch_add(1, Ordering::Relaxed);
+            let busy = tokio::time::timeout(UNREAD_FILL_INTERVAL / 2, &mut ended).await;
+            assert!(busy.is_err(), "bytes arrive");
+        }
+        let silent = tokio::time::timeout(10 * UNREAD_FILL_INTERVAL, ended).await;
+        assert!(silent.is_ok(), "the fill only waits");
+    }
 
     #[tokio::test]
     async fn a_restarted_fill_without_readers_yields_its_slot() {

@@ -4,14 +4,16 @@
 use std::sync::Arc;
 
 use pierhead_cache::{BlobReader, Cache, Claim, Fill};
-use pierhead_oci::{Digest, Registry};
+use pierhead_oci::{Algorithm, Digest, Registry};
 use pierhead_remote::{Client, Config as RemoteConfig, Upstream};
 use pierhead_testkit::registry::FakeRegistry;
 
 use crate::config::{Config, Limits};
 use crate::context::RequestContext;
+use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::proxy::Proxy;
 use crate::pull::blob_request::BlobRequest;
+use crate::pull::download_slot;
 use crate::pull::extra_connections::FillDownload;
 use crate::pull::fill_owner::FillOwner;
 
@@ -66,6 +68,18 @@ impl FillFixture {
             digest,
             client: self.context.limits.client([10, 0, 0, last].into()),
         }
+    }
+
+    /// Takes the only download slot.
+    pub(crate) async fn hold_slot(&self) -> DownloadSlot {
+        let context = &self.context;
+        let digest = Digest::of(Algorithm::Sha256, b"the download that holds the slot");
+        let request = BlobRequest {
+            client: context.limits.operator(),
+            ..self.request(digest, 1)
+        };
+        let permit = context.limits.upstream_permit(&request.client).unwrap();
+        download_slot::acquire(context, permit, &request, DownloadWaiters::owner()).await
     }
 
     /// Starts a fill of a blob that is neither stored nor being filled.

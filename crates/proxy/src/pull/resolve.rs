@@ -103,22 +103,25 @@ pub(crate) async fn resolve_unlogged(
         Some(_) => deadline.wait_with_stale(),
         None => deadline.wait_without_stale(),
     };
-    let pending = context.generation.document_requests.join(name, || {
-        let permit = context.limits.upstream_permit(client)?;
-        let (context, name) = (context.clone(), name.clone());
-        Ok(async move {
-            let _permit = permit;
-            refresh(&context, &name).await
-        })
-    });
+    let pending =
+        context
+            .generation
+            .document_requests
+            .join((name, context.holder(client, registry)), || {
+                let permit = context.limits.upstream_permit(client)?;
+                let (context, name) = (context.clone(), name.clone());
+                Ok(async move {
+                    let _permit = permit;
+                    refresh(&context, &name).await
+                })
+            });
     let pending = match pending {
         Ok(pending) => pending,
         Err(limit) => return stale_or(context, name, stale, limit.into()),
     };
     match tokio::time::timeout_at(until, pending.result()).await {
-        Ok(Some(Ok((document, outcome)))) => Ok((document, outcome, None)),
-        Ok(Some(Err(error))) => stale_or(context, name, stale, error),
-        Ok(None) => stale_or(context, name, stale, Error::Internal),
+        Ok(Ok(Ok((document, outcome)))) => Ok((document, outcome, None)),
+        Ok(Ok(Err(error)) | Err(error)) => stale_or(context, name, stale, error),
         Err(_) => stale_or(context, name, stale, deadline.upstream_timeout(registry)),
     }
 }
