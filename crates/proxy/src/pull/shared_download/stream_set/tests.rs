@@ -302,7 +302,7 @@ fn a_client_that_comes_near_the_end_does_not_stop_the_first() {
 /// A reader that does not read is detached after its allowance. Its stream goes on.
 #[test]
 fn a_reader_that_holds_up_another_is_detached() {
-    let mut simulation = Simulation::new(true);
+    let mut simulation = Simulation::new(false);
     let slow = simulation.add_reader(0, SelectedBytes::Whole);
     let fast = simulation.add_reader(1, SelectedBytes::Whole);
     simulation.read(slow, MAX_FRAME_BYTES);
@@ -321,7 +321,7 @@ fn a_reader_that_holds_up_another_is_detached() {
 /// While nobody waits, a stream waits for its slow reader, and downloads nothing twice.
 #[test]
 fn a_slow_reader_alone_stays_attached() {
-    let mut simulation = Simulation::new(true);
+    let mut simulation = Simulation::new(false);
     let slow = simulation.add_reader(0, SelectedBytes::Whole);
     while simulation.readers.contains_key(&slow) {
         simulation.read(slow, MAX_FRAME_BYTES);
