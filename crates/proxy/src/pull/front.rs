@@ -91,7 +91,7 @@ async fn run(
                     if let Some(max) = max
                         && let Some(mut piece) = at_once(pieces.claim_next(max)).await.flatten()
                     {
-                        // If the piece at the front is given up, its bytes come first.
+                        // If the claim at the front is cancelled, its bytes come first.
                         let passed = fill.pass_pieces();
                         let stopped = connection.fill_piece_until(&mut piece, || (), passed);
                         stopped.await?.transpose()?;

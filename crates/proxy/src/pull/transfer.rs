@@ -75,7 +75,7 @@ pub(crate) async fn transfer(
     }
     // An upstream that ignores a range sends the bytes before the front, too.
     let is_front = !stream.is_range() || stream.offset() == fill.offset();
-    let begun = match size {
+    let started = match size {
         Some(size) if !is_front => {
             // A range from the end of a blob may begin within a block of the cache.
             let start = stream.offset().next_multiple_of(PIECE_ALIGNMENT);
@@ -88,7 +88,7 @@ pub(crate) async fn transfer(
         }
         _ => fill.begin(size).await.map(|()| None),
     };
-    let piece = match begun {
+    let piece = match started {
         Ok(piece) => piece,
         Err(error) => {
             if error.is_storage() && (stream.offset() == 0 || stream.is_range()) {
