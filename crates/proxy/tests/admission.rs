@@ -329,7 +329,8 @@ async fn a_range_gets_the_stream_of_its_own_fill_after_another_fill_failed() {
         gate.release();
     };
     let warm = fixture.proxy.warm(&reference, &[], |_| ());
-    let (warmed, got, ()) = in_time(async { tokio::join!(warm, ranged, fails) }).await;
+    let all = Box::pin(async { tokio::join!(warm, ranged, fails) });
+    let (warmed, got, ()) = in_time(all).await;
     assert!(warmed.is_err(), "{warmed:?}");
     assert_eq!((got.status, got.end), (206, End::Clean));
     assert!(got.body == layer.bytes.slice(size - 65536..));
