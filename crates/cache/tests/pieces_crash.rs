@@ -231,7 +231,7 @@ async fn fill_some(
         fill.begin(Some(SIZE)).await?;
     }
     if order == Order::FrontFirst {
-        write_front((&mut fill, &reader), &content, front / 2).await?;
+        write_front((&mut fill, &reader), &content, front).await?;
     }
     write_piece(&fill, &content, piece).await?;
     write_front((&mut fill, &reader), &content, front).await?;
