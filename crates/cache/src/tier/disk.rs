@@ -1,23 +1,21 @@
 //! The disk tier: stores each blob as one file, and commits it with `fsync` and `rename`.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File};
+use std::io::{self, IoSliceMut};
+use std::os::unix::fs::{FileExt, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use pierhead_atomic_file::{self as atomic_file, open_regular_with};
+use pierhead_atomic_file as atomic_file;
 use pierhead_oci::{Algorithm, Digest};
-use rustix::fs::{OFlags, statfs};
+use rustix::fs::statfs;
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::page_cache::is_in_memory;
 
-use super::{Blob, CHUNK, Extent, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
-
-/// Maximum number of pieces in one write. Linux accepts up to 1024 pieces (`IOV_MAX`).
-const MAX_SLICES: usize = 512;
+use super::staged_file::{StagedFile, delete_stray_maps, map_path};
+use super::{Blob, Extent, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 
 /// A change on the disk that is about to happen. [`DiskTier::watched`] reports each change before
 /// it happens.
@@ -69,6 +67,7 @@ impl DiskTier {
         for folder in ["blobs", "staging"] {
             fs::create_dir_all(root.join(folder))?;
         }
+        delete_stray_maps(&root.join("staging"));
         Ok(Self {
             root: root.to_owned(),
             at_once: at_once(root)?,
@@ -87,15 +86,15 @@ impl DiskTier {
         self
     }
 
-    fn step(&self, step: Step<'_>) -> io::Result<()> {
+    pub(super) fn step(&self, step: Step<'_>) -> io::Result<()> {
         self.watch.as_ref().map_or(Ok(()), |watch| watch(step))
     }
 
-    fn staged_path(&self, digest: &Digest) -> PathBuf {
+    pub(super) fn staged_path(&self, digest: &Digest) -> PathBuf {
         self.root.join("staging").join(digest.file_name())
     }
 
-    fn blob_path(&self, digest: &Digest) -> PathBuf {
+    pub(super) fn blob_path(&self, digest: &Digest) -> PathBuf {
         let hex = digest.hex();
         self.root
             .join("blobs")
@@ -104,8 +103,12 @@ impl DiskTier {
             .join(hex)
     }
 
+    pub(super) fn plain_file(&self, file: File) -> Arc<PlainFile> {
+        Arc::new(PlainFile(file, self.at_once))
+    }
+
     /// Creates the folder of a blob, and makes the name of the folder durable.
-    fn make_folder(&self, folder: &Path) -> io::Result<()> {
+    pub(super) fn make_folder(&self, folder: &Path) -> io::Result<()> {
         if folder.is_dir() {
             return Ok(());
         }
@@ -125,7 +128,7 @@ impl DiskTier {
         atomic_file::sync_folder(folder)
     }
 
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
+    pub(super) fn remove_file(&self, path: &Path) -> io::Result<()> {
         self.step(Step::Remove(path))?;
         match fs::remove_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -161,36 +164,16 @@ fn set_aside(folder: &Path) -> io::Result<()> {
 
 impl Tier for DiskTier {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
-        let path = self.staged_path(digest);
-        let mut options = OpenOptions::new();
-        (options.read(true).write(true))
-            .create(true)
-            .truncate(false);
-        let file = open_regular_with(&mut options, OFlags::empty(), &path)?;
-        let found = file.metadata()?.len();
-        // A crash during the commit leaves a staging file with content and trailer. A new fill of
-        // this blob reuses only the content.
-        let content =
-            match Trailer::decode(digest, found, |offset, buf| file.read_exact_at(buf, offset)) {
-                Ok(trailer) => trailer.size(),
-                Err(_) => found,
-            };
-        let kept = content.saturating_sub(1) / CHUNK as u64 * CHUNK as u64;
-        if kept != found {
-            file.set_len(kept)?;
-        }
-        let file = Arc::new(PlainFile(file, self.at_once));
-        Ok(Box::new(StagedFile {
-            tier: self.clone(),
-            digest: *digest,
-            path,
-            file,
-            len: kept,
-        }))
+        Ok(Box::new(StagedFile::open(self, digest)?))
     }
 
     fn discard(&self, digest: &Digest) -> io::Result<()> {
-        self.remove_file(&self.staged_path(digest))
+        let path = self.staged_path(digest);
+        self.remove_file(&path)?;
+        match map_path(&path) {
+            map if map.exists() => self.remove_file(&map),
+            _ => Ok(()),
+        }
     }
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
@@ -247,7 +230,13 @@ impl Tier for DiskTier {
     fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         for (name, path) in files(&self.root.join("staging"))? {
             if let Ok(digest) = Digest::from_file_name(&name) {
-                visit(found(digest, &path));
+                let mut found = found(digest, &path);
+                if map_path(&path).exists() {
+                    // The file has gaps, which take no space.
+                    let blocks = fs::metadata(&path).map_or(0, |about| about.blocks());
+                    found.bytes = found.bytes.min(blocks.saturating_mul(512));
+                }
+                visit(found);
             }
         }
         Ok(())
@@ -323,7 +312,7 @@ fn found(digest: Digest, path: &Path) -> TierEntry {
 }
 
 /// A file of a blob, and the flags for reads that must not wait for the disk.
-struct PlainFile(File, ReadWriteFlags);
+pub(super) struct PlainFile(pub(super) File, ReadWriteFlags);
 
 impl ReadAt for PlainFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -343,88 +332,9 @@ impl ReadAt for PlainFile {
     }
 }
 
-struct StagedFile {
-    tier: DiskTier,
-    digest: Digest,
-    path: PathBuf,
-    file: Arc<PlainFile>,
-    len: u64,
-}
-
-impl Staged for StagedFile {
-    fn size(&self) -> u64 {
-        self.len
-    }
-
-    fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
-        self.tier.step(Step::Write(&self.path))?;
-        for pieces in pieces.chunks(MAX_SLICES) {
-            let mut slices: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
-            let mut rest = &mut slices[..];
-            while rest.iter().any(|slice| !slice.is_empty()) {
-                match rustix::io::pwritev(&self.file.0, rest, self.len) {
-                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                    Ok(written) => {
-                        self.len += written as u64;
-                        IoSlice::advance_slices(&mut rest, written);
-                    }
-                    Err(Errno::INTR) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
-        // The file is opened once more, because Linux reports a failed write of dirty pages once
-        // per open file description. Without a second description, the early sync could consume the
-        // error that the commit needs.
-        let file = File::open(&self.path).ok()?;
-        Some(Box::new(move || {
-            let _ = file.sync_data();
-        }))
-    }
-
-    fn clear(&mut self) -> io::Result<()> {
-        self.tier.step(Step::Write(&self.path))?;
-        self.file.0.set_len(0)?;
-        self.len = 0;
-        Ok(())
-    }
-
-    fn reader(&self) -> Arc<dyn ReadAt> {
-        self.file.clone()
-    }
-
-    fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
-        if trailer.size() != self.len {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "trailer of another content",
-            ));
-        }
-        self.tier.step(Step::Write(&self.path))?;
-        self.file
-            .0
-            .write_all_at(&trailer.encode(&self.digest), self.len)?;
-        let target = self.tier.blob_path(&self.digest);
-        let folder = target.parent().ok_or(io::ErrorKind::InvalidInput)?;
-        self.tier.make_folder(folder)?;
-        let on_step = |step: atomic_file::Step<'_>| self.tier.step(step.into());
-        atomic_file::Options::new()
-            .on_step(&on_step)
-            .publish(&self.file.0, &self.path, &target)?;
-        Ok(Arc::new(BlobFile {
-            file: self.file,
-            trailer,
-        }))
-    }
-}
-
-struct BlobFile {
-    file: Arc<PlainFile>,
-    trailer: Trailer,
+pub(super) struct BlobFile {
+    pub(super) file: Arc<PlainFile>,
+    pub(super) trailer: Trailer,
 }
 
 impl ReadAt for BlobFile {
