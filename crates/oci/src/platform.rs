@@ -39,7 +39,7 @@ impl Platform {
         is_named.then_some(Self {
             os: found.os,
             architecture: found.architecture,
-            variant: found.variant,
+            variant: found.variant.filter(|variant| !variant.is_empty()),
         })
     }
 
@@ -185,6 +185,8 @@ mod tests {
         let arm = of(r#"{"os": "linux", "architecture": "arm", "variant": "v6"}"#);
         let arm = arm.expect("a platform");
         assert_eq!(arm.to_string(), "linux/arm/v6");
+        let empty = of(r#"{"os": "linux", "architecture": "amd64", "variant": ""}"#);
+        assert_eq!(empty.expect("a platform").to_string(), "linux/amd64");
         let runs = |text: &str| text.parse::<Platform>().expect("a platform").runs(&arm);
         assert!(runs("linux/arm/v7") && !runs("linux/arm/v5") && !runs("linux/arm64"));
         for config in [
