@@ -88,7 +88,7 @@ impl UsersFile {
     }
 }
 
-/// Whom an `Authorization` header names.
+/// The user that an `Authorization` header names.
 #[derive(Hash)]
 pub(crate) enum NamedUser {
     /// A user of the file.
@@ -131,7 +131,7 @@ impl HtpasswdAuth {
         !state.is_due() && state.users.load().right.contains(&state.keyed_hash(header))
     }
 
-    /// Returns whom an `Authorization` header names.
+    /// Returns the user that an `Authorization` header names.
     pub(crate) fn named_user(&self, header: &HeaderValue) -> NamedUser {
         let Some(basic) = Basic::parse(header) else {
             return NamedUser::NoBasic;
