@@ -488,7 +488,10 @@ fn a_module_of_the_binary_imports_only_lower_layers() {
     let mut wrong = Vec::new();
     for (layer, name) in LAYERS_OF_BINARY.iter().enumerate() {
         let higher = &LAYERS_OF_BINARY[layer + 1..];
-        let higher: Vec<_> = higher.iter().map(|name| format!("crate::{name}")).collect();
+        let higher = higher.iter().map(|name| format!("crate::{name}"));
+        // A group of imports may have a layer in each of its lines, so no line may begin one.
+        let group = std::iter::once("crate::{".to_owned());
+        let higher: Vec<_> = higher.chain(group).collect();
         let of_layer = product_lines("crates/pierhead/src");
         let of_layer = of_layer.filter(|line| {
             line.path

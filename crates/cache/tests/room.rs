@@ -294,6 +294,40 @@ async fn a_reduced_capacity_evicts_at_once() {
 }
 
 #[tokio::test]
+async fn the_room_counts_each_byte_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = Faulty::new(Arc::new(MemoryTier::default()));
+    tier.set_free(5 * MIB);
+    let mut config = Config::new(folder.path(), 1000 * MIB);
+    config.min_free = 3 * MIB;
+    let faults = tier.clone();
+    let cache = common::open_on(config, tier);
+    assert_eq!(cache.room(), 2 * MIB);
+    let (digest, content) = blob(1, 1_000_000);
+    let (mut fill, _) = lead(&cache, &digest).await;
+    fill.begin(Some(1_000_000)).await.unwrap();
+    assert!(cache.stat().reserved > 0);
+    assert_eq!(
+        cache.room(),
+        2 * MIB,
+        "a reservation takes no bytes of the disk"
+    );
+    fill.write(content).await.unwrap();
+    fill.finish().await.unwrap();
+    let used = cache.stat().used;
+    faults.set_free(5 * MIB - used);
+    assert_eq!(cache.room(), 2 * MIB, "a stored blob is part of the room");
+    faults.set_free(2 * MIB + MIB / 2);
+    assert_eq!(
+        cache.room(),
+        used - MIB / 2,
+        "the disk is below cache.min_free"
+    );
+    faults.set_free(u64::MAX);
+    assert_eq!(cache.room(), 1000 * MIB);
+}
+
+#[tokio::test]
 async fn the_minimum_free_space_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let tier = Faulty::new(Arc::new(MemoryTier::default()));

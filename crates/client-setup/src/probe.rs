@@ -6,7 +6,7 @@ use std::net::{TcpStream, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use rustls::{AlertDescription, ClientConfig, ClientConnection, StreamOwned};
 use rustls_pki_types::ServerName;
 
 use crate::address::Address;
@@ -65,7 +65,11 @@ pub fn probe(
                 return match address.is_tls() {
                     true => {
                         let config = tls().map_err(io::Error::other).map_err(Unreachable::Tls)?;
-                        check_registry(over_tls(stream, address, config)?, address)
+                        match over_tls(stream, address, config) {
+                            // With TLS 1.2, the server demands the certificate in the handshake.
+                            Err(Unreachable::Tls(error)) if demands_certificate(&error) => Ok(()),
+                            stream => check_registry(stream?, address),
+                        }
                     }
                     false => check_registry(stream, address),
                 };
@@ -89,8 +93,25 @@ fn over_tls(
     match connection.complete_io(&mut stream) {
         Ok(_) => Ok(StreamOwned::new(connection, stream)),
         Err(error) if is_no_tls(&error) => Err(Unreachable::NoTls),
+        Err(error) if is_silence(error.kind()) => Err(Unreachable::NoResponse(error)),
         Err(error) => Err(Unreachable::Tls(error)),
     }
+}
+
+/// Whether the server sent nothing, or closed the connection: the cause is not its certificate.
+fn is_silence(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{TimedOut, UnexpectedEof, WouldBlock};
+    matches!(kind, WouldBlock | TimedOut | UnexpectedEof)
+}
+
+/// Whether the server demands a certificate of the client. A container client may have one, but the
+/// probe has none.
+fn demands_certificate(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|it| it.downcast_ref());
+    let Some(rustls::Error::AlertReceived(alert)) = cause else {
+        return false;
+    };
+    matches!(alert, AlertDescription::CertificateRequired)
 }
 
 /// Whether the first bytes of the server are no TLS record.
@@ -99,10 +120,13 @@ fn is_no_tls(error: &io::Error) -> bool {
     matches!(cause, Some(rustls::Error::InvalidMessage(_)))
 }
 
-/// Checks the status of the response. A server that refuses this client with 401 or 403 also counts
-/// as a registry.
+/// Checks the status of the response. A server that refuses this client with 401 or 403, or that
+/// demands a client certificate, also counts as a registry.
 fn check_registry(mut stream: impl Read + Write, address: &Address) -> Result<(), Unreachable> {
     let status = request_status(&mut stream, address.authority());
+    if status.as_ref().is_err_and(demands_certificate) {
+        return Ok(());
+    }
     let status = status.map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof if !address.is_tls() => Unreachable::Closed,
         _ => Unreachable::NoResponse(error),
@@ -133,6 +157,7 @@ mod tests {
     use std::thread;
 
     use rustls::crypto::ring::default_provider;
+    use rustls::server::WebPkiClientVerifier;
     use rustls::{RootCertStore, ServerConfig, ServerConnection};
     use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -200,14 +225,22 @@ mod tests {
     }
 
     /// A registry with TLS. Returns its address and its certificate.
-    fn tls_server(connections: usize) -> (SocketAddr, CertificateDer<'static>) {
+    fn tls_server(connections: usize, is_mutual: bool) -> (SocketAddr, CertificateDer<'static>) {
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]);
         let made = made.expect("a certificate");
         let certificate = made.cert.der().clone();
         let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
         let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()));
         let builder = builder.with_safe_default_protocol_versions();
-        let builder = builder.expect("versions").with_no_client_auth();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.clone()).expect("a certificate");
+        let provider = Arc::new(default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+        let builder = builder.expect("versions");
+        let builder = match is_mutual {
+            true => builder.with_client_cert_verifier(verifier.build().expect("a verifier")),
+            false => builder.with_no_client_auth(),
+        };
         let config = builder.with_single_cert(vec![certificate.clone()], key);
         let config = Arc::new(config.expect("a pair"));
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -228,13 +261,29 @@ mod tests {
 
     #[test]
     fn a_certificate_that_the_client_does_not_trust_is_found() {
-        let (address, certificate) = tls_server(3);
+        let (address, certificate) = tls_server(3, false);
         assert!(probe(&at(address), || Ok(trusting(&[&certificate]))).is_ok());
-        let (_, other) = tls_server(0);
+        let (_, other) = tls_server(0, false);
         for authorities in [&[][..], &[&other]] {
             let found = probe(&at(address), || Ok(trusting(authorities)));
             assert!(matches!(found, Err(Unreachable::Tls(_))), "{found:?}");
         }
+    }
+
+    #[test]
+    fn a_server_that_demands_a_client_certificate_is_reachable() {
+        let (address, certificate) = tls_server(1, true);
+        let found = probe(&at(address), || Ok(trusting(&[&certificate])));
+        assert!(found.is_ok(), "{found:?}");
+    }
+
+    #[test]
+    fn a_silent_server_has_no_wrong_certificate() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let found = probe_plain(&at(address));
+        let is_silent = matches!(found, Err(Unreachable::NoResponse(_)));
+        assert!(is_silent, "{found:?}");
     }
 
     #[test]
@@ -243,7 +292,7 @@ mod tests {
         let https = format!("https://{}", plain.authority());
         let found = probe_plain(&https.parse().expect("an address"));
         assert!(matches!(found, Err(Unreachable::NoTls)), "{found:?}");
-        let (address, _) = tls_server(1);
+        let (address, _) = tls_server(1, false);
         let found = probe_plain(&Address::of_listener(address, false));
         assert!(matches!(found, Err(Unreachable::Closed)), "{found:?}");
     }

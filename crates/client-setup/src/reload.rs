@@ -35,11 +35,11 @@ impl Reload {
         Self::of(client, root, !main.is_empty(), loses_mirrors)
     }
 
-    /// Returns the command that makes a client read its files even if no file has to change, since
-    /// the client may still use its earlier files. `None` if the client reads its files at each
-    /// pull. After an undo, the files have no mirror.
-    pub fn requested(client: Client, root: &ConfigRoot, is_undo: bool) -> Option<Self> {
-        Self::of(client, root, true, is_undo)
+    /// Returns the command that makes a client read its files although a setup has to change no
+    /// file, since the client may still use its earlier files. `None` if the client reads its files
+    /// at each pull.
+    pub fn requested(client: Client, root: &ConfigRoot) -> Option<Self> {
+        Self::of(client, root, true, false)
     }
 
     fn of(client: Client, root: &ConfigRoot, has_main: bool, loses_mirrors: bool) -> Option<Self> {
@@ -233,18 +233,13 @@ mod tests {
     #[test]
     fn a_requested_reload_needs_no_change() {
         let root = ConfigRoot::system(Path::new("/image"));
-        for (client, is_undo, expected) in [
-            (Client::Docker, false, Some("systemctl reload docker")),
-            (Client::Docker, true, Some("systemctl restart docker")),
-            (
-                Client::Containerd,
-                false,
-                Some("systemctl restart containerd"),
-            ),
-            (Client::Crio, true, Some("systemctl reload crio")),
-            (Client::Podman, false, None),
+        for (client, expected) in [
+            (Client::Docker, Some("systemctl reload docker")),
+            (Client::Containerd, Some("systemctl restart containerd")),
+            (Client::Crio, Some("systemctl reload crio")),
+            (Client::Podman, None),
         ] {
-            let found = Reload::requested(client, &root, is_undo);
+            let found = Reload::requested(client, &root);
             let found = found.map(|reload| reload.command_text());
             assert_eq!(found.as_deref(), expected, "{client}");
         }
@@ -253,8 +248,10 @@ mod tests {
     #[test]
     fn without_systemd_the_user_has_to_run_the_same_action() {
         let root = ConfigRoot::system(Path::new("/image"));
-        for (is_undo, expected) in [(false, "reload docker"), (true, "restart docker")] {
-            let reload = Reload::requested(Client::Docker, &root, is_undo).expect("a command");
+        let mirrors = "{\"registry-mirrors\": []}";
+        for (text, expected) in [(mirrors, "reload docker"), ("{}", "restart docker")] {
+            let changes = [change("/etc/docker/daemon.json", Some(text))];
+            let reload = Reload::after(Client::Docker, &root, &changes).expect("a command");
             let reason = reload.without_systemd();
             assert!(reason.contains(expected), "{reason}");
         }

@@ -39,13 +39,18 @@ impl Platform {
         is_named.then_some(Self {
             os: found.os,
             architecture: found.architecture,
-            variant: found.variant,
+            variant: found.variant.filter(|variant| !variant.is_empty()),
         })
     }
 
-    /// Whether a machine of this platform runs images of `offered`.
+    /// Whether a machine of this platform runs an image whose config names `offered`. A config
+    /// without a variant fits each variant, because many images for `arm` v6 name none.
     pub fn runs(&self, offered: &Self) -> bool {
-        self.clone().normalized().distance(offered).is_some()
+        let mut offered = offered.clone();
+        if offered.variant.as_ref().is_none_or(String::is_empty) {
+            offered.variant.clone_from(&self.variant);
+        }
+        self.clone().normalized().distance(&offered).is_some()
     }
 
     /// Chooses the entry for a machine of this platform: the entry with the same variant, or,
@@ -180,8 +185,18 @@ mod tests {
         let arm = of(r#"{"os": "linux", "architecture": "arm", "variant": "v6"}"#);
         let arm = arm.expect("a platform");
         assert_eq!(arm.to_string(), "linux/arm/v6");
+        let empty = of(r#"{"os": "linux", "architecture": "amd64", "variant": ""}"#);
+        assert_eq!(empty.expect("a platform").to_string(), "linux/amd64");
         let runs = |text: &str| text.parse::<Platform>().expect("a platform").runs(&arm);
         assert!(runs("linux/arm/v7") && !runs("linux/arm/v5") && !runs("linux/arm64"));
+        for config in [
+            r#"{"os": "linux", "architecture": "arm"}"#,
+            r#"{"os": "linux", "architecture": "arm", "variant": ""}"#,
+        ] {
+            let any = of(config).expect("a platform");
+            let runs = |text: &str| text.parse::<Platform>().expect("a platform").runs(&any);
+            assert!(runs("linux/arm/v6") && runs("linux/arm/v7") && !runs("linux/arm64"));
+        }
         for none in ["{}", "", r#"{"os": "", "architecture": ""}"#] {
             assert_eq!(of(none), None, "{none}");
         }

@@ -527,6 +527,43 @@ fn an_address_without_a_registry_is_a_warning() {
     assert!(written.exists());
 }
 
+/// Tests that a client is not restarted if the undo finds no setup, since a restart of dockerd stops
+/// containers.
+#[test]
+fn an_undo_without_a_setup_does_not_restart_the_client() {
+    let home = Machine::new(&[
+        (".config/docker/daemon.json", "not JSON"),
+        (
+            "bin/systemctl",
+            "#!/bin/sh\n: > \"${0%/bin/systemctl}/restarted\"\n",
+        ),
+    ]);
+    let executable = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(home.path("bin/systemctl"), executable).expect("executable");
+    for (more, code) in [(["--undo", "--restart"], 0), (["--hold", "--restart"], 1)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
+        command.args([
+            "setup",
+            "docker",
+            "--user",
+            "--yes",
+            "--admin",
+            "127.0.0.1:1",
+        ]);
+        command.args(more).env("HOME", home.path(""));
+        command
+            .env("PATH", home.path("bin"))
+            .env_remove("XDG_CONFIG_HOME")
+            .env_remove("XDG_STATE_HOME");
+        let output = command.output().expect("pierhead runs");
+        let text = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(output.status.code(), Some(code), "{more:?}: {text}");
+        // Without systemd, the attempt to restart is an error.
+        assert!(!text.contains("systemd"), "{more:?}: {text}");
+        assert!(!home.path("restarted").exists(), "{more:?}");
+    }
+}
+
 /// Tests that a file which the user has edited does not prevent the undo of the other files.
 #[test]
 fn an_undo_keeps_an_edited_file_and_restores_the_others() {

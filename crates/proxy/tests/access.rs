@@ -126,6 +126,14 @@ async fn repeated_refusals_of_credentials_have_one_line() {
         "{refused:?}"
     );
     assert!(refused[1].contains(MANIFEST), "{refused:?}");
+    for header in ["Bearer a-token", "Basic !"] {
+        let request = Request::get(MANIFEST).header("authorization", header);
+        assert!(is_refused(&fixture.send(request).await));
+    }
+    let refused = lines.with("login refused");
+    assert_eq!(refused.len(), 3, "{refused:?}");
+    assert!(refused[2].contains("no Basic credentials"), "{refused:?}");
+    assert!(!lines.text().contains("a-token"), "{}", lines.text());
     assert!(!lines.text().contains("s3cret"), "{}", lines.text());
     let fixture = private(FixtureOptions::default()).await;
     fixture.push(1, &[1000]);

@@ -435,6 +435,27 @@ async fn a_deleted_tag_is_removed_from_the_cache() {
 }
 
 #[tokio::test]
+async fn a_deleted_tag_that_cannot_be_removed_has_its_own_line() {
+    let fixture = FixtureOptions::default().always_stale().start().await;
+    fixture.pull(&fixture.push(9, &[10])).await;
+    // A file in the place of the folder of the records makes every removal fail.
+    let records = fixture.data.path().join("names");
+    std::fs::remove_dir_all(&records).unwrap();
+    std::fs::write(&records, "").unwrap();
+    fixture.upstream.untag("app", "1");
+    let lines = pierhead_testkit::log::capture();
+    assert_eq!(fixture.get(MANIFEST).await.status, 404);
+    let found = lines.with("tag not removed");
+    assert_eq!(found.len(), 1, "{}", lines.text());
+    assert!(found[0].contains("app:1"), "{found:?}");
+    assert!(
+        lines.with("manifest not stored").is_empty(),
+        "{}",
+        lines.text()
+    );
+}
+
+#[tokio::test]
 async fn absent_content_is_404_with_one_upstream_request() {
     let fixture = Fixture::start().await;
     let absent = pierhead_testkit::images::digest_of(b"absent");

@@ -28,13 +28,13 @@ pub enum Error {
         /// The registry of the upstream.
         upstream: String,
     },
-    /// The upstream sent 401 or 403. If credentials are configured for the upstream, the request
-    /// used them.
-    #[error("{upstream} {}", denied(*status, *has_credentials, upstream))]
+    /// The upstream sent 401 or 403.
+    #[error("{upstream} {}", denied(*status, *has_credentials))]
     Denied {
         /// The registry of the upstream.
         upstream: String,
-        /// Whether the request used configured credentials.
+        /// Whether pierhead has credentials for the upstream: of its table, of a Docker
+        /// configuration or of a credential helper. A helper that failed gave none.
         has_credentials: bool,
         /// The status code of the response: 401 or 403.
         status: u16,
@@ -122,10 +122,10 @@ pub enum Error {
 }
 
 /// Returns the text of [`Error::Denied`] after the name of the upstream.
-fn denied(status: u16, has_credentials: bool, upstream: &str) -> String {
+fn denied(status: u16, has_credentials: bool) -> String {
     match has_credentials {
         true => format!(
-            "refuses the credentials of [upstreams.\"{upstream}\"] ({status}): check username and password_file, and the rights of this user"
+            "refuses access ({status}): check the credentials that are configured for it, and their rights"
         ),
         false => format!(
             "refuses access ({status}); if the repository is private, configure credentials for it"
@@ -146,5 +146,31 @@ impl Error {
     /// Whether the same request may succeed later.
     pub fn is_retryable(&self) -> bool {
         self.fault() == Fault::Upstream
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_denial_names_no_table_because_credentials_have_several_sources() {
+        let text = |has_credentials| {
+            let upstream = "reg.example".to_owned();
+            let status = 403;
+            let error = Error::Denied {
+                upstream,
+                has_credentials,
+                status,
+            };
+            error.to_string()
+        };
+        let with = text(true);
+        assert!(
+            with.starts_with("reg.example refuses access (403): check"),
+            "{with}"
+        );
+        assert!(!with.contains("[upstreams"), "{with}");
+        assert!(text(false).contains("configure credentials"));
     }
 }

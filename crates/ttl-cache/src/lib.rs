@@ -1,9 +1,9 @@
 //! A cache with a maximum number of entries, in which each entry can expire.
 //!
-//! [`TtlCache`] is one exact LRU list behind one lock. Every operation takes constant time, and
-//! holds the lock for less than a microsecond. The tables of pierhead have at most some thousand
-//! entries, and no warm request without credentials uses them. A concurrent cache such as moka
-//! scales to more cores. But moka evicts entries later, and its clock cannot be set in tests.
+//! [`TtlCache`] is one exact LRU list behind one lock. Every operation holds the lock for a constant
+//! number of steps. Concurrent calls wait for each other. Warm requests call, too: each request for
+//! a cached manifest looks up whether its line was logged. A concurrent cache such as moka scales
+//! to more cores. But moka evicts entries later, and its clock cannot be set in tests.
 //!
 //! Time is tokio's: `tokio::time::pause` and `advance` set the clock of a test.
 
@@ -24,7 +24,10 @@ use tokio::time::Instant;
 /// client that chooses the keys cannot make them collide.
 ///
 /// The memory grows with the number of entries, and a new cache has none. Expired entries stay in
-/// memory until they are the least recently used ones, or until they are read.
+/// memory until they are the least recently used ones, or until a method is called with their key.
+///
+/// Removed, replaced and refused keys and values are dropped without the lock, because a drop may
+/// take long.
 pub struct TtlCache<K, V> {
     entries: Mutex<LruCache<K, Entry<V>, RandomState>>,
     max_entries: usize,
@@ -68,8 +71,7 @@ impl<K: Hash + Eq, V> TtlCache<K, V> {
         if !entry.is_expired() {
             return Some(entry.value.clone());
         }
-        let expired = entries.pop(key);
-        // Values are dropped without the lock, because a drop may take long.
+        let expired = entries.pop_entry(key);
         drop(entries);
         drop(expired);
         None
@@ -82,7 +84,15 @@ impl<K: Hash + Eq, V> TtlCache<K, V> {
         Q: Hash + Eq + ?Sized,
     {
         let mut entries = self.entries.lock();
-        entries.get(key).is_some_and(|entry| !entry.is_expired())
+        match entries.get(key) {
+            None => return false,
+            Some(entry) if !entry.is_expired() => return true,
+            Some(_) => {}
+        }
+        let expired = entries.pop_entry(key);
+        drop(entries);
+        drop(expired);
+        false
     }
 
     /// Inserts an entry with the lifetime of this cache. Replaces an entry with the same key.
@@ -104,22 +114,30 @@ impl<K: Hash + Eq, V> TtlCache<K, V> {
     /// Inserts the entry if the cache does not have the key. Returns whether it was inserted. Of
     /// concurrent calls with one key, exactly one inserts.
     pub fn insert_new(&self, key: K, value: V) -> bool {
-        let mut is_new = false;
-        self.update(key, |current| {
-            is_new = current.is_none();
-            is_new.then_some(value)
-        });
-        is_new
+        let mut entries = self.entries.lock();
+        if entries.get(&key).is_some_and(|entry| !entry.is_expired()) {
+            // The lock ends before the parameters are dropped.
+            return false;
+        }
+        let replaced = entries.push(key, Self::entry(value, self.ttl));
+        let evicted = self.evict(&mut entries);
+        drop(entries);
+        drop((replaced, evicted));
+        true
     }
 
     /// Replaces the value of the key by the value that `change` returns for the current one.
     /// If `change` returns `None`, the entry stays as it is. A new value starts a new lifetime.
     ///
-    /// The cache is locked while `change` runs: it must be short, and must not use this cache.
+    /// The cache is locked while `change` runs, and while the variables that it captured by value
+    /// are dropped. So `change` must be short, and must not use this cache.
     pub fn update(&self, key: K, change: impl FnOnce(Option<&V>) -> Option<V>) {
+        // Declared before the lock, so it is dropped after the lock.
+        let _expired;
         let mut entries = self.entries.lock();
-        let current = entries.get(&key).filter(|entry| !entry.is_expired());
-        let Some(value) = change(current.map(|entry| &entry.value)) else {
+        let is_expired = entries.peek(&key).is_some_and(Entry::is_expired);
+        _expired = is_expired.then(|| entries.pop_entry(&key));
+        let Some(value) = change(entries.get(&key).map(|entry| &entry.value)) else {
             return;
         };
         let replaced = entries.push(key, Self::entry(value, self.ttl));
@@ -134,7 +152,7 @@ impl<K: Hash + Eq, V> TtlCache<K, V> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let removed = self.entries.lock().pop(key);
+        let removed = self.entries.lock().pop_entry(key);
         drop(removed);
     }
 

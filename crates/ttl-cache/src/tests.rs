@@ -1,5 +1,7 @@
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::hash::Hasher;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use proptest::prelude::*;
@@ -22,9 +24,89 @@ async fn an_entry_expires_a_fixed_time_after_its_insertion() {
     );
     assert!(cache.contains(&0));
     advance(MOMENT).await;
-    assert!(!cache.contains(&0));
     assert_eq!(cache.get(&0), None);
     assert!(cache.is_empty(), "a read removes an expired entry");
+    cache.insert_for(0, 'b', Duration::ZERO);
+    assert!(!cache.contains(&0));
+    assert!(cache.is_empty(), "`contains` removes an expired entry");
+    cache.insert_for(0, 'c', Duration::ZERO);
+    cache.update(0, |_| None);
+    assert!(cache.is_empty(), "an update removes an expired entry");
+}
+
+/// A key or value that records whether the cache was locked when it was dropped.
+struct Dropped<'a> {
+    key: u8,
+    cache: &'a OnceLock<TtlCache<Dropped<'a>, Dropped<'a>>>,
+    locked: &'a AtomicUsize,
+    unlocked: &'a AtomicUsize,
+}
+
+impl Drop for Dropped<'_> {
+    fn drop(&mut self) {
+        let Some(cache) = self.cache.get() else {
+            return;
+        };
+        let count = match cache.entries.try_lock() {
+            Some(_) => self.unlocked,
+            None => self.locked,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl PartialEq for Dropped<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+}
+
+impl Eq for Dropped<'_> {}
+
+impl Hash for Dropped<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key.hash(state);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_and_values_are_dropped_without_the_lock() {
+    let [locked, unlocked] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+    // Leaked, because entries of the cache refer to the cache.
+    let (locked, unlocked): (&AtomicUsize, &AtomicUsize) =
+        (Box::leak(Box::new(locked)), Box::leak(Box::new(unlocked)));
+    let cache: &OnceLock<TtlCache<Dropped<'_>, Dropped<'_>>> = Box::leak(Box::default());
+    let new = |key| Dropped {
+        key,
+        cache,
+        locked,
+        unlocked,
+    };
+    let table = cache.get_or_init(|| TtlCache::new(2, None));
+    let expected = |count: usize, step: &str| {
+        assert_eq!(locked.load(Ordering::Relaxed), 0, "{step}");
+        assert_eq!(unlocked.swap(0, Ordering::Relaxed), count, "{step}");
+    };
+    assert!(table.insert_new(new(0), new(0)));
+    expected(0, "a new entry");
+    assert!(!table.insert_new(new(0), new(1)));
+    expected(2, "a refused entry");
+    table.insert(new(0), new(1));
+    expected(2, "a replaced entry");
+    table.insert(new(1), new(1));
+    table.insert_new(new(2), new(2));
+    expected(2, "an evicted entry");
+    let key = new(2);
+    table.remove(&key);
+    expected(2, "a removed entry");
+    table.insert_for(new(2), new(2), Duration::ZERO);
+    assert!(!table.contains(&key));
+    expected(2, "an expired entry");
+    table.insert_for(new(2), new(2), Duration::ZERO);
+    table.update(new(2), |_| None);
+    expected(3, "an expired entry that is not updated");
+    table.clear();
+    expected(2, "a cleared entry");
 }
 
 #[tokio::test(start_paused = true)]
@@ -185,7 +267,11 @@ proptest! {
                         }
                     }
                     Use::Contains(key) => {
-                        prop_assert_eq!(cache.contains(&key), model.used(key).is_some());
+                        let expected = model.used(key).is_some();
+                        prop_assert_eq!(cache.contains(&key), expected);
+                        if !expected {
+                            model.remove(key);
+                        }
                     }
                     Use::Insert(key, value) => {
                         cache.insert(key, value);

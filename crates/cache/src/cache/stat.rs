@@ -56,10 +56,13 @@ impl Cache {
     /// Returns the number of bytes that the cache can hold now: its capacity, or less if the disk has
     /// less room above [`Config::min_free`](crate::Config::min_free).
     pub fn room(&self) -> u64 {
-        let stat = self.stat();
-        let free = self.store.free().saturating_sub(self.store.config.min_free);
-        let own = stat.used + stat.reserved + stat.names;
-        stat.capacity.min(free.saturating_add(own))
+        let free = self.store.free();
+        let state = self.store.state.lock();
+        // Bytes that fills have reserved but not yet written are part of the total and of `free`.
+        let counted_twice = state.pending();
+        let excess = self.store.config.min_free.saturating_add(counted_twice);
+        let on_disk = free.saturating_add(state.total()).saturating_sub(excess);
+        state.capacity.min(on_disk)
     }
 
     /// Returns the policy and the admission filter in use, with their statistics.

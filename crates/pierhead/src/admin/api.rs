@@ -312,7 +312,7 @@ pub(crate) struct Pin {
     /// After a pin of an image of which no platform is completely cached: the number of these
     /// digests whose blob is not in the cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) missing: Option<usize>,
+    pub(crate) missing: Option<u64>,
 }
 
 /// The request body of a prune: the target size.

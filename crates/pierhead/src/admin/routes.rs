@@ -269,10 +269,13 @@ impl Admin {
             .await
             .map_err(|error| fail(StatusCode::INSUFFICIENT_STORAGE, pin_error(error)))?;
         tracing::info!(%image, blobs = digests.len(), "image pinned");
-        let is_missing = |digest: &&Digest| !self.cache.is_stored(digest);
+        let missing = || {
+            let missing = digests.iter().filter(|it| !self.cache.is_stored(it));
+            u64::try_from(missing.count()).unwrap_or(u64::MAX)
+        };
         Ok(json(&Pin {
             image,
-            missing: (!is_complete).then(|| digests.iter().filter(is_missing).count()),
+            missing: (!is_complete).then(missing),
             digests,
         }))
     }

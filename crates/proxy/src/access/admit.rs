@@ -10,6 +10,7 @@ use http::request::Parts;
 use pierhead_oci::Endpoint;
 
 use crate::access::authenticator::Authenticator;
+use crate::access::htpasswd_auth::NamedUser;
 use crate::context::RequestContext;
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -79,7 +80,7 @@ pub(crate) async fn admit_before_body(
 fn log_refused_login(
     context: &RequestContext,
     client: IpAddr,
-    (path, user): (&str, Option<String>),
+    (path, named): (&str, NamedUser),
     error: &Error,
 ) {
     let event = "login refused";
@@ -89,11 +90,12 @@ fn log_refused_login(
         client: Some(client),
         registry: None,
     };
-    let why = match &user {
-        Some(_) => "the password does not match auth.htpasswd",
-        None => "auth.htpasswd does not have this user",
+    let (user, why) = match &named {
+        NamedUser::Known(user) => (Some(user), "the password does not match auth.htpasswd"),
+        NamedUser::Unknown => (None, "auth.htpasswd does not have this user"),
+        NamedUser::NoBasic => (None, "the header Authorization has no Basic credentials"),
     };
-    if context.refusals.is_new(&refusal, &user, &why) {
+    if context.refusals.is_new(&refusal, &named, &why) {
         let status = StatusCode::UNAUTHORIZED.as_u16();
         tracing::info!(user, %client, path, status, error = why, "{event}");
     }
@@ -115,7 +117,7 @@ impl Authenticator {
                     .ok_or(Error::LoginRequired)?;
                 let decision = logins.decide(header, peer.address).await;
                 if let Err(error @ Error::LoginRequired) = &decision {
-                    let subject = (request.uri.path(), logins.known_user(header));
+                    let subject = (request.uri.path(), logins.named_user(header));
                     log_refused_login(context, peer.address, subject, error);
                 }
                 decision

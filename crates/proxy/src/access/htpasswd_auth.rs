@@ -88,6 +88,17 @@ impl UsersFile {
     }
 }
 
+/// The user that an `Authorization` header names.
+#[derive(Hash)]
+pub(crate) enum NamedUser {
+    /// A user of the file.
+    Known(String),
+    /// A user that the file does not have.
+    Unknown,
+    /// Nobody: the header has another scheme, or is malformed.
+    NoBasic,
+}
+
 impl HtpasswdAuth {
     /// Reads the htpasswd file and creates the authenticator. Blocks.
     pub(crate) fn new(
@@ -120,12 +131,16 @@ impl HtpasswdAuth {
         !state.is_due() && state.users.load().right.contains(&state.keyed_hash(header))
     }
 
-    /// Returns the user that these credentials name, if the file has this user.
-    pub(crate) fn known_user(&self, header: &HeaderValue) -> Option<String> {
-        let basic = Basic::parse(header)?;
+    /// Returns the user that an `Authorization` header names.
+    pub(crate) fn named_user(&self, header: &HeaderValue) -> NamedUser {
+        let Some(basic) = Basic::parse(header) else {
+            return NamedUser::NoBasic;
+        };
         let user = basic.user();
-        let is_known = self.0.users.load().users.contains(user);
-        is_known.then(|| user.to_owned())
+        match self.0.users.load().users.contains(user) {
+            true => NamedUser::Known(user.to_owned()),
+            false => NamedUser::Unknown,
+        }
     }
 
     pub(crate) fn recheck_file(&self) {

@@ -353,7 +353,6 @@ impl RequestHandler<'_> {
 
     /// Returns the registry and repository of the request if the access rules allow them.
     fn route(&self, name: &Name) -> Result<(Registry, Repository), Error> {
-        let started = Instant::now();
         let config = self.context.config();
         let (registry, repository) = route(name, self.parts.uri.query(), config)?;
         config
@@ -371,8 +370,7 @@ impl RequestHandler<'_> {
                     let reference = format_args!("{registry}/{repository}{separator}{target}");
                     let client = self.peer.address;
                     let status = respond::status(EndpointKind::Manifest, error).0.as_u16();
-                    let duration_ms = duration_ms(started);
-                    tracing::info!(%reference, %client, status, %error, duration_ms, "pull refused");
+                    tracing::info!(%reference, %client, status, %error, "pull refused");
                 }
             })?;
         Ok((registry, repository))

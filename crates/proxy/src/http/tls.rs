@@ -219,7 +219,9 @@ fn load(files: &Tls) -> io::Result<ServerConfig> {
 /// Reads a certificate chain and a private key by `read`, and checks that they belong together.
 ///
 /// A renewal replaces two files, one after the other, so `read` can return a new certificate with
-/// the old key, or the reverse. Therefore a pair that does not match is read once more.
+/// the old key, or the reverse. Therefore a pair that does not match is read once more, at once.
+/// This helps only if the renewal has ended by then. If it takes longer, a start or a reload fails,
+/// while a running server keeps its pair and reads the files again when they change.
 pub fn certified_key<E>(
     mut read: impl FnMut() -> Result<CertificateAndKey, E>,
 ) -> Result<Result<CertifiedKey, rustls::Error>, E> {

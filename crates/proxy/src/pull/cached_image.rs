@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use pierhead_cache::{BlobStat, Cache, TagKey};
 use pierhead_oci::{Body, Digest, Manifest, MediaType, Platform, Reference, Target};
-use serde::Deserialize;
 
 use crate::pull::manifest::is_distributable;
 
@@ -227,23 +226,10 @@ fn bytes(cache: &Cache, digest: &Digest, max: usize) -> Result<Option<Vec<u8>>, 
     Ok(Some(bytes))
 }
 
-/// The fields of an image's config that name its platform.
-#[derive(Deserialize)]
-struct Config {
-    os: String,
-    architecture: String,
-    variant: Option<String>,
-}
-
 fn platform_of_config(cache: &Cache, manifest: &Manifest) -> Option<Platform> {
     let Body::Image { config, .. } = &manifest.body else {
         return None;
     };
     let bytes = bytes(cache, &config.digest, MAX_CONFIG).ok()??;
-    let config: Config = serde_json::from_slice(&bytes).ok()?;
-    Some(Platform {
-        os: config.os,
-        architecture: config.architecture,
-        variant: config.variant.filter(|it| !it.is_empty()),
-    })
+    Platform::of_config(&bytes)
 }

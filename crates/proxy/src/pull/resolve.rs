@@ -300,7 +300,8 @@ async fn refresh(
             let is_not_found = matches!(error, pierhead_remote::Error::NotFound { .. });
             let error = error.into();
             if is_not_found && !is_retained(context, name, &error) {
-                log_failure(context, name, context.cache.tags().remove(name).await);
+                let removed = context.cache.tags().remove(name).await;
+                log_removal(context, name, removed);
             }
             return Err(error);
         }
@@ -447,18 +448,40 @@ fn log_failure<T>(context: &RequestContext, name: &TagKey, stored: Result<T, Cac
             tracing::debug!(%error, "document served without storing it");
         }
         Err(error) => {
-            let error = Error::from(error);
-            let refusal = Refusal {
-                event: "manifest not stored",
-                cause: error.cause(),
-                client: None,
-                registry: Some(registry_of(name)),
-            };
-            let error = with_sources(&error);
-            if context.refusals.is_new(&refusal, (), &error) {
+            if let Some(error) = new_failure(context, name, "manifest not stored", error) {
                 let image = image_of(name);
                 tracing::warn!(%image, error, "manifest not stored; clients get it from the upstream");
             }
         }
     }
+}
+
+/// Logs a tag that the upstream no longer has and that the cache cannot remove: once for each error
+/// and registry.
+fn log_removal(context: &RequestContext, name: &TagKey, removed: Result<(), CacheError>) {
+    let event = "tag not removed";
+    let error = removed.err();
+    if let Some(error) = error.and_then(|error| new_failure(context, name, event, error)) {
+        let image = image_of(name);
+        tracing::warn!(%image, error, "tag not removed; the cache has it again after a restart");
+    }
+}
+
+/// Returns the text of an error of the cache if its line is not in the log yet.
+fn new_failure(
+    context: &RequestContext,
+    name: &TagKey,
+    event: &'static str,
+    error: CacheError,
+) -> Option<String> {
+    let error = Error::from(error);
+    let refusal = Refusal {
+        event,
+        cause: error.cause(),
+        client: None,
+        registry: Some(registry_of(name)),
+    };
+    let error = with_sources(&error);
+    let is_new = context.refusals.is_new(&refusal, (), &error);
+    is_new.then_some(error)
 }

@@ -182,15 +182,17 @@ where
                 if index > 0 || !failures.0.is_empty() {
                     order[index].metrics.failovers.inc();
                 }
-                let silent = || {
-                    let other = pending.iter().find(|other| **other < index);
-                    let error = format!("no response within {} ms", HEDGE_DELAY.as_millis());
-                    other.map(|other| (*other, error))
-                };
-                if let Some((other, error)) = failed.or_else(silent) {
-                    let (session, other) = (&order[index], order[other].health.address());
-                    let (upstream, address) = (&session.name, session.health.address());
+                let session = &order[index];
+                let (upstream, address) = (&session.name, session.health.address());
+                let slow = pending.iter().find(|other| **other < index);
+                if let Some((other, error)) = failed {
+                    let other = order[other].health.address();
                     tracing::info!(%upstream, %image, failed_address = %other, %address, %error, "another address responded");
+                } else if let Some(other) = slow {
+                    // A slow address causes a line for each request, and has not failed.
+                    let other = order[*other].health.address();
+                    let delay_ms = HEDGE_DELAY.as_millis();
+                    tracing::debug!(%upstream, %image, slow_address = %other, %address, delay_ms, "another address responded first");
                 }
                 return Ok(value);
             }

@@ -166,16 +166,14 @@ async fn the_next_address_serves_when_the_first_one_fails() {
 }
 
 #[tokio::test]
-async fn an_address_that_hangs_is_logged_when_another_one_responds() {
+async fn an_address_that_hangs_is_not_logged_as_failed() {
     let setup = TwoAddresses::start().await;
     setup.mirror.inject(Fault::HangHead.on("*"));
     let lines = pierhead_testkit::log::capture();
     within_timeout(setup.manifest()).await.expect("a manifest");
-    let found = lines.with("another address responded");
-    assert_eq!(found.len(), 1, "{found:?}");
-    let mirror = format!("failed_address={}", setup.mirror.addr());
-    assert!(found[0].contains(&mirror), "{found:?}");
-    assert!(found[0].contains("no response within"), "{found:?}");
+    assert!(!setup.metric("x_failovers_total")[0].ends_with(" 0"));
+    // A slow address causes a line for each request, so the line has the level debug.
+    assert!(lines.with("another address").is_empty(), "{}", lines.text());
 }
 
 /// Each address has its own token server. A token is sent only to the address that demanded it.

@@ -1,10 +1,12 @@
-//! The settings that all parts of one pull share. This module imports no other module of the pull.
+//! The settings that all parts of one pull share. This module imports no other
+//! module of the pull except the report.
 
 use std::num::NonZeroUsize;
 
 use crate::store::{self, Store};
 use pierhead_oci::{Algorithm, Digest, Platform, Reference, Target};
 
+use super::report::PullReport;
 use crate::http::Session;
 use crate::{Error, Progress, Server, registry};
 
@@ -13,6 +15,8 @@ pub(super) struct PullContext<'a> {
     pub(super) server: &'a Server,
     pub(super) image: Reference,
     pub(super) platform: Platform,
+    /// Whether an image of another platform is an error. If not, the report has a warning.
+    pub(super) requires_platform: bool,
     pub(super) store: Store,
     pub(super) connections: Option<NonZeroUsize>,
     pub(super) layers_only: bool,
@@ -57,5 +61,34 @@ impl PullContext<'_> {
             "{} sent another image than {wanted}",
             self.server.url()
         )))
+    }
+    /// Checks that the config of an image names a platform that the wanted platform runs. An image
+    /// of an index was chosen by the platform of its entry, so its config is not checked.
+    /// `is_of_index` is called only if the config names another platform.
+    ///
+    /// # Errors
+    /// [`Error::Image`] if the image is for another platform and the wanted platform is required;
+    /// errors of `is_of_index`.
+    pub(super) fn check_platform(
+        &self,
+        config: &[u8],
+        report: &mut PullReport,
+        is_of_index: impl FnOnce() -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        let offered = Platform::of_config(config).filter(|it| !self.platform.runs(it));
+        let Some(offered) = offered else {
+            return Ok(());
+        };
+        if is_of_index()? {
+            return Ok(());
+        }
+        let why = format!("the image is for {offered}, not for {}", self.platform);
+        if self.requires_platform {
+            return Err(Error::Image(format!("{}: {why}", self.image)));
+        }
+        if !report.warnings.contains(&why) {
+            report.warnings.push(why);
+        }
+        Ok(())
     }
 }

@@ -70,6 +70,7 @@ pub fn pull(
         server,
         image: options.image,
         platform: options.platform,
+        requires_platform: options.requires_platform,
         store: options.store,
         connections: options.connections,
         layers_only: options.layers_only,
@@ -81,13 +82,6 @@ pub fn pull(
         ..PullReport::default()
     };
     let complete = pull_when_free(&context, &mut report)?;
-    // An index has the wanted platform, but a manifest of one image has any platform.
-    if let Some(why) = other_platform(&complete.image().config, &context.platform) {
-        if options.requires_platform {
-            return Err(Error::Image(format!("{}: {why}", context.image)));
-        }
-        report.warnings.push(why);
-    }
     report.digest = complete.image().digest().to_string();
     report.bytes_received = server.received();
     report.seconds = started.elapsed().as_secs_f64();
@@ -116,12 +110,6 @@ pub fn pull(
     Ok(report)
 }
 
-/// Returns a message if the config of an image names a platform that `wanted` does not run.
-fn other_platform(config: &[u8], wanted: &Platform) -> Option<String> {
-    let offered = Platform::of_config(config)?;
-    (!wanted.runs(&offered)).then(|| format!("the image is for {offered}, not for {wanted}"))
-}
-
 /// Pulls the image. If another process pulls the same image into the same store, first waits for
 /// that process, and then reuses the contents that it stored.
 fn pull_when_free(
@@ -147,6 +135,8 @@ fn pull_when_free(
 
 fn pull_once(context: &PullContext<'_>, report: &mut PullReport) -> Result<CompleteImage, Error> {
     if let Some(image) = context.stored_image()? {
+        // The store finds an image by the digest of its manifest, never by that of an index.
+        context.check_platform(&image.config, report, || Ok(false))?;
         report.contents.reused = u64::from(image.toc.visible());
         return Ok(image.into());
     }

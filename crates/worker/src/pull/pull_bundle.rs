@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::store::{Apply, ApplyOutcome, CompleteImage, NewFetch};
 use pierhead_bundle::api::{BundleQuery, Part, Stage};
-use pierhead_bundle::format::UsableContents;
+use pierhead_bundle::format::{Header, UsableContents};
 use pierhead_oci::{Algorithm, Digest, Target};
 use pierhead_toc::FileDigest;
 
@@ -22,7 +22,7 @@ use super::report::{ContentCounts, PullReport};
 use super::request::{BundleResponse, ReadinessWait, request_bundle};
 use super::schedule::FrameSchedule;
 use crate::http::{Request, RetryBackoff, Session};
-use crate::{Error, Unit, request_path};
+use crate::{Error, Unit, registry, request_path};
 
 /// Maximum number of bundles that one pull requests. A pull requests another bundle when the server
 /// has replaced the bundle, or when the bundle cannot be applied.
@@ -84,6 +84,7 @@ impl BundlePull<'_> {
                 Err(reason) => return Ok(BundleOutcome::Unavailable(reason)),
             };
             context.verify_manifest(self.session, &start.header.manifest)?;
+            self.check_platform(&start.header, report)?;
             // The header of the bundle lists those base images of the request that the server has
             // considered.
             let base_images = start.header.base_images.iter();
@@ -193,6 +194,7 @@ impl BundlePull<'_> {
             return Ok(None);
         };
         let frames = |range: &Range<u32>| u64::from(range.end - range.start);
+        self.check_platform(apply.header(), report)?;
         let missing: u64 = apply.missing().iter().map(frames).sum();
         let all = apply.weights().count();
         let records = apply.header().records;
@@ -207,6 +209,16 @@ impl BundlePull<'_> {
             return Ok(None);
         }
         self.finish(&session, &apply, report, total).map(Some)
+    }
+
+    /// Checks the platform of the image of a bundle, as [`PullContext::check_platform`] does. A
+    /// bundle does not tell whether the reference names an index, so the check may ask the server.
+    fn check_platform(&self, header: &Header, report: &mut PullReport) -> Result<(), Error> {
+        let context = self.context;
+        context.check_platform(&header.config, report, || {
+            let image = registry::resolve(self.session, &context.image, &context.platform)?;
+            Ok(image.is_of_index)
+        })
     }
 
     /// Whether the tag still names the image of this bundle. A resumed pull without missing frames

@@ -43,6 +43,7 @@ pub(super) fn pull(
         .store
         .complete(&resolved.digest, context.with_layers)?;
     if let Some(image) = stored {
+        context.check_platform(&image.config, report, || Ok(resolved.is_of_index))?;
         report.contents.reused = u64::from(image.toc.visible());
         return Ok(image);
     }
@@ -53,13 +54,18 @@ pub(super) fn pull(
         let message = format!("the config of {reference} is too large");
         return Err(Error::Image(message));
     }
-    let blobs = || resolved.layers.iter().chain([&resolved.config]);
+    // The config precedes the layers, so that an image of another platform is refused early.
+    let blobs = || std::iter::once(&resolved.config).chain(&resolved.layers);
     let total = blobs().map(|blob| blob.size).sum();
     progress.begin(&reference.to_string(), Unit::Bytes, total);
     let path = |blob: &Descriptor| folder.join(blob.digest.hex());
     for blob in blobs() {
         let mut advance = |bytes| progress.advance(bytes);
         registry::fetch_blob(session, reference, blob, &path(blob), &mut advance)?;
+        if blob.digest == resolved.config.digest {
+            let config = read_config(&path(blob))?;
+            context.check_platform(&config, report, || Ok(resolved.is_of_index))?;
+        }
     }
     let config = read_config(&path(&resolved.config))?;
     let parsed: ImageConfig = serde_json::from_slice(&config)

@@ -30,6 +30,8 @@ const READ_SIZE: usize = 256 << 10;
 
 /// An image manifest with its exact bytes, its config and its layers.
 pub(crate) struct ResolvedImage {
+    /// Whether the manifest was chosen from an index by its platform.
+    pub(crate) is_of_index: bool,
     /// The digest of the image manifest, never of an index.
     pub(crate) digest: Digest,
     pub(crate) manifest: Manifest,
@@ -49,6 +51,7 @@ pub(crate) fn resolve(
     platform: &Platform,
 ) -> Result<ResolvedImage, Error> {
     let first = fetch_manifest(session, image, &image.target)?;
+    let is_of_index = matches!(first.body, Body::Index { .. });
     let chosen = match &first.body {
         Body::Index { manifests, .. } => {
             let entry = first.choose(platform).ok_or_else(|| {
@@ -71,6 +74,7 @@ pub(crate) fn resolve(
     };
     match &chosen.body {
         Body::Image { config, layers, .. } => Ok(ResolvedImage {
+            is_of_index,
             digest: chosen.digest(),
             config: config.clone(),
             layers: layers.clone(),

@@ -218,7 +218,7 @@ fn container_root(pid: u32) -> Result<ImageRoot, Error> {
 }
 
 /// The reason why a recording ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RecordingEnd {
     ProcessEnded,
     Deadline,
@@ -253,13 +253,31 @@ fn wait(
             (is_ready(1), is_ready(2))
         };
         watch.read_pending().map_err(Error::Trace)?;
-        if has_ended {
-            return Ok(RecordingEnd::ProcessEnded);
-        }
-        if is_stopped {
-            return Ok(RecordingEnd::Stopped);
+        if let Some(end) = end_of(has_ended, is_stopped, stop)? {
+            return Ok(end);
         }
     }
+}
+
+/// Returns the reason of the end, or `None` if the recording continues. Ctrl-C also ends the
+/// command, often before `stop` is readable. So the end of the process counts only if `stop` is
+/// still not readable.
+fn end_of(
+    has_ended: bool,
+    is_stopped: bool,
+    stop: Option<BorrowedFd<'_>>,
+) -> Result<Option<RecordingEnd>, Error> {
+    if is_stopped {
+        return Ok(Some(RecordingEnd::Stopped));
+    }
+    if !has_ended {
+        return Ok(None);
+    }
+    let is_stopped = stop.map(process::is_readable).transpose()?;
+    Ok(Some(match is_stopped {
+        Some(true) => RecordingEnd::Stopped,
+        _ => RecordingEnd::ProcessEnded,
+    }))
 }
 
 #[cfg(test)]
@@ -275,6 +293,20 @@ mod tests {
             "{idle}"
         );
         assert!(nothing_opened(None, "/r", took).contains("runs in this root"));
+    }
+
+    #[test]
+    fn a_stopped_recording_is_not_the_end_of_its_command() {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let end = |has_ended, is_stopped| {
+            end_of(has_ended, is_stopped, Some(reader.as_fd())).expect("polled")
+        };
+        assert_eq!(end(false, false), None);
+        assert_eq!(end(true, false), Some(RecordingEnd::ProcessEnded));
+        assert_eq!(end(true, true), Some(RecordingEnd::Stopped));
+        // The pipe becomes readable after the poll that found the end of the command.
+        drop(writer);
+        assert_eq!(end(true, false), Some(RecordingEnd::Stopped));
     }
 
     #[test]

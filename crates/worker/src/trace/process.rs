@@ -55,10 +55,7 @@ impl TracedProcess {
     }
 
     pub(super) fn has_ended(&self) -> Result<bool, Error> {
-        let mut ready = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        let count = poll(&mut ready, Some(&Timespec::default()))
-            .map_err(|error| Error::Trace(error.to_string()))?;
-        Ok(count > 0)
+        is_readable(self.pidfd.as_fd())
     }
 
     /// Returns the exit status of a child process that has ended.
@@ -86,6 +83,14 @@ impl TracedProcess {
         let _ = child.wait();
         Ok(())
     }
+}
+
+/// Whether a descriptor is readable now.
+pub(super) fn is_readable(fd: BorrowedFd<'_>) -> Result<bool, Error> {
+    let mut ready = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let count = poll(&mut ready, Some(&Timespec::default()))
+        .map_err(|error| Error::Trace(error.to_string()))?;
+    Ok(count > 0)
 }
 
 fn open_pidfd(pid: u32) -> rustix::io::Result<OwnedFd> {

@@ -88,7 +88,11 @@ fn json_type(of: &str) -> (String, bool) {
         "String" => "string",
         "Digest" => "digest",
         map if map.starts_with("BTreeMap") => "object of numbers",
-        document => return (format!("`{document}`"), false),
+        document => {
+            let is_document = document.starts_with(|first: char| first.is_ascii_uppercase());
+            assert!(is_document, "the page has no JSON type for {document}");
+            return (format!("`{document}`"), false);
+        }
     };
     (name.to_owned(), false)
 }

@@ -89,8 +89,8 @@ pub(crate) struct SetupArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Reload or restart the client if it reads its files only at its start or reload, even if no
-    /// file has to change [default: only print the command]
+    /// Reload or restart the client if it reads its files only at its start or reload, even if a
+    /// setup has to change no file [default: only print the command]
     #[arg(long, conflicts_with_all = ["dry_run", "root"])]
     pub(crate) restart: bool,
 

@@ -182,7 +182,7 @@ fn set_up(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     }
     if setup.changes().is_empty() {
         note!("no file has to change: the files of {client} already name {address}");
-        return requested_reload(args, root, false);
+        return requested_reload(args, root);
     }
     if !is_confirmed(args, setup.changes())? {
         return Ok(());
@@ -199,7 +199,7 @@ fn undo(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     let lock = lock(args, root)?;
     let Some(undo) = Undo::plan(root, client)? else {
         note!("nothing to undo: pierhead setup has changed no file of {client}");
-        return requested_reload(args, root, true);
+        return Ok(());
     };
     let changes = undo.changes();
     if !changes.is_empty() && !is_confirmed(args, changes)? {
@@ -293,10 +293,10 @@ fn reload(args: &SetupArgs, root: &ConfigRoot, changes: &[Change]) -> anyhow::Re
     run_reload(&reload)
 }
 
-/// With `--restart`, reloads or restarts the client although no file has to change: an earlier run
-/// without `--restart` may have changed the files.
-fn requested_reload(args: &SetupArgs, root: &ConfigRoot, is_undo: bool) -> anyhow::Result<()> {
-    match Reload::requested(args.client.into(), root, is_undo) {
+/// With `--restart`, reloads or restarts the client although the setup has to change no file: an
+/// earlier run without `--restart` may have changed the files.
+fn requested_reload(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
+    match Reload::requested(args.client.into(), root) {
         Some(reload) if args.restart => run_reload(&reload),
         _ => Ok(()),
     }

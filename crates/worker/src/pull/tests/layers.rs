@@ -36,8 +36,14 @@ fn registry_with(
             return refusal("404 Not Found", "UNSUPPORTED");
         }
         if target.contains("/manifests/") {
-            let root = image.root_document();
-            return response("200 OK", &[("content-type", &root.media_type)], &root.bytes);
+            let mut documents = image.documents.iter();
+            let named = documents.find(|document| document.digest.to_string() == name);
+            let found = named.unwrap_or_else(|| image.root_document());
+            return response(
+                "200 OK",
+                &[("content-type", &found.media_type)],
+                &found.bytes,
+            );
         }
         let mut blobs = image.blobs.iter().enumerate();
         match blobs.find(|(_, blob)| blob.digest.to_string() == name) {
@@ -240,6 +246,36 @@ fn an_image_of_another_platform_is_an_error_or_a_warning() {
         matches!(&refused, Error::Image(text) if text.ends_with(why)),
         "{refused}"
     );
+    assert_eq!(requested_blobs(&server), 1, "the config, and no layer");
     let report = pull_into(&server, &store, IMAGE).expect("pulled");
     assert_eq!(report.warnings, [why]);
+    let stored = pull_into(&server, &store, IMAGE).expect("stored");
+    assert_eq!(stored.warnings, [why]);
+}
+
+#[test]
+fn an_image_of_an_index_has_the_platform_of_its_entry() {
+    let mut image = RegistryImage::of_tars("arm64", &[tar(&[("a", b"a")])]);
+    let mut entry = image.root_document().descriptor();
+    entry["platform"] = serde_json::json!({ "os": "linux", "architecture": "amd64" });
+    let index = Document::new(&serde_json::json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [entry],
+    }));
+    image.root = index.digest;
+    image.documents.push(index);
+    let server = registry(image);
+    let store = TempDir::new().expect("a folder");
+    let options = PullOptions {
+        image: IMAGE.parse().expect("a reference"),
+        platform: platform(),
+        requires_platform: true,
+        store: Store::open(store.path(), &[]).expect("a store"),
+        connections: None,
+        layers_only: true,
+        export: None,
+    };
+    let report = pull(&server.server(), options, &NoProgress).expect("pulled");
+    assert!(report.warnings.is_empty(), "{:?}", report.warnings);
 }
