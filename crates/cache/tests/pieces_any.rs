@@ -104,8 +104,8 @@ struct World {
     upstream: Vec<u8>,
     /// The bytes that were fetched, and that the cache has not lost since.
     fetched: Vec<Option<u8>>,
-    /// The bytes as they were fetched last.
-    last: Vec<u8>,
+    /// Whether the right byte and the wrong byte were ever fetched.
+    ever: Vec<[bool; 2]>,
     fill: Option<Fill>,
     tail: TailReader,
     /// A reader of the whole blob, and the number of bytes that it has read.
@@ -148,7 +148,7 @@ impl World {
             folder,
             cache,
             digest,
-            last: content.to_vec(),
+            ever: vec![[false; 2]; usize::try_from(SIZE).unwrap()],
             upstream: content.to_vec(),
             content,
             fetched: vec![None; usize::try_from(SIZE).unwrap()],
@@ -172,7 +172,7 @@ impl World {
         for at in Self::index(&range) {
             let before = self.fetched[at].replace(self.upstream[at]);
             assert!(before.is_none(), "byte {at} is fetched again");
-            self.last[at] = self.upstream[at];
+            self.ever[at][usize::from(self.upstream[at] != self.content[at])] = true;
         }
     }
 
@@ -290,11 +290,14 @@ impl World {
                 Some(Ok(Arrival::Readable)) => {
                     let read = reader.read_at(offset, 100_000).await.unwrap();
                     let range = offset..offset + read.len() as u64;
-                    // A kill can bring pieces back that a fill of unknown size has forgotten.
-                    let is_last = read == self.last[Self::index(&range)];
-                    assert!(is_last, "other bytes in {range:?}");
-                    let fetched = &mut self.fetched[Self::index(&range)];
-                    fetched.copy_from_slice(&read.into_iter().map(Some).collect::<Vec<_>>());
+                    // A kill can bring bytes back that were fetched before the last ones, and pieces
+                    // that a fill of unknown size has forgotten.
+                    for (at, byte) in Self::index(&range).zip(read) {
+                        let is_wrong = usize::from(byte != self.content[at]);
+                        assert!(self.ever[at][is_wrong], "byte {at} was not fetched");
+                        assert!(byte ^ self.content[at] <= 1, "byte {at} is another one");
+                        self.fetched[at] = Some(byte);
+                    }
                     range.end
                 }
                 Some(Err(error)) => panic!("{error}"),
@@ -308,21 +311,33 @@ impl World {
         }
     }
 
-    /// Copies the files as a kill leaves them. A map is copied before the bytes that it names.
+    /// Copies the files as a kill leaves them. The copy takes some time, in which a running claim can
+    /// write its first map and bytes: the copy counts only if the maps are the same before and after.
     fn copy_files(&self) -> tempfile::TempDir {
-        let image = tempfile::tempdir().unwrap();
-        let mut files = common::walk(self.folder.path());
-        files.sort_by_key(|(path, _)| path.extension().is_none());
-        for (path, _) in files {
-            let name = path.strip_prefix(self.folder.path()).unwrap();
-            let copy = image.path().join(name);
-            if !name.starts_with("catalog") {
-                std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
-                // A temporary file may be gone by now.
-                let _ = std::fs::copy(&path, copy);
+        loop {
+            let image = tempfile::tempdir().unwrap();
+            let before = self.maps();
+            for (path, _) in common::walk(self.folder.path()) {
+                let name = path.strip_prefix(self.folder.path()).unwrap();
+                let copy = image.path().join(name);
+                if !name.starts_with("catalog") {
+                    std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
+                    // A temporary file may be gone by now.
+                    let _ = std::fs::copy(&path, copy);
+                }
+            }
+            if before == self.maps() {
+                return image;
             }
         }
-        image
+    }
+
+    /// Returns the contents of all piece maps.
+    fn maps(&self) -> Vec<Vec<u8>> {
+        let files = common::walk(&self.folder.path().join("staging"));
+        let maps = files.into_iter().map(|(path, _)| path);
+        let maps = maps.filter(|path| path.extension().is_some_and(|it| it == "pieces"));
+        maps.filter_map(|path| std::fs::read(path).ok()).collect()
     }
 
     /// Ends the fill, and starts the next one in the same process or in a new one.
