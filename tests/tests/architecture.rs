@@ -308,10 +308,6 @@ const SPAWN_IN: &[(&str, &str)] = &[
         "Panics::watch_future logs and counts the panics of each task of the set",
     ),
     (
-        "crates/proxy/src/pull/extra_connections.rs",
-        "Panics::watch_future logs and counts the panics of each task of the set",
-    ),
-    (
         "crates/proxy/src/pull/warm.rs",
         "Panics::watch_future logs and counts the panics of each task of the set",
     ),

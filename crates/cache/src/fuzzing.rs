@@ -8,7 +8,7 @@ use pierhead_oci::{Algorithm, Digest};
 use crate::origin::Origin;
 use crate::store::record;
 use crate::store::tag_store::TagFile;
-use crate::tier::{CHUNK, Trailer, piece_map as map};
+use crate::tier::{CHUNK, Trailer};
 
 /// Decodes the trailer of a disk-tier file. A trailer that decodes must encode to the same bytes.
 pub fn trailer(file: &[u8]) {
@@ -60,25 +60,6 @@ pub fn record(file: &[u8]) {
     assert_eq!(again.ok(), Some(text));
 }
 
-/// Decodes the piece map of a staged file. Bytes with a wrong checksum get the right one first, so
-/// that the ranges are checked, too. A map that decodes must encode to the same bytes.
-pub fn piece_map(file: &[u8]) {
-    let digest = Digest::of(Algorithm::Sha256, b"pierhead");
-    let mut file = file.to_vec();
-    if map::decode(&digest, &file).is_none()
-        && let Some((body, sum)) = file.split_last_chunk_mut::<4>()
-    {
-        let check = crc32c::crc32c_append(crc32c::crc32c(digest.as_bytes()), body);
-        *sum = check.to_le_bytes();
-    }
-    let Some(ranges) = map::decode(&digest, &file) else {
-        return;
-    };
-    assert!(ranges.iter().all(|range| range.start < range.end));
-    assert!(ranges.is_sorted_by(|one, next| one.end < next.start));
-    assert_eq!(map::encode(&digest, &ranges), file);
-}
-
 #[cfg(test)]
 mod tests {
     use pierhead_testkit::corpus::each;
@@ -86,11 +67,6 @@ mod tests {
     #[test]
     fn trailer() {
         each("trailer", super::trailer);
-    }
-
-    #[test]
-    fn piece_map() {
-        each("piece_map", super::piece_map);
     }
 
     #[test]

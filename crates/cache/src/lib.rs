@@ -44,9 +44,7 @@ pub use cache::{Cache, Claim};
 pub use config::Config;
 pub use error::{Error, SpaceLimit};
 pub use fill::Fill;
-pub use fill::blob_reader::{Arrival, BlobReader, Readers, TailReader};
-pub use fill::piece_writer::PieceWriter;
-pub use fill::pieces::Pieces;
+pub use fill::blob_reader::{BlobReader, Readers, TailReader};
 pub use origin::Origin;
 pub use page_cache::resident;
 /// One request for a blob, as eviction policies see requests. The request has an estimate of the

@@ -30,7 +30,6 @@ use crate::pull::document::Document;
 use crate::pull::download_costs::DownloadCosts;
 use crate::pull::fill_owner::FillOwners;
 use crate::pull::negative_cache::{NegativeCache, Subject};
-use crate::pull::shared_download::SharedDownloads;
 use crate::refusal_log::RefusalLog;
 use crate::shared_requests::SharedRequests;
 
@@ -125,7 +124,6 @@ pub(crate) struct SharedState {
     pub(crate) parsing: Semaphore,
     pub(crate) limits: ResourceLimits,
     pub(crate) fill_owners: FillOwners,
-    pub(crate) shared_downloads: SharedDownloads,
     pub(crate) costs: DownloadCosts,
     /// The bundle server. `None`: the configuration disables bundles, or they are unavailable.
     pub(crate) bundle_server: Option<BundleServer>,

@@ -33,7 +33,6 @@ use crate::pull::cached_image::{CachedImage, Removal};
 use crate::pull::download_costs::DownloadCosts;
 use crate::pull::download_log;
 use crate::pull::fill_owner::FillOwners;
-use crate::pull::shared_download::SharedDownloads;
 use crate::pull::warm::{self, Progress};
 use crate::refusal_log::RefusalLog;
 
@@ -94,7 +93,6 @@ impl Proxy {
             parsing: Semaphore::new(MAX_PARSING),
             limits,
             fill_owners: FillOwners::default(),
-            shared_downloads: SharedDownloads::default(),
             costs: DownloadCosts::default(),
             bundle_server,
             bundle_server_failure: OnceLock::new(),

@@ -22,8 +22,7 @@ use crate::error::Error;
 use crate::fill::Fill;
 use crate::fill::blob_reader::BlobReader;
 use crate::fill::blob_reader::TailReader;
-use crate::fill::fill_queue::Order;
-use crate::fill::shared_fill::SharedFill;
+use crate::fill::shared_fill::{Order, SharedFill};
 use crate::origin::Origin;
 use crate::store::Store;
 use crate::store::catalog::Catalog;
@@ -521,14 +520,11 @@ impl Cache {
             state.is_closed = true;
             state.fills.values().cloned().collect()
         };
-        // All fills end at the same time: each of them may have to sync its staged bytes.
-        for shared_fill in &shared_fills {
+        for shared_fill in shared_fills {
             shared_fill.order(Order::Abandon {
                 why: closing(),
                 keep: true,
             });
-        }
-        for shared_fill in shared_fills {
             let _ = shared_fill.outcome().await;
         }
         let maintenance = self.maintenance.clone();

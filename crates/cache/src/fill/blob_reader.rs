@@ -1,6 +1,5 @@
 //! Readers of blobs. One type reads both committed blobs and blobs whose fill is still running.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -11,8 +10,6 @@ use crate::blob::StoredBlob;
 use crate::blob::buffer::BUFFER;
 use crate::blocking::blocking;
 use crate::error::Error;
-use crate::fill::piece_table::{At, CLAIM_DISTANCE};
-use crate::fill::pieces::Pieces;
 use crate::fill::shared_fill::{Progress, SharedFill};
 use crate::origin::Origin;
 
@@ -32,17 +29,6 @@ pub struct TailReader {
     /// 1 + the generation (number of restarts) of the fill at the last read. 0 before the first
     /// read.
     seen: AtomicU64,
-    /// The range that the client has asked for. `None` for the whole blob.
-    range: Option<Range<u64>>,
-}
-
-/// What [`TailReader::arrival`] waits for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Arrival {
-    /// The byte can be read.
-    Readable,
-    /// Nobody downloads the byte: the caller may claim it.
-    Missing,
 }
 
 impl Clone for TailReader {
@@ -52,7 +38,6 @@ impl Clone for TailReader {
             shared_fill: self.shared_fill.clone(),
             progress: self.progress.clone(),
             seen,
-            range: self.range.clone(),
         }
     }
 }
@@ -63,14 +48,6 @@ impl BlobReader {
         match self {
             Self::Stored(_) => None,
             Self::Tail(tail) => Some(tail.readers()),
-        }
-    }
-
-    /// Returns a handle that claims ranges of the running fill, or `None` for a committed blob.
-    pub fn pieces(&self) -> Option<Pieces> {
-        match self {
-            Self::Stored(_) => None,
-            Self::Tail(tail) => Some(tail.pieces()),
         }
     }
 
@@ -95,19 +72,9 @@ impl BlobReader {
         }
     }
 
-    /// Returns a reader of one range: see [`TailReader::for_range`].
-    #[must_use]
-    pub fn for_range(&self, range: Range<u64>) -> Self {
-        match self {
-            Self::Stored(stored) => Self::Stored(stored.clone()),
-            Self::Tail(tail) => Self::Tail(tail.for_range(range)),
-        }
-    }
-
     /// Reads up to `max` bytes (at most 128 KiB) from `offset`. An empty result means the end of
     /// the content. For a running fill, waits until at least one byte is available. A running fill
-    /// returns its last 64 KiB, and the end, only once the digest matches, except to a reader of a
-    /// range ([`TailReader::for_range`]). Cancel safe. If the bytes
+    /// returns its last piece, and the end, only once the digest matches. Cancel safe. If the bytes
     /// are not in the page cache, a blocking thread reads them.
     ///
     /// # Errors
@@ -152,67 +119,7 @@ impl TailReader {
             shared_fill,
             progress,
             seen: AtomicU64::new(0),
-            range: None,
         }
-    }
-
-    /// Returns a reader for a client that has asked for this range. If the range is not the whole
-    /// blob, the reader returns all its bytes before the digest matches, also the last bytes of the
-    /// blob: the client must check them.
-    #[must_use]
-    pub fn for_range(&self, range: Range<u64>) -> Self {
-        let mut reader = self.clone();
-        reader.range = Some(range);
-        reader
-    }
-
-    /// Returns a handle that claims ranges of this fill.
-    pub fn pieces(&self) -> Pieces {
-        Pieces::of(&self.shared_fill)
-    }
-
-    /// Returns the end of the bytes that this reader may read, once they are staged.
-    fn limit(&self, progress: &Progress) -> u64 {
-        match (progress.size, &self.range) {
-            (Some(Some(size)), Some(range)) if range.start > 0 || range.end < size => size,
-            _ => progress.limit(),
-        }
-    }
-
-    /// Returns the number of bytes from `offset` on that this reader can read.
-    fn available(&self, progress: &Progress, offset: u64) -> u64 {
-        let limit = self.limit(progress);
-        let staged = match offset {
-            _ if offset >= limit => 0,
-            _ if offset < progress.written => progress.written,
-            _ => match self.shared_fill.pieces.table().at(offset, CLAIM_DISTANCE) {
-                At::Staged(end) => end,
-                At::InFlight(_) | At::Gap { .. } => 0,
-            },
-        };
-        staged.min(limit).saturating_sub(offset)
-    }
-
-    /// Waits until the byte at `offset` can be read, or nobody downloads it. In the second case, the
-    /// caller may claim it with [`Pieces::claim`]; if another reader was faster, the claim fails and
-    /// the caller waits again. A byte that is less than 128 KiB ahead of a running download counts
-    /// as downloaded. Where claims are impossible, waits until the byte can be read. Cancel safe.
-    ///
-    /// # Errors
-    /// The error that ended the fill.
-    pub async fn arrival(&self, offset: u64) -> Result<Arrival, Error> {
-        self.wait(|progress| {
-            if progress.verified || self.available(progress, offset) > 0 {
-                return Some(Arrival::Readable);
-            }
-            if offset >= self.limit(progress) {
-                return None;
-            }
-            let table = self.shared_fill.pieces.table();
-            let is_gap = matches!(table.at(offset, CLAIM_DISTANCE), At::Gap { .. });
-            (is_gap && table.is_claimable()).then_some(Arrival::Missing)
-        })
-        .await
     }
 
     /// Waits until `ready` returns a value. Returns the error of the fill if the fill fails first.
@@ -250,7 +157,7 @@ impl TailReader {
     pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
         let (generation, available) = self
             .wait(|progress| {
-                let available = self.available(progress, offset);
+                let available = progress.visible().saturating_sub(offset);
                 (available > 0 || progress.verified || max == 0)
                     .then_some((progress.generation, available))
             })

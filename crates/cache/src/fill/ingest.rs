@@ -14,9 +14,8 @@ use crate::blob::buffer::BUFFER;
 use crate::blob::open_blob::BlobOwner as _;
 use crate::clock::now;
 use crate::error::Error;
-use crate::fill::fill_queue::{FillWorker, Order, Work};
 use crate::fill::reservation;
-use crate::fill::shared_fill::{SharedFill, fill_ended};
+use crate::fill::shared_fill::{FillWorker, Order, SharedFill, Work, fill_ended};
 use crate::origin::Origin;
 use crate::store::Store;
 use crate::store::blocks::blocks;
@@ -32,6 +31,15 @@ const BATCH_BYTES: usize = 256 * 1024;
 /// commit of a large blob waits only for the last bytes, and a fast fill does not fill the memory
 /// with pages that are not on the disk.
 const EARLY_SYNC_INTERVAL: u64 = 32 << 20;
+
+/// The only permit for an early sync ([`Store::syncing`]). Dropping this value releases the permit.
+struct SyncPermit(Arc<Store>);
+
+impl Drop for SyncPermit {
+    fn drop(&mut self) {
+        self.0.syncing.store(false, Ordering::Relaxed);
+    }
+}
 
 fn hasher(shared_fill: &SharedFill) -> Hasher {
     Hasher::new(shared_fill.digest.algorithm())
@@ -109,11 +117,6 @@ impl FillWorker for Ingest {
                         return self.fail(&shared_fill, error, false);
                     }
                 }
-                Work::CatchUp => {
-                    if let Err(error) = self.catch_up(&shared_fill) {
-                        return self.fail(&shared_fill, error, false);
-                    }
-                }
                 Work::Order(Order::Clear) => {
                     if let Err(error) = self.clear(&shared_fill) {
                         return self.fail(&shared_fill, error, false);
@@ -142,7 +145,7 @@ impl Ingest {
             hasher: hasher(shared_fill),
             sums: Sums::default(),
             hashed: 0,
-            resumed: staged.size() > 0 || !staged.ahead().is_empty(),
+            resumed: staged.size() > 0,
             has_origin: staged.size() > 0,
             unsynced: 0,
             staged,
@@ -152,44 +155,23 @@ impl Ingest {
     /// Reads and hashes the bytes that an earlier fill staged, unless the leader has ordered the
     /// worker to delete them.
     fn rehash(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
-        self.hash_until(shared_fill, self.staged.size())
-    }
-
-    /// Hashes the pieces at the end of the prefix, which claims have written.
-    fn catch_up(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
-        loop {
-            let end = shared_fill.pieces.table().advance(self.hashed);
-            let Some(end) = end.filter(|_| !shared_fill.is_interrupted()) else {
-                shared_fill.pieces.changed.notify_waiters();
-                return Ok(());
-            };
-            self.hash_until(shared_fill, end)?;
-        }
-    }
-
-    /// Reads and hashes staged bytes up to `end`. Stops early when the leader deletes the bytes.
-    fn hash_until(&mut self, shared_fill: &SharedFill, end: u64) -> Result<(), Error> {
-        if self.hashed == end {
+        let len = self.staged.size();
+        if self.hashed == len {
             return Ok(());
         }
-        let failed = |error| {
-            self.store
-                .staged_error("read again", &shared_fill.digest, error)
-        };
         let mut buffer = self.store.pool.take(BUFFER);
-        while self.hashed < end && !shared_fill.is_interrupted() {
-            let now = usize::try_from(end - self.hashed)
+        while self.hashed < len && !shared_fill.is_interrupted() {
+            let now = usize::try_from(len - self.hashed)
                 .unwrap_or(BUFFER)
                 .min(BUFFER);
             let bytes = &mut buffer.as_mut()[..now];
-            self.reader.read_at(self.hashed, bytes).map_err(failed)?;
+            self.reader.read_at(self.hashed, bytes).map_err(|error| {
+                self.store
+                    .staged_error("read again", &shared_fill.digest, error)
+            })?;
             self.sums.update(self.hashed, bytes);
             self.hasher.update(bytes);
             self.hashed += now as u64;
-            let written_by_claims = self.hashed.saturating_sub(self.staged.size());
-            if written_by_claims > 0 {
-                self.staged.advance(written_by_claims).map_err(failed)?;
-            }
             self.show(shared_fill);
         }
         Ok(())
@@ -207,7 +189,7 @@ impl Ingest {
             rest = later;
             self.take_batch(shared_fill, batch, bytes)?;
         }
-        self.catch_up(shared_fill)
+        Ok(())
     }
 
     fn take_batch(
@@ -220,13 +202,12 @@ impl Ingest {
         let size = self.staged.size() + len;
         self.store.check_room(size, 0)?;
         self.store.spend(shared_fill, len)?;
-        reservation::extend_by(&self.store, shared_fill, len)?;
+        reservation::extend(&self.store, shared_fill, Store::need(size, None))?;
         self.record_origin(shared_fill, size)?;
         let slices: Vec<&[u8]> = batch.iter().map(|piece| &piece[..]).collect();
         self.staged
             .write(&slices)
             .map_err(|error| self.store.staged_error("write", &shared_fill.digest, error))?;
-        shared_fill.staged.fetch_add(len, Ordering::Relaxed);
         let mut position = self.hashed;
         self.hashed += len;
         // The bytes become visible before they are hashed, so that readers can continue on other
@@ -240,7 +221,6 @@ impl Ingest {
         }
         self.store.metrics.written_bytes.inc_by(len);
         shared_fill.count_written(bytes);
-        shared_fill.count_unrecorded(len);
         Ok(())
     }
 
@@ -270,9 +250,11 @@ impl Ingest {
         if self.unsynced < enough {
             return;
         }
-        let Ok(permit) = self.store.syncing.clone().try_acquire_owned() else {
+        if self.store.syncing.swap(true, Ordering::Relaxed) {
             return;
-        };
+        }
+        // Dropping the value releases the permit, even when the work panics or never runs.
+        let permit = SyncPermit(self.store.clone());
         self.unsynced = 0;
         if let Some(sync) = self.staged.early_sync() {
             let watch = self
@@ -290,19 +272,19 @@ impl Ingest {
     }
 
     fn show(&self, shared_fill: &SharedFill) {
-        shared_fill.pieces.table().advance(self.hashed);
+        shared_fill.staged.store(self.hashed, Ordering::Relaxed);
         shared_fill
             .progress
             .send_modify(|progress| progress.written = self.hashed);
     }
 
     fn clear(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
-        let cleared = shared_fill.pieces.restart(|| self.staged.clear());
-        cleared.map_err(|error| self.store.staged_error("empty", &shared_fill.digest, error))?;
+        self.staged
+            .clear()
+            .map_err(|error| self.store.staged_error("empty", &shared_fill.digest, error))?;
         (self.hasher, self.sums) = (hasher(shared_fill), Sums::default());
         (self.hashed, self.resumed) = (0, false);
         shared_fill.staged.store(0, Ordering::Relaxed);
-        *shared_fill.granted.lock() = 0;
         shared_fill.progress.send_modify(|progress| {
             progress.generation += 1;
             progress.size = None;
@@ -317,11 +299,6 @@ impl Ingest {
         media_type: Option<MediaType>,
         origin: Origin,
     ) {
-        if let Err(error) = self.catch_up(&shared_fill) {
-            return self.fail(&shared_fill, error, false);
-        }
-        // No claim is left, since every byte is hashed. A record of the pieces may still run.
-        shared_fill.pieces.close();
         let actual = self.hasher.clone().finish();
         if actual != shared_fill.digest {
             let error = Error::WrongDigest {
@@ -355,7 +332,6 @@ impl Ingest {
             tracing::warn!(digest = %shared_fill.digest, %error, "cannot commit a verified fill");
             self.store.end_fill(&shared_fill, None);
         }
-        shared_fill.clear_on_failure();
         // The worker drops its handles first: when callers learn the outcome, only readers may have
         // handles of the blob.
         let progress = shared_fill.progress.clone();
@@ -366,12 +342,9 @@ impl Ingest {
     fn fail(self: Box<Self>, shared_fill: &Arc<SharedFill>, mut error: Error, keep: bool) {
         // If the disk is full, the partial file must be deleted before the fill is closed.
         shared_fill.close();
-        let len = self.staged.size() + shared_fill.pieces.table().bytes_ahead();
-        let keep = keep && len > 0;
-        if keep {
-            shared_fill.record();
-        }
+        let len = self.staged.size();
         drop(self.staged);
+        let keep = keep && len > 0;
         if !keep && let Err(source) = self.store.tier.discard(&shared_fill.digest) {
             tracing::warn!(digest = %shared_fill.digest, error = %source, "cannot delete a failed fill");
             if !matches!(source.kind(), io::ErrorKind::NotFound) && !error.is_storage() {

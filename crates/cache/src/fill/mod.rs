@@ -2,18 +2,10 @@
 //! and commits it, while the followers of the fill read the bytes.
 
 pub(crate) mod blob_reader;
-pub(crate) mod fill_pieces;
-pub(crate) mod fill_queue;
 mod ingest;
-pub(crate) mod piece_table;
-pub(crate) mod piece_writer;
-pub(crate) mod pieces;
-mod range_set;
-mod recorder;
 mod reservation;
 pub(crate) mod shared_fill;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -25,12 +17,8 @@ use crate::blocking::blocking;
 use crate::error::Error;
 use crate::fill::blob_reader::Readers;
 use crate::fill::blob_reader::TailReader;
-use crate::fill::fill_queue::Order;
 use crate::fill::ingest::Ingest;
-use crate::fill::piece_table::CLAIM_DISTANCE;
-use crate::fill::piece_writer::PieceWriter;
-use crate::fill::pieces::Pieces;
-use crate::fill::shared_fill::{SharedFill, Terms};
+use crate::fill::shared_fill::{Order, SharedFill, Terms};
 use crate::origin::Origin;
 use crate::store::Store;
 use crate::store::small_blobs::MAX_SMALL_BLOB;
@@ -56,6 +44,7 @@ pub struct Fill {
     /// blob.
     origin: Origin,
     offset: u64,
+    position: u64,
     size: Option<u64>,
     terms: Terms,
     is_ended: bool,
@@ -84,7 +73,6 @@ impl Fill {
         match store.stage(&shared_fill.digest, shared_fill.origin) {
             Ok((staged, reserved)) => {
                 shared_fill.set_staged(&*staged, reserved);
-                shared_fill.pieces.open(store.clone(), &*staged);
                 let fill = Self::new(store.clone(), shared_fill.clone(), staged.size());
                 let ingest = Ingest::new(store.clone(), shared_fill, staged);
                 shared_fill.start(Box::new(ingest));
@@ -108,6 +96,7 @@ impl Fill {
             shared_fill,
             media_type: None,
             offset,
+            position: offset,
             size: None,
             terms: Terms::default(),
             is_ended: false,
@@ -174,64 +163,18 @@ impl Fill {
     /// the blob from the upstream. [`Error::WrongSize`] when more bytes than `size` are staged.
     /// After each of these errors, the fill has ended.
     pub async fn begin(&mut self, size: Option<u64>) -> Result<(), Error> {
-        self.announce(size).await?;
-        let forgotten = self.shared_fill.pieces.table().set_size(size);
-        self.shared_fill.forget_staged(forgotten);
-        self.show_size();
-        Ok(())
-    }
-
-    /// As [`Fill::begin`], for a leader whose first stream brings `range` instead of the front.
-    /// Claims the range as [`Pieces::claim`] does, before any reader can claim bytes of it. Nobody
-    /// downloads the bytes of the front until the leader calls [`Fill::front`], so readers may claim
-    /// them until then.
-    ///
-    /// # Errors
-    /// The same errors as [`Fill::begin`].
-    pub async fn begin_with_range(
-        &mut self,
-        size: u64,
-        range: Range<u64>,
-    ) -> Result<Option<PieceWriter>, Error> {
-        self.announce(Some(size)).await?;
-        let claim = {
-            let mut table = self.shared_fill.pieces.table();
-            table.set_size(Some(size));
-            table.claim_before_front(range, CLAIM_DISTANCE)
-        };
-        self.show_size();
-        Ok(claim.map(|key| PieceWriter::new(self.shared_fill.clone(), key)))
-    }
-
-    /// Whether ranges of this fill can be claimed, if the upstream states the size and sends ranges.
-    /// Some media can only append: then a request for a range ahead of [`Fill::offset`] is in vain.
-    /// Known before [`Fill::begin`].
-    pub fn takes_pieces(&self) -> bool {
-        self.shared_fill.pieces.is_possible()
-    }
-
-    /// Shows the announced size to the readers.
-    fn show_size(&self) {
-        let size = Some(self.size);
-        self.shared_fill
-            .progress
-            .send_modify(|progress| progress.size = size);
-    }
-
-    async fn announce(&mut self, size: Option<u64>) -> Result<(), Error> {
-        let staged = self.shared_fill.pieces.table().end();
         if let Some(expected) = size
-            && expected < staged
+            && expected < self.position
         {
             let error = Error::WrongSize {
                 digest: self.digest(),
                 expected,
-                actual: staged,
+                actual: self.position,
             };
             return Err(self.fail(error).await);
         }
         let (store, shared_fill) = (self.store.clone(), self.shared_fill.clone());
-        let need = Store::need(size.unwrap_or(staged), self.media_type.as_ref());
+        let need = Store::need(size.unwrap_or(self.position), self.media_type.as_ref());
         let mut terms = self.terms;
         terms.small = self.media_type.is_some() || size.is_some_and(|size| size <= MAX_SMALL_BLOB);
         let reserved =
@@ -239,10 +182,13 @@ impl Fill {
         if let Err(error) = reserved {
             // The blob may be admitted tomorrow, when the daily write budget starts anew. Therefore
             // the staged bytes are kept, and a later fill can resume them.
-            let keep = matches!(error, Error::NotAdmitted { .. }) && staged > 0;
+            let keep = matches!(error, Error::NotAdmitted { .. }) && self.position > 0;
             return Err(self.end(error, keep).await);
         }
         self.size = size;
+        self.shared_fill
+            .progress
+            .send_modify(|progress| progress.size = Some(size));
         Ok(())
     }
 
@@ -262,53 +208,12 @@ impl Fill {
         if !cleared.is_ok_and(|progress| progress.outcome.is_none()) {
             return Err(self.shared_fill.failure().await);
         }
-        (self.offset, self.size) = (0, None);
+        (self.offset, self.position, self.size) = (0, 0, None);
         Ok(())
     }
 
-    /// Returns a handle with which any task claims ranges of this fill.
-    pub fn pieces(&self) -> Pieces {
-        Pieces::of(&self.shared_fill)
-    }
-
-    /// Returns the bytes that the front stream writes next, with [`Fill::write`]: from its position
-    /// to the first byte that is staged or claimed, or to the end of the blob. `u64::MAX` stands for
-    /// an unknown end. A new claim ahead of the position moves the end. At the end, the leader stops
-    /// the stream and calls [`Fill::pass_pieces`].
-    ///
-    /// If the result is not empty, its first 128 KiB count as on their way from now on, so that no
-    /// reader claims them. The leader calls this before each request.
-    pub fn front(&self) -> Range<u64> {
-        self.shared_fill.pieces.table().start_front()
-    }
-
-    /// Waits until the pieces at the position of the front stream are complete and hashed, or given
-    /// up. Moves the position to the next gap, or to the end of the blob. Cancel safe.
-    ///
-    /// # Errors
-    /// The error that ended the fill.
-    pub async fn pass_pieces(&mut self) -> Result<(), Error> {
-        loop {
-            let changed = self.shared_fill.pieces.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            {
-                let mut table = self.shared_fill.pieces.table();
-                if table.pass_pieces() {
-                    return Ok(());
-                }
-                if table.is_ended() {
-                    break;
-                }
-            }
-            changed.await;
-        }
-        Err(self.shared_fill.failure().await)
-    }
-
-    /// Queues the next bytes of the content for the disk and returns. Ignores bytes beyond the end of
-    /// [`Fill::front`]. At most 1 MiB is queued; if the queue is full, waits. Cancel safe: a
-    /// cancelled call has queued nothing.
+    /// Queues the next bytes of the content for the disk and returns. At most 1 MiB is queued; if
+    /// the queue is full, waits. Cancel safe: a cancelled call has queued nothing.
     ///
     /// # Errors
     /// [`Error::WrongSize`] when more bytes than announced were written. Also [`Error::Io`],
@@ -317,10 +222,20 @@ impl Fill {
         if bytes.is_empty() {
             return Ok(());
         }
-        match self.shared_fill.push(bytes).await {
-            Err(error @ Error::WrongSize { .. }) => Err(self.fail(error).await),
-            pushed => pushed,
+        let actual = self.position + bytes.len() as u64;
+        if let Some(expected) = self.size
+            && actual > expected
+        {
+            let error = Error::WrongSize {
+                digest: self.digest(),
+                expected,
+                actual,
+            };
+            return Err(self.fail(error).await);
         }
+        self.shared_fill.push(bytes).await?;
+        self.position = actual;
+        Ok(())
     }
 
     /// Sets a call that gets the error of this fill before any reader gets it. A reader may claim
@@ -339,14 +254,13 @@ impl Fill {
     /// readers get the error. [`Error::Io`]: the readers have the whole verified content, but the
     /// blob is not stored.
     pub async fn finish(mut self) -> Result<StoredBlob, Error> {
-        let actual = self.shared_fill.pieces.table().front().start;
         if let Some(expected) = self.size
-            && actual != expected
+            && self.position != expected
         {
             let error = Error::WrongSize {
                 digest: self.digest(),
                 expected,
-                actual,
+                actual: self.position,
             };
             return Err(self.fail(error).await);
         }

@@ -28,19 +28,6 @@ pub(super) fn announce(
     extend(store, shared_fill, need.min(held.max(store.config.step)))
 }
 
-/// Extends the reservation for `bytes` bytes that are about to be staged.
-pub(super) fn extend_by(
-    store: &Store,
-    shared_fill: &Arc<SharedFill>,
-    bytes: u64,
-) -> Result<(), Error> {
-    // The worker and the claims of a fill extend the reservation one after the other. Otherwise two
-    // of them could each reserve a step for the same bytes.
-    let mut granted = shared_fill.granted.lock();
-    *granted += bytes;
-    extend(store, shared_fill, Store::need(*granted, None))
-}
-
 /// Extends the reservation to at least `need` bytes on disk. If there is room, rounds the
 /// reservation up to a whole step.
 pub(super) fn extend(store: &Store, shared_fill: &Arc<SharedFill>, need: u64) -> Result<(), Error> {

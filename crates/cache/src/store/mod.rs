@@ -26,12 +26,11 @@ use parking_lot::Mutex;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use pierhead_host::KeyedLock;
 use pierhead_oci::{Digest, Hasher, MediaType};
-use tokio::sync::Semaphore;
 
 use crate::blob::StoredBlob;
 use crate::blob::buffer::{BUFFER, Pool};
@@ -67,9 +66,8 @@ pub(crate) struct Store {
     pub(crate) reclaim: Mutex<()>,
     /// Locks a digest while it is opened, committed or deleted.
     pub(crate) digest_locks: KeyedLock<Digest>,
-    /// The permit to sync the bytes of a running fill. There is one, so that a slow disk does not
-    /// block all threads.
-    pub(crate) syncing: Arc<Semaphore>,
+    /// Whether a fill is doing an early sync.
+    pub(crate) syncing: AtomicBool,
     /// Applies the placement rules. `None` without a fast tier.
     pub(crate) placer: Option<Placer>,
     /// The lock of the data folder. The lock is held until [`Store::unlock`].
@@ -155,7 +153,7 @@ impl Store {
             origins,
             reclaim: Mutex::new(()),
             digest_locks: KeyedLock::default(),
-            syncing: Arc::new(Semaphore::new(1)),
+            syncing: AtomicBool::new(false),
             placer,
             folder: Mutex::new(Some(folder)),
         }
@@ -380,7 +378,7 @@ impl Store {
         let staged = own.and_then(|()| self.tier.stage(digest));
         let staged = staged.and_then(|mut staged| {
             // An eviction has released the reservation of these bytes and was about to delete them.
-            if reserved == 0 && (staged.size() > 0 || !staged.ahead().is_empty()) {
+            if reserved == 0 && staged.size() > 0 {
                 staged.clear()?;
             }
             Ok(staged)

@@ -1,21 +1,23 @@
 //! The disk tier: stores each blob as one file, and commits it with `fsync` and `rename`.
 
-use std::fs::{self, File};
-use std::io::{self, IoSliceMut};
-use std::os::unix::fs::{FileExt, MetadataExt as _};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use pierhead_atomic_file as atomic_file;
+use pierhead_atomic_file::{self as atomic_file, open_regular_with};
 use pierhead_oci::{Algorithm, Digest};
-use rustix::fs::statfs;
+use rustix::fs::{OFlags, statfs};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::page_cache::is_in_memory;
 
-use super::staged_file::{StagedFile, delete_stray_maps, map_path};
-use super::{Blob, Extent, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
+use super::{Blob, CHUNK, Extent, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
+
+/// Maximum number of pieces in one write. Linux accepts up to 1024 pieces (`IOV_MAX`).
+const MAX_SLICES: usize = 512;
 
 /// A change on the disk that is about to happen. [`DiskTier::watched`] reports each change before
 /// it happens.
@@ -67,7 +69,6 @@ impl DiskTier {
         for folder in ["blobs", "staging"] {
             fs::create_dir_all(root.join(folder))?;
         }
-        delete_stray_maps(&root.join("staging"));
         Ok(Self {
             root: root.to_owned(),
             at_once: at_once(root)?,
@@ -86,15 +87,15 @@ impl DiskTier {
         self
     }
 
-    pub(super) fn step(&self, step: Step<'_>) -> io::Result<()> {
+    fn step(&self, step: Step<'_>) -> io::Result<()> {
         self.watch.as_ref().map_or(Ok(()), |watch| watch(step))
     }
 
-    pub(super) fn staged_path(&self, digest: &Digest) -> PathBuf {
+    fn staged_path(&self, digest: &Digest) -> PathBuf {
         self.root.join("staging").join(digest.file_name())
     }
 
-    pub(super) fn blob_path(&self, digest: &Digest) -> PathBuf {
+    fn blob_path(&self, digest: &Digest) -> PathBuf {
         let hex = digest.hex();
         self.root
             .join("blobs")
@@ -103,12 +104,8 @@ impl DiskTier {
             .join(hex)
     }
 
-    pub(super) fn plain_file(&self, file: File) -> Arc<PlainFile> {
-        Arc::new(PlainFile(file, self.at_once))
-    }
-
     /// Creates the folder of a blob, and makes the name of the folder durable.
-    pub(super) fn make_folder(&self, folder: &Path) -> io::Result<()> {
+    fn make_folder(&self, folder: &Path) -> io::Result<()> {
         if folder.is_dir() {
             return Ok(());
         }
@@ -128,7 +125,7 @@ impl DiskTier {
         atomic_file::sync_folder(folder)
     }
 
-    pub(super) fn remove_file(&self, path: &Path) -> io::Result<()> {
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
         self.step(Step::Remove(path))?;
         match fs::remove_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -164,16 +161,36 @@ fn set_aside(folder: &Path) -> io::Result<()> {
 
 impl Tier for DiskTier {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
-        Ok(Box::new(StagedFile::open(self, digest)?))
+        let path = self.staged_path(digest);
+        let mut options = OpenOptions::new();
+        (options.read(true).write(true))
+            .create(true)
+            .truncate(false);
+        let file = open_regular_with(&mut options, OFlags::empty(), &path)?;
+        let found = file.metadata()?.len();
+        // A crash during the commit leaves a staging file with content and trailer. A new fill of
+        // this blob reuses only the content.
+        let content =
+            match Trailer::decode(digest, found, |offset, buf| file.read_exact_at(buf, offset)) {
+                Ok(trailer) => trailer.size(),
+                Err(_) => found,
+            };
+        let kept = content.saturating_sub(1) / CHUNK as u64 * CHUNK as u64;
+        if kept != found {
+            file.set_len(kept)?;
+        }
+        let file = Arc::new(PlainFile(file, self.at_once));
+        Ok(Box::new(StagedFile {
+            tier: self.clone(),
+            digest: *digest,
+            path,
+            file,
+            len: kept,
+        }))
     }
 
     fn discard(&self, digest: &Digest) -> io::Result<()> {
-        let path = self.staged_path(digest);
-        self.remove_file(&path)?;
-        match map_path(&path) {
-            map if map.exists() => self.remove_file(&map),
-            _ => Ok(()),
-        }
+        self.remove_file(&self.staged_path(digest))
     }
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
@@ -230,13 +247,7 @@ impl Tier for DiskTier {
     fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         for (name, path) in files(&self.root.join("staging"))? {
             if let Ok(digest) = Digest::from_file_name(&name) {
-                let mut found = found(digest, &path);
-                if map_path(&path).exists() {
-                    // The file has gaps, which take no space.
-                    let blocks = fs::metadata(&path).map_or(0, |about| about.blocks());
-                    found.bytes = found.bytes.min(blocks.saturating_mul(512));
-                }
-                visit(found);
+                visit(found(digest, &path));
             }
         }
         Ok(())
@@ -312,7 +323,7 @@ fn found(digest: Digest, path: &Path) -> TierEntry {
 }
 
 /// A file of a blob, and the flags for reads that must not wait for the disk.
-pub(super) struct PlainFile(pub(super) File, ReadWriteFlags);
+struct PlainFile(File, ReadWriteFlags);
 
 impl ReadAt for PlainFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -332,9 +343,88 @@ impl ReadAt for PlainFile {
     }
 }
 
-pub(super) struct BlobFile {
-    pub(super) file: Arc<PlainFile>,
-    pub(super) trailer: Trailer,
+struct StagedFile {
+    tier: DiskTier,
+    digest: Digest,
+    path: PathBuf,
+    file: Arc<PlainFile>,
+    len: u64,
+}
+
+impl Staged for StagedFile {
+    fn size(&self) -> u64 {
+        self.len
+    }
+
+    fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
+        self.tier.step(Step::Write(&self.path))?;
+        for pieces in pieces.chunks(MAX_SLICES) {
+            let mut slices: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+            let mut rest = &mut slices[..];
+            while rest.iter().any(|slice| !slice.is_empty()) {
+                match rustix::io::pwritev(&self.file.0, rest, self.len) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(written) => {
+                        self.len += written as u64;
+                        IoSlice::advance_slices(&mut rest, written);
+                    }
+                    Err(Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        // The file is opened once more, because Linux reports a failed write of dirty pages once
+        // per open file description. Without a second description, the early sync could consume the
+        // error that the commit needs.
+        let file = File::open(&self.path).ok()?;
+        Some(Box::new(move || {
+            let _ = file.sync_data();
+        }))
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        self.tier.step(Step::Write(&self.path))?;
+        self.file.0.set_len(0)?;
+        self.len = 0;
+        Ok(())
+    }
+
+    fn reader(&self) -> Arc<dyn ReadAt> {
+        self.file.clone()
+    }
+
+    fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
+        if trailer.size() != self.len {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "trailer of another content",
+            ));
+        }
+        self.tier.step(Step::Write(&self.path))?;
+        self.file
+            .0
+            .write_all_at(&trailer.encode(&self.digest), self.len)?;
+        let target = self.tier.blob_path(&self.digest);
+        let folder = target.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        self.tier.make_folder(folder)?;
+        let on_step = |step: atomic_file::Step<'_>| self.tier.step(step.into());
+        atomic_file::Options::new()
+            .on_step(&on_step)
+            .publish(&self.file.0, &self.path, &target)?;
+        Ok(Arc::new(BlobFile {
+            file: self.file,
+            trailer,
+        }))
+    }
+}
+
+struct BlobFile {
+    file: Arc<PlainFile>,
+    trailer: Trailer,
 }
 
 impl ReadAt for BlobFile {

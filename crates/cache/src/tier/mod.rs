@@ -3,10 +3,8 @@
 
 mod copy_key;
 mod disk;
-pub(crate) mod piece_map;
 pub mod placement;
 mod pmem;
-mod staged_file;
 mod switch_reader;
 mod trailer;
 mod traits;
@@ -15,8 +13,6 @@ mod write_back;
 pub use disk::{DiskTier, Step};
 pub use pmem::PmemTier;
 pub use trailer::{CHUNK, Sums, Trailer};
-pub use traits::{
-    Blob, Extent, FastMedium, MultiTier, PieceMedium, ReadAt, Staged, Tier, TierEntry,
-};
+pub use traits::{Blob, Extent, FastMedium, MultiTier, ReadAt, Staged, Tier, TierEntry};
 pub(crate) use traits::{is_damage, is_proven_damage};
 pub use write_back::{Dirty, FastStat, Hint, Options, WriteBack};

@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -146,40 +145,10 @@ pub trait Staged: Send {
     /// Returns a reader of the staged bytes. The reader can read during writes, and stays valid
     /// after commit, discard and removal.
     fn reader(&self) -> Arc<dyn ReadAt>;
-    /// Returns the ranges ahead of `size` that an earlier fill staged as pieces, in ascending order.
-    /// There is a gap before each range.
-    fn ahead(&self) -> &[Range<u64>] {
-        &[]
-    }
-    /// Returns a writer of bytes ahead of `size`. `None` if the medium can only append.
-    fn piece_medium(&self) -> Option<Arc<dyn PieceMedium>> {
-        None
-    }
-    /// Appends `bytes` bytes that the [`PieceMedium`] has written already.
-    fn advance(&mut self, _bytes: u64) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
     /// Makes the bytes durable and visible atomically, and opens them as a blob. Replaces an older
     /// blob of the digest. After an error, the last staged bytes may be damaged, so the caller must
     /// discard all staged bytes.
     fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>>;
-}
-
-/// Writes pieces of the staged bytes of a running fill: bytes at any offset. Many threads call the
-/// methods at the same time, also while the fill appends bytes. All methods block. The caller
-/// calls no method once the staged bytes are cleared, discarded or committed.
-pub trait PieceMedium: Send + Sync {
-    /// Must be called before the first write, and is durable. From then on, a later fill resumes only
-    /// recorded bytes, and no gap. `prefix` is the number of bytes that are staged without a gap: the
-    /// medium may record those of them that it has synced. A second call does nothing.
-    fn begin(&self, prefix: u64) -> io::Result<()>;
-    /// Writes all pieces, one after the other, from `offset` on.
-    fn write_at(&self, offset: u64, pieces: &[&[u8]]) -> io::Result<()>;
-    /// Makes staged bytes durable and records them for a later fill. Does nothing before the first
-    /// call of `begin`, while the number of staged bytes tells everything. `present` returns the ranges
-    /// that are written, in ascending order. Simultaneous calls run one after the other, each with
-    /// its own call of `present`, so that no older record replaces a newer one.
-    fn record(&self, present: &dyn Fn() -> Vec<Range<u64>>) -> io::Result<()>;
 }
 
 /// A committed blob, which never changes.

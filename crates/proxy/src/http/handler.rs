@@ -22,7 +22,6 @@ use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::http::body::{Body, MemoryNeed, ResponseAccount};
 use crate::http::peer::Peer;
-use crate::http::range::unconditional_range;
 use crate::http::representation::Representation;
 use crate::http::respond::{self, CHALLENGE, JSON, OCI_NAMESPACE};
 use crate::http::route::route;
@@ -503,14 +502,9 @@ impl RequestHandler<'_> {
                 let size = self.context.size_upstream(&blob_request).await?;
                 return Ok::<_, Error>((Representation::head(size), CacheOutcome::Miss));
             }
-            let is_head = self.parts.method == Method::HEAD;
-            let range = match is_head {
-                true => None,
-                false => unconditional_range(&self.parts.headers),
-            };
-            let found = BlobSource::find(self.context, blob_request, range).await?;
-            let (mut source, outcome) = found;
+            let (mut source, outcome) = BlobSource::find(self.context, blob_request).await?;
             let size = source.size().await?;
+            let is_head = self.parts.method == Method::HEAD;
             Ok((
                 if is_head {
                     Representation::head(size)

@@ -3,7 +3,6 @@
 
 use http::HeaderMap;
 use http::header::{IF_NONE_MATCH, IF_RANGE, RANGE};
-use pierhead_remote::RangeSpec;
 
 /// The bytes of a representation that a request selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,22 +41,9 @@ pub(crate) fn select(headers: &HeaderMap, etag: &[u8], size: u64) -> Selection {
     // An empty representation has no satisfiable range, but pierhead responds 200: some clients
     // send `bytes=0-` with every request, and Go's file server responds 200, too.
     match range.to_str().ok().and_then(parse) {
-        Some(range) if size > 0 => within(range, size),
+        Some(spec) if size > 0 => spec.within(size),
         _ => Selection::Whole,
     }
-}
-
-/// Returns the range that a GET request selects for any size of the representation. `None`: the
-/// request has no range, or other headers decide whether the range applies.
-pub(crate) fn unconditional_range(headers: &HeaderMap) -> Option<RangeSpec> {
-    if headers.contains_key(IF_RANGE) || headers.contains_key(IF_NONE_MATCH) {
-        return None;
-    }
-    let mut values = headers.get_all(RANGE).iter();
-    let (Some(range), None) = (values.next(), values.next()) else {
-        return None;
-    };
-    parse(range.to_str().ok()?)
 }
 
 /// Whether `If-None-Match` matches `etag`, so that the client already has the representation.
@@ -71,32 +57,45 @@ pub(crate) fn matches_etag(headers: &HeaderMap, etag: &[u8]) -> bool {
         .any(|tag| tag == "*" || tag.trim_start_matches("W/").as_bytes() == etag)
 }
 
-fn within(range: RangeSpec, size: u64) -> Selection {
-    let selected = range.within(size);
-    match selected.is_empty() {
-        true => Selection::Unsatisfiable,
-        false => Selection::Part {
-            first: selected.start,
-            last: selected.end - 1,
-        },
+enum Spec {
+    Between(u64, u64),
+    From(u64),
+    Last(u64),
+}
+
+impl Spec {
+    fn within(&self, size: u64) -> Selection {
+        match *self {
+            Self::Between(first, _) | Self::From(first) if first >= size => {
+                Selection::Unsatisfiable
+            }
+            Self::Between(first, last) if last < first => Selection::Unsatisfiable,
+            Self::Last(0) => Selection::Unsatisfiable,
+            Self::Between(first, last) => Selection::Part {
+                first,
+                last: last.min(size - 1),
+            },
+            Self::From(first) => Selection::Part {
+                first,
+                last: size - 1,
+            },
+            Self::Last(count) => Selection::Part {
+                first: size.saturating_sub(count),
+                last: size - 1,
+            },
+        }
     }
 }
 
-fn parse(text: &str) -> Option<RangeSpec> {
+fn parse(text: &str) -> Option<Spec> {
     let (unit, spec) = text.split_once('=')?;
     if !unit.trim().eq_ignore_ascii_case("bytes") {
         return None;
     }
     match spec.trim().split_once('-')? {
-        ("", count) => Some(RangeSpec::Suffix(number(count)?)),
-        (first, last) => {
-            let first = number(first)?;
-            let last = match last {
-                "" => None,
-                last => Some(number(last)?),
-            };
-            Some(RangeSpec::Int { first, last })
-        }
+        ("", count) => Some(Spec::Last(number(count)?)),
+        (first, "") => Some(Spec::From(number(first)?)),
+        (first, last) => Some(Spec::Between(number(first)?, number(last)?)),
     }
 }
 

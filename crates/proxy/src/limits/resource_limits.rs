@@ -23,9 +23,6 @@ use crate::limits::work_slots::WorkSlots;
 /// open while it waits for a download slot.
 const MAX_FILLS: usize = 512;
 
-/// Divisor of the response memory: all windows of shared downloads take at most this part of it.
-const WINDOWS_DIVISOR: usize = 4;
-
 /// The counts of all limited resources. A reload of the configuration changes the limits.
 pub(crate) struct ResourceLimits {
     bounds: ArcSwap<config::Limits>,
@@ -36,15 +33,12 @@ pub(crate) struct ResourceLimits {
     pub(crate) fills: Arc<WorkSlots>,
     /// The usage of operator commands (`cache warm`). Such commands act for no client.
     operator: Arc<ClientUsage>,
-    /// The memory of the windows of shared downloads, which belong to no single client.
-    windows: Arc<ClientUsage>,
 }
 
 impl ResourceLimits {
     pub(crate) fn new(bounds: config::Limits) -> Self {
         Self {
             operator: Arc::new(ClientUsage::operator()),
-            windows: Arc::new(ClientUsage::operator()),
             bounds: ArcSwap::from_pointee(bounds),
             clients: WeakTable::default(),
             connections: Arc::default(),
@@ -102,14 +96,6 @@ impl ResourceLimits {
         bytes: usize,
     ) -> Result<MemoryReservation, Limit> {
         self.memory.reserve(client, bytes, self.memory_bounds())
-    }
-
-    /// Reserves memory for the window of a shared download, if it is free. All windows together
-    /// take at most a quarter of the response memory.
-    pub(crate) fn reserve_window(&self, bytes: usize) -> Option<MemoryReservation> {
-        let mut bounds = self.memory_bounds();
-        bounds.per_client = bounds.all / WINDOWS_DIVISOR;
-        self.memory.reserve(&self.windows, bytes, bounds).ok()
     }
 
     /// Extends a reservation of response memory by `bytes` more bytes.

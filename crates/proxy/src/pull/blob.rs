@@ -9,24 +9,25 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pierhead_cache::{BlobReader, Error as CacheError, StoredBlob, VerifiedRange};
-use pierhead_remote::RangeSpec;
+use tokio::sync::oneshot;
 
 use crate::context::RequestContext;
-use crate::error::Error;
+use crate::error::{Error, is_not_admitted};
 use crate::limits::memory::MAX_FRAME_BYTES;
 use crate::metrics::CacheOutcome;
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::claim::claim;
-use crate::pull::extra_connections::FillDownload;
-use crate::pull::fill_ranges::FillRanges;
-use crate::pull::first_range::{self, MAX_VERIFIED_FIRST};
-use crate::pull::pending_claims::PendingClaim;
-use crate::pull::range_reader::RangeReader;
-use crate::pull::shared_download::shared_reader::SharedReader;
+use crate::pull::direct_download::{DirectDownload, ReadPosition};
+use crate::pull::download::HandedOverStream;
 
 /// Maximum number of times that one client's read of a blob continues from another place. After so
 /// many failures, neither the disk nor the upstream is likely to recover.
 const MAX_SOURCE_CHANGES: u32 = 4;
+
+/// Maximum bytes of a blob that pierhead verifies completely before it sends a range of the blob.
+/// The verification is necessary because a client cannot verify a range. A range of a larger blob
+/// is sent as it arrives.
+const MAX_VERIFIED_FIRST: u64 = 8 << 20;
 
 /// Reads the bytes of one blob for one client.
 pub(crate) struct BlobSource {
@@ -44,35 +45,23 @@ pub(crate) struct BlobSource {
     /// Bytes that are sent after the bytes of the blob.
     after: Bytes,
     changes: u32,
-    /// The range of the first upstream request, if this source starts a fill.
-    first_range: Option<RangeSpec>,
-    /// Whether the source reads a part of a blob that is too large to be verified first.
-    is_large_range: bool,
-    /// The state of the upstream connections of the running fill.
-    ranges: Option<Arc<FillRanges>>,
-    /// Lets the front of the fill wait until this source has claimed its range.
-    pending_claim: Option<PendingClaim>,
-    /// Reads the upstream stream of the fill that this source started, if the cache does not store
-    /// the blob.
-    handed_over: Option<Box<SharedReader>>,
+    /// Receives the upstream stream of the fill that this source started, if the cache does not
+    /// admit the blob.
+    handed_over: Option<oneshot::Receiver<HandedOverStream>>,
 }
 
 enum ActiveSource {
     Cache(BlobReader),
-    /// A range of a blob that is being filled.
-    Range(RangeReader),
-    Upstream(Box<SharedReader>),
+    Upstream(Box<DirectDownload>),
 }
 
 impl BlobSource {
-    /// Finds the blob in the cache or in a running fill, or starts a fill. `range` is the range that
-    /// the client requested. Cancel safe: a fill that was started continues.
+    /// Finds the blob in the cache or in a running fill, or starts a fill. Cancel safe: a fill that
+    /// was started continues.
     pub(crate) async fn find(
         context: &Arc<RequestContext>,
         request: BlobRequest,
-        range: Option<RangeSpec>,
     ) -> Result<(Self, CacheOutcome), Error> {
-        let range = range.and_then(first_range::of);
         let mut is_storable = true;
         if !context.cache.contains(&request.digest) {
             if let Some(error) = context.generation.negative_cache.error(&request.subject()) {
@@ -84,25 +73,27 @@ impl BlobSource {
                 .is_unstorable(&request.digest);
         }
         let claimed = match is_storable {
-            true => Some(claim(context, &request, range).await),
+            true => Some(claim(context, &request).await),
             false => None,
         };
-        let (mut handed_over, mut ranges) = (None, None);
+        let mut handed_over = None;
         let (active, outcome) = match claimed {
-            Some(Ok(Some(claimed))) => {
-                (handed_over, ranges) = (claimed.handed_over, claimed.ranges);
-                (ActiveSource::Cache(claimed.reader), claimed.outcome)
+            Some(Ok(Some((reader, outcome, stream)))) => {
+                handed_over = stream;
+                (ActiveSource::Cache(reader), outcome)
             }
             Some(Err(error)) if !error.is_storage() => return Err(error),
             _ => {
-                let mut shared = SharedReader::new(context, &request, range);
-                shared.size().await?;
-                (ActiveSource::Upstream(shared), CacheOutcome::Miss)
+                let whole = ReadPosition {
+                    start: 0,
+                    offset: 0,
+                };
+                let direct = DirectDownload::open(context, &request, whole).await?;
+                (ActiveSource::Upstream(direct), CacheOutcome::Miss)
             }
         };
         let mut source = Self::new(context.clone(), request, active);
-        (source.handed_over, source.first_range) = (handed_over, range);
-        source.set_ranges(ranges);
+        source.handed_over = handed_over;
         Ok((source, outcome))
     }
 
@@ -127,10 +118,6 @@ impl BlobSource {
             before: Bytes::new(),
             after: Bytes::new(),
             changes: 0,
-            first_range: None,
-            is_large_range: false,
-            ranges: None,
-            pending_claim: None,
             handed_over: None,
         }
     }
@@ -157,53 +144,21 @@ impl BlobSource {
     pub(crate) async fn in_range(mut self, first: u64, end: u64) -> Result<Self, Error> {
         (self.start, self.offset) = (first, first);
         self.end = Some(end);
-        let size = match &mut self.active {
+        let size = match &self.active {
             ActiveSource::Cache(BlobReader::Stored(_)) => None,
             // A failure of this read is ignored, because the first read of the content fails in the
             // same way and handles the failure.
             ActiveSource::Cache(BlobReader::Tail(tail)) => tail.size().await.ok().flatten(),
-            ActiveSource::Range(_) => None,
-            ActiveSource::Upstream(shared) => shared.size().await?,
+            ActiveSource::Upstream(direct) => direct.size(),
         };
         self.verified_first = size.is_some_and(|size| end < size && size <= MAX_VERIFIED_FIRST);
-        self.is_large_range =
-            size.is_some_and(|size| (first > 0 || end < size) && size > MAX_VERIFIED_FIRST);
         self.active = match self.active {
-            ActiveSource::Upstream(mut shared) => {
-                shared.select(first..end, !self.is_large_range);
-                ActiveSource::Upstream(shared)
+            ActiveSource::Upstream(direct) if first > 0 => {
+                ActiveSource::Upstream(direct.part(&self.context, &self.request, first).await?)
             }
-            ActiveSource::Cache(ref reader) => self.read_from(reader.clone()),
             active => active,
         };
-        if let ActiveSource::Range(reader) = &mut self.active {
-            reader.claim_at_once(first).await;
-        }
-        self.pending_claim = None;
         Ok(self)
-    }
-
-    /// Sets the state of the upstream connections of the fill that this source reads.
-    fn set_ranges(&mut self, ranges: Option<Arc<FillRanges>>) {
-        self.ranges = ranges;
-        let is_before_claim = self.first_range.is_some() && self.end.is_none();
-        let ranges = self.ranges.as_ref().filter(|_| is_before_claim);
-        self.pending_claim = ranges.and_then(|ranges| ranges.pending_claims().enter());
-    }
-
-    /// Returns the source that reads from the cache.
-    fn read_from(&self, reader: BlobReader) -> ActiveSource {
-        match (&reader, &self.ranges, self.end) {
-            (BlobReader::Tail(tail), Some(ranges), Some(end)) if self.is_large_range => {
-                let download = FillDownload {
-                    context: self.context.clone(),
-                    request: self.request.clone(),
-                    ranges: ranges.clone(),
-                };
-                ActiveSource::Range(RangeReader::new(download, tail, self.start..end))
-            }
-            _ => ActiveSource::Cache(reader),
-        }
     }
 
     /// Whether the whole blob is in one file of the cache.
@@ -220,13 +175,10 @@ impl BlobSource {
         if !self.before.is_empty() {
             return None;
         }
-        blob.verified_range(self.offset, max.min(self.left()))
-    }
-
-    /// Returns the number of bytes up to the end of the range.
-    fn left(&self) -> u64 {
-        self.end
-            .map_or(u64::MAX, |end| end.saturating_sub(self.offset))
+        let left = self
+            .end
+            .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
+        blob.verified_range(self.offset, max.min(left))
     }
 
     /// Skips bytes of the blob that the caller has sent by `sendfile`.
@@ -242,10 +194,8 @@ impl BlobSource {
     /// Waits for the size of the blob. `None`: the size is known only at the end of the blob.
     pub(crate) async fn size(&mut self) -> Result<Option<u64>, Error> {
         loop {
-            match &mut self.active {
-                ActiveSource::Upstream(shared) => return shared.size().await,
-                // Only the source of a blob of known size reads a range.
-                ActiveSource::Range(_) => return Ok(self.end),
+            match &self.active {
+                ActiveSource::Upstream(direct) => return Ok(direct.size()),
                 ActiveSource::Cache(reader) => match reader.size().await {
                     Ok(size) => return Ok(size),
                     Err(error) => self.change_source(error).await?,
@@ -257,10 +207,13 @@ impl BlobSource {
     /// Returns the next bytes, at most [`MAX_FRAME_BYTES`]. Returns no bytes at the end of the
     /// blob.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
-        self.pending_claim = None;
         loop {
-            let left = usize::try_from(self.left()).unwrap_or(usize::MAX);
-            let max = left.min(MAX_FRAME_BYTES);
+            let left = self
+                .end
+                .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
+            let max = usize::try_from(left)
+                .unwrap_or(usize::MAX)
+                .min(MAX_FRAME_BYTES);
             if !self.before.is_empty() {
                 return Ok(std::mem::take(&mut self.before));
             }
@@ -277,18 +230,13 @@ impl BlobSource {
                         }
                     }
                 }
-                ActiveSource::Range(reader) => match reader.read_at(self.offset, max).await {
-                    Ok(bytes) => bytes,
-                    Err(error) => {
-                        self.change_source(error).await?;
-                        continue;
+                ActiveSource::Upstream(direct) => {
+                    let (context, request) = (&self.context, &self.request);
+                    if self.verified_first && !direct.is_verified() {
+                        let len = usize::try_from(left).unwrap_or(usize::MAX);
+                        direct.verify(context, request, len).await?;
                     }
-                },
-                ActiveSource::Upstream(shared) => {
-                    if self.verified_first && !shared.is_verified() {
-                        shared.verify(left).await?;
-                    }
-                    shared.next(max).await?
+                    direct.next(context, request, max).await?
                 }
             };
             self.offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
@@ -304,8 +252,12 @@ impl BlobSource {
         }
         tracing::debug!(digest = %self.request.digest, offset = self.offset, %error, "blob read continues elsewhere");
         let nothing_sent = self.offset == self.start;
+        // Only a fill that the cache does not admit hands over its upstream stream.
+        if !is_not_admitted(&error) {
+            self.handed_over = None;
+        }
         self.active = match error {
-            error if error.is_storage() => self.read_shared().await?,
+            error if error.is_storage() => self.download_directly().await?,
             // The staged bytes of an earlier fill may have been corrupt. The cache has deleted the
             // staged bytes, so another attempt starts from the first byte.
             CacheError::WrongDigest { resumed: true, .. } | CacheError::Restarted
@@ -342,31 +294,32 @@ impl BlobSource {
     }
 
     async fn claim_again(&mut self) -> Result<ActiveSource, Error> {
-        match claim(&self.context, &self.request, self.first_range).await {
-            Ok(Some(claimed)) => {
-                self.handed_over = claimed.handed_over;
-                self.set_ranges(claimed.ranges);
-                Ok(self.read_from(claimed.reader))
+        match claim(&self.context, &self.request).await {
+            Ok(Some((reader, _, handed_over))) => {
+                self.handed_over = handed_over;
+                Ok(ActiveSource::Cache(reader))
             }
-            Ok(None) => self.read_shared().await,
-            Err(error) if error.is_storage() => self.read_shared().await,
+            Ok(None) => self.download_directly().await,
+            Err(error) if error.is_storage() => self.download_directly().await,
             Err(error) => Err(error),
         }
     }
 
-    /// Continues with the shared download of the clients of this blob.
-    async fn read_shared(&mut self) -> Result<ActiveSource, Error> {
-        let mut shared = match self.handed_over.take() {
-            Some(shared) => shared,
-            None => SharedReader::new(&self.context, &self.request, self.first_range),
-        };
-        // Otherwise, `in_range` selects the bytes when the size is known.
-        if self.end.is_some() || self.first_range.is_none() {
-            let end = self.end.unwrap_or(u64::MAX);
-            shared.select(self.offset..end, !self.is_large_range);
+    async fn download_directly(&mut self) -> Result<ActiveSource, Error> {
+        let Self { start, offset, .. } = *self;
+        if let Some(handed_over) = self.handed_over.take()
+            && DirectDownload::reads_from_start(start)
+            // The fill has ended or ends at once, so this wait is short.
+            && let Ok(handed_over) = handed_over.await
+        {
+            let direct =
+                DirectDownload::handed_over(&self.context, handed_over, &self.request, offset);
+            return Ok(ActiveSource::Upstream(direct));
         }
-        shared.size().await?;
-        Ok(ActiveSource::Upstream(shared))
+        let position = ReadPosition { start, offset };
+        Ok(ActiveSource::Upstream(
+            DirectDownload::open(&self.context, &self.request, position).await?,
+        ))
     }
 }
 

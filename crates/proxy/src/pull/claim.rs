@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use pierhead_cache::{BlobReader, Claim, Fill, StoredBlob};
 use pierhead_host::BackgroundTask;
-use pierhead_remote::RangeSpec;
 use tokio::sync::mpsc::Sender;
+use tokio::sync::oneshot;
 
 use crate::context::RequestContext;
 use crate::error::Error;
@@ -15,12 +15,8 @@ use crate::limits::limit::Limit;
 use crate::limits::work_slots::{WorkSlot, WorkState};
 use crate::metrics::CacheOutcome;
 use crate::pull::blob_request::BlobRequest;
-use crate::pull::download;
-use crate::pull::download_slot;
-use crate::pull::extra_connections::FillDownload;
+use crate::pull::download::{self, HandedOverStream};
 use crate::pull::fill_owner::FillOwner;
-use crate::pull::fill_ranges::FillRanges;
-use crate::pull::shared_download::shared_reader::SharedReader;
 
 /// Claims the blob. `None`: a fill of this digest from another registry runs. Only clients of that
 /// registry may wait for the fill or trust its bytes.
@@ -43,8 +39,7 @@ pub(crate) async fn claim_of(
             Claim::Follower(reader) if !reader.is_fill_from(&request.origin()) => return Ok(None),
             Claim::Follower(reader) => {
                 let offer = owner.slot_offer(&request.client);
-                let ranges = reader.pieces().map(|pieces| owner.ranges(&pieces));
-                ClaimResult::Follower(reader, offer, ranges)
+                ClaimResult::Follower(reader, offer)
             }
             Claim::Leader(fill, reader) => {
                 owner.begin();
@@ -66,36 +61,26 @@ pub(crate) enum ClaimResult {
     Stored(StoredBlob),
     /// A fill runs. If the fill has no download slot, this request can offer a slot to it through
     /// the sender.
-    Follower(
-        BlobReader,
-        Option<Sender<DownloadSlot>>,
-        Option<Arc<FillRanges>>,
-    ),
+    Follower(BlobReader, Option<Sender<DownloadSlot>>),
     /// The request starts a fill. The owner prevents fills of the digest from other registries
     /// until the fill has ended.
     Leader(Fill, BlobReader, FillOwner),
 }
 
-/// The blob that a client claimed.
-pub(crate) struct ClaimedBlob {
-    pub(crate) reader: BlobReader,
-    pub(crate) outcome: CacheOutcome,
-    /// The state of the upstream connections, if a fill runs.
-    pub(crate) ranges: Option<Arc<FillRanges>>,
-    /// Reads the upstream stream of the fill that the request started, if the cache does not store
-    /// the blob.
-    pub(crate) handed_over: Option<Box<SharedReader>>,
-}
-
 /// Claims the blob for a client. The leader starts the download in a task of its own, which may
-/// hand over its upstream stream. The first upstream request of this download is for `range`, if
-/// there is one. `None` for the reason that [`claim_of`] gives, if pass-through forbids the
-/// content, or if a shared download without a fill runs.
+/// hand over its upstream stream. `None` for the reason that [`claim_of`] gives, or if pass-through
+/// forbids the content.
 pub(crate) async fn claim(
     context: &Arc<RequestContext>,
     request: &BlobRequest,
-    range: Option<RangeSpec>,
-) -> Result<Option<ClaimedBlob>, Error> {
+) -> Result<
+    Option<(
+        BlobReader,
+        CacheOutcome,
+        Option<oneshot::Receiver<HandedOverStream>>,
+    )>,
+    Error,
+> {
     // The permit is acquired before the claim. A follower of a fill that has a download slot
     // releases the permit at once.
     let permit = match context.cache.contains(&request.digest) {
@@ -107,13 +92,10 @@ pub(crate) async fn claim(
         Some(ClaimResult::Stored(_)) if !context.may_share(&request.registry, &request.digest) => {
             None
         }
-        Some(ClaimResult::Stored(blob)) => Some(ClaimedBlob {
-            reader: BlobReader::Stored(blob),
-            outcome: CacheOutcome::Hit,
-            ranges: None,
-            handed_over: None,
-        }),
-        Some(ClaimResult::Follower(reader, offer, ranges)) => {
+        Some(ClaimResult::Stored(blob)) => {
+            Some((BlobReader::Stored(blob), CacheOutcome::Hit, None))
+        }
+        Some(ClaimResult::Follower(reader, offer)) => {
             // A follower without a permit waits until the fill gets the slot of another client.
             if let Some(offer) = offer
                 && let Ok(permit) =
@@ -125,19 +107,11 @@ pub(crate) async fn claim(
                     .map_or_else(DownloadWaiters::owner, DownloadWaiters::readers);
                 let panics = context.cache.panics().clone();
                 panics.spawn(BackgroundTask::FillOwner, async move {
-                    download_slot::offer(&context, permit, (&request, waiters), offer).await;
+                    download::offer_slot(&context, permit, (&request, waiters), offer).await;
                 });
             }
-            Some(ClaimedBlob {
-                reader,
-                outcome: CacheOutcome::Miss,
-                ranges,
-                handed_over: None,
-            })
+            Some((reader, CacheOutcome::Miss, None))
         }
-        // An earlier fill handed over its stream. One download serves all clients, so this fill ends
-        // before its first request.
-        Some(ClaimResult::Leader(..)) if context.shared_downloads.is_running(request) => None,
         Some(ClaimResult::Leader(fill, reader, owner)) => {
             // Only a leader takes the slot of a fill, because a full table takes it from another
             // fill. Without a slot or a permit (the blob was evicted after the check above), the
@@ -145,20 +119,8 @@ pub(crate) async fn claim(
             let fill_slot = take_fill_slot(context, request)?;
             let permit = permit.map_or_else(|| context.limits.upstream_permit(&request.client), Ok);
             let slots = (fill_slot, permit?);
-            let ranges = owner.ranges(&fill.pieces());
-            let download = FillDownload {
-                context: context.clone(),
-                request: request.clone(),
-                ranges: ranges.clone(),
-            };
-            let (shared, expected) = SharedReader::expecting(context, request, range);
-            download::start(download, fill, owner, slots, (range, expected));
-            Some(ClaimedBlob {
-                reader,
-                outcome: CacheOutcome::Miss,
-                ranges: Some(ranges),
-                handed_over: Some(shared),
-            })
+            let handed_over = download::start(context.clone(), request.clone(), fill, owner, slots);
+            Some((reader, CacheOutcome::Miss, Some(handed_over)))
         }
     })
 }
@@ -181,9 +143,9 @@ mod tests {
         let _slot = fixture.hold_slot().await;
         let context = &fixture.context;
         let request = fixture.request(digest(1), 1);
-        let first = claim(context, &request, None).await.unwrap();
+        let first = claim(context, &request).await.unwrap();
         let other = fixture.request(digest(1), 2);
-        let second = claim(context, &other, None).await.unwrap();
+        let second = claim(context, &other).await.unwrap();
         drop(first);
         // The fill continues for its second client.
         tokio::task::yield_now().await;
@@ -210,19 +172,19 @@ mod tests {
                 registry: unconfigured.clone(),
                 ..fixture.request(digest(nth), u8::try_from(nth % 200).unwrap())
             };
-            held.extend(claim(context, &request, None).await);
+            held.extend(claim(context, &request).await);
         }
         assert!(held.len() < 512, "{}", held.len());
         for last in 200..250 {
             let request = fixture.request(digest(1000 + usize::from(last)), last);
-            held.push(claim(context, &request, None).await.unwrap());
+            held.push(claim(context, &request).await.unwrap());
         }
         // A new client of an unconfigured registry gets the slot of a client with several fills.
         let request = BlobRequest {
             registry: unconfigured,
             ..fixture.request(digest(2000), 251)
         };
-        held.push(claim(context, &request, None).await.unwrap());
+        held.push(claim(context, &request).await.unwrap());
         wait::until_async("the fill that yields", || context.cache.stat().fills <= 512).await;
     }
 }

@@ -2,48 +2,44 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pierhead_cache::{Claim, Error as CacheError, Fill, StoredBlob};
-use pierhead_host::BackgroundTask;
-use pierhead_remote::RangeSpec;
+use pierhead_host::{BackgroundTask, PIECE_BYTES, metered};
+use pierhead_remote::{BlobSources, BlobStream};
+use tokio::sync::mpsc::Sender;
+use tokio::sync::oneshot;
 
 use crate::context::RequestContext;
 use crate::error::{is_not_admitted, is_wrong};
-use crate::limits::downloads::{DownloadSlot, DownloadWaiters, UpstreamPermit};
+use crate::limits::downloads::{Download, DownloadSlot, DownloadWaiters, UpstreamPermit};
 use crate::limits::work_slots::{WorkSlot, WorkState};
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
-use crate::pull::download_slot;
-use crate::pull::extra_connections::FillDownload;
 use crate::pull::fill_owner::FillOwner;
-use crate::pull::fill_ranges::FillRanges;
-use crate::pull::shared_download::stream_task::ExpectedStream;
-use crate::pull::transfer::{self, FirstRequest};
 
 /// Interval at which a running fill without readers must have received bytes. Otherwise the fill
 /// ends.
 const UNREAD_FILL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Downloads into `fill` in a background task. If all clients of the fill disconnect, a download that
-/// runs continues while bytes arrive, and a download that waits for its slot ends. The first upstream
-/// request is for `range`, if the client requested a range.
+/// runs continues while bytes arrive, and a download that waits for its slot ends.
 pub(crate) fn start(
-    download: FillDownload,
+    context: Arc<RequestContext>,
+    request: BlobRequest,
     fill: Fill,
     owner: FillOwner,
     (fill_slot, permit): (WorkSlot, UpstreamPermit),
-    (range, expected): (Option<RangeSpec>, ExpectedStream),
-) {
-    let panics = download.context.cache.panics().clone();
+) -> oneshot::Receiver<HandedOverStream> {
+    let (pass, handed_over) = oneshot::channel();
+    let panics = context.cache.panics().clone();
     panics.spawn(BackgroundTask::FillOwner, async move {
         // If this task panics, dropping the fill reports an error to its readers. The next request
         // downloads the blob again.
-        let (context, request) = (&download.context, &download.request);
         let waiters = DownloadWaiters::readers(fill.readers());
-        let waiting = (request, waiters);
+        let waiting = (&request, waiters);
         let slot = tokio::select! {
-            slot = download_slot::acquire_for_fill(context, waiting, permit, &owner) => slot,
+            slot = acquire_slot_for_fill(&context, waiting, permit, &owner) => slot,
             () = fill.unread() => return end(fill, owner),
             () = fill_slot.yield_requested() => return end(fill, owner),
         };
@@ -52,25 +48,94 @@ pub(crate) fn start(
             true => WorkState::Unawaited,
             false => WorkState::Received,
         });
-        let mut first = FirstRequest {
-            range,
-            expected: Some(expected),
-            handed_over: None,
-        };
+        let mut stream = None;
         let fill = (fill, AdmissionMode::IfAdmitted);
-        let arrived = Arc::default();
+        let arrived = AtomicU64::new(0);
         // The readers of the fill get the result of the download, so this task returns nothing.
         tokio::select! {
-            _ = run((&download, &owner), fill, (&slot, &arrived), &mut first) => {}
+            _ = run(&context, &request, fill, (&slot, &arrived), &mut stream) => {}
             () = slot.yield_requested() => {}
             () = fill_slot.yield_requested() => {}
             () = unread_and_silent(&slot, &arrived) => {}
         }
-        if let (Some(stream), Some(expected)) = (first.handed_over, first.expected) {
-            expected.hand_over(stream, slot);
+        // The stream is handed over only with a download slot of the client itself. The client
+        // decides how fast it reads, and must not hold the slot of another client.
+        if let Some(stream) = stream
+            && slot.is_of(&request.client)
+        {
+            slot.set_owner_waiting(true);
+            // The send fails if the client has disconnected.
+            let _ = pass.send(HandedOverStream { stream, slot });
         }
         drop(owner);
     });
+    handed_over
+}
+
+/// The upstream stream of a fill that the cache did not admit, from the first byte of the blob on.
+/// The client that started the fill continues with this stream, without a second upstream request.
+pub(crate) struct HandedOverStream {
+    pub(crate) stream: BlobStream,
+    pub(crate) slot: DownloadSlot,
+}
+
+/// Waits for a slot to download a blob. Cancel safe.
+pub(crate) async fn acquire_slot(
+    context: &RequestContext,
+    permit: UpstreamPermit,
+    request: &BlobRequest,
+    waiters: DownloadWaiters,
+) -> DownloadSlot {
+    let download = Download {
+        registry: request.registry.clone(),
+        digest: request.digest,
+        is_configured: context.config().is_configured(&request.registry),
+        waiters,
+    };
+    let all = context.limits.max_downloads();
+    context.limits.acquire_download(permit, download, all).await
+}
+
+/// Waits for the first slot that the fill gets: a slot of the client that started the fill, or of
+/// another client that waits for the fill.
+pub(crate) async fn acquire_slot_for_fill(
+    context: &RequestContext,
+    (request, waiters): (&BlobRequest, DownloadWaiters),
+    permit: UpstreamPermit,
+    owner: &FillOwner,
+) -> DownloadSlot {
+    let mut offered = owner.take_slot_offers(&request.client);
+    let other = async {
+        match &mut offered {
+            Some(offered) => offered.recv().await,
+            None => None,
+        }
+    };
+    tokio::select! {
+        slot = acquire_slot(context, permit, request, waiters.clone()) => slot,
+        Some(slot) = other => {
+            // The slot belongs to another client that waits for the fill, and that client may
+            // disconnect.
+            slot.set_waiters(waiters);
+            slot
+        }
+    }
+}
+
+/// Waits for a slot on behalf of another client's fill, until that fill has a slot.
+pub(crate) async fn offer_slot(
+    context: &RequestContext,
+    permit: UpstreamPermit,
+    (request, waiters): (&BlobRequest, DownloadWaiters),
+    fill: Sender<DownloadSlot>,
+) {
+    tokio::select! {
+        slot = acquire_slot(context, permit, request, waiters) => {
+            // The fill may already have a slot. In that case, dropping this slot releases it.
+            let _ = fill.try_send(slot);
+        }
+        () = fill.closed() => {}
+    }
 }
 
 /// Ends a fill that has no download slot. The owner must outlive the fill.
@@ -112,22 +177,20 @@ impl AdmissionMode {
 }
 
 /// Downloads the whole blob in that slot and stores it in the cache. `arrived` counts the bytes as
-/// they arrive. `first` gets the upstream stream if the cache does not admit the blob.
+/// they arrive. `handed_over` gets the upstream stream if the cache does not admit the blob.
 ///
 /// If the future is dropped, the readers of the fill get an error. The staged bytes of the fill
 /// stay.
 pub(crate) async fn run(
-    (download, owner): (&FillDownload, &FillOwner),
+    context: &Arc<RequestContext>,
+    request: &BlobRequest,
     (mut fill, admission): (Fill, AdmissionMode),
-    (slot, arrived): (&DownloadSlot, &Arc<AtomicU64>),
-    first: &mut FirstRequest,
+    (slot, arrived): (&DownloadSlot, &AtomicU64),
+    handed_over: &mut Option<BlobStream>,
 ) -> Result<StoredBlob, crate::error::Error> {
-    let FillDownload {
-        context, request, ..
-    } = download;
     let resumed = fill.offset() > 0;
     admission.apply_to(&mut fill);
-    match download_into(download, fill, (slot, arrived), first).await {
+    match download_into(context, request, fill, (slot, arrived), handed_over).await {
         // The staged bytes of an earlier fill may have been corrupt. The cache has deleted these
         // bytes, so a new fill starts.
         Err(error) if resumed && error.is_wrong_content() => {
@@ -143,12 +206,7 @@ pub(crate) async fn run(
                     admission.apply_to(&mut fill);
                     // The readers of the first fill now wait for the new fill.
                     slot.set_readers(fill.readers());
-                    let ranges = owner.ranges(&fill.pieces());
-                    let download = FillDownload {
-                        ranges,
-                        ..download.clone()
-                    };
-                    download_into(&download, fill, (slot, arrived), first).await
+                    download_into(context, request, fill, (slot, arrived), handed_over).await
                 }
                 Claim::Hit(blob) => Ok(blob),
                 Claim::Follower(reader) => committed(reader).await,
@@ -170,22 +228,18 @@ pub(crate) async fn committed(
 
 /// Downloads the blob into `fill`, stores it, and records how the download ended.
 async fn download_into(
-    download: &FillDownload,
+    context: &RequestContext,
+    request: &BlobRequest,
     mut fill: Fill,
-    (slot, arrived): (&DownloadSlot, &Arc<AtomicU64>),
-    first: &mut FirstRequest,
+    (slot, arrived): (&DownloadSlot, &AtomicU64),
+    handed_over: &mut Option<BlobStream>,
 ) -> Result<StoredBlob, crate::error::Error> {
-    let FillDownload {
-        context,
-        request,
-        ranges,
-    } = download;
-    let mut log = DownloadLog::start(context, request, Some(slot));
-    let bytes = (arrived, &mut log);
-    let failed = match transfer::transfer(download, &mut fill, bytes, first).await {
-        Ok(()) => match finish(fill, ranges.clone()).await {
+    let mut download = DownloadLog::start(context, request, Some(slot));
+    let bytes = (arrived, &mut download);
+    let failed = match transfer(context, request, &mut fill, bytes, handed_over).await {
+        Ok(sources) => match finish(fill, sources).await {
             Ok(blob) => {
-                log.stored();
+                download.stored();
                 context
                     .generation
                     .negative_cache
@@ -201,7 +255,7 @@ async fn download_into(
                         .all_mismatched(&request.registry, &request.digest);
                 record_cache_error(context, request, &error, has_other_address);
                 let error = error.into();
-                log.failed(&error);
+                download.failed(&error);
                 return Err(error);
             }
         },
@@ -218,7 +272,7 @@ async fn download_into(
         crate::error::Error::Cache(error) => record_cache_error(context, request, error, false),
         _ => {}
     }
-    log.failed(&failed);
+    download.failed(&failed);
     fill.abandon(&failed.to_string());
     Err(failed)
 }
@@ -226,10 +280,10 @@ async fn download_into(
 /// Finishes the fill. If the bytes are wrong, pierhead distrusts the addresses that sent them. This
 /// happens before the readers get the error, because a reader then starts another fill at once, and
 /// that fill must ask another address.
-async fn finish(fill: Fill, ranges: Arc<FillRanges>) -> Result<StoredBlob, CacheError> {
+async fn finish(fill: Fill, sources: BlobSources) -> Result<StoredBlob, CacheError> {
     fill.before_failure(move |error| {
         if is_fault_of_address(error) {
-            ranges.report_mismatch();
+            sources.report_mismatch();
         }
     });
     fill.finish().await
@@ -239,6 +293,71 @@ async fn finish(fill: Fill, ranges: Arc<FillRanges>) -> Result<StoredBlob, Cache
 /// earlier fill may have caused the mismatch, no address is to blame.
 fn is_fault_of_address(error: &CacheError) -> bool {
     is_wrong(error) && !has_staged_bytes(error)
+}
+
+async fn transfer(
+    context: &RequestContext,
+    request: &BlobRequest,
+    fill: &mut Fill,
+    (arrived, download): (&AtomicU64, &mut DownloadLog<'_>),
+    handed_over: &mut Option<BlobStream>,
+) -> Result<BlobSources, crate::error::Error> {
+    let BlobRequest {
+        registry,
+        repository,
+        digest,
+        ..
+    } = request;
+    let mut waiting_since = Instant::now();
+    let mut stream = context
+        .client
+        .blob(registry, repository, digest, fill.offset())
+        .await?;
+    let head = waiting_since.elapsed();
+    download.from(stream.address());
+    if stream.offset() != fill.offset() {
+        fill.restart().await?;
+    }
+    fill.set_repository(repository);
+    if let Some(size) = stream.size() {
+        fill.set_cost(context.costs.estimate(registry, size));
+    }
+    if let Err(error) = fill.begin(stream.size()).await {
+        if is_not_admitted(&error) && stream.offset() == 0 {
+            *handed_over = Some(stream);
+        }
+        return Err(error.into());
+    }
+    // The measured time is the wait for the upstream, without the time for disk, eviction and CPU
+    // pacer.
+    let (mut first, mut waited, mut rest) = (None, Duration::ZERO, 0);
+    waiting_since = Instant::now();
+    let mut since_pause = 0;
+    while let Some(bytes) = stream.next().await {
+        let bytes = bytes?;
+        if first.is_none() {
+            first = Some(head + waiting_since.elapsed());
+        } else {
+            waited += waiting_since.elapsed();
+            rest += u64::try_from(bytes.len()).unwrap_or(0);
+        }
+        download.received(bytes.len());
+        arrived.fetch_add(u64::try_from(bytes.len()).unwrap_or(0), Ordering::Relaxed);
+        since_pause += u64::try_from(bytes.len()).unwrap_or(0);
+        let pacer = context.pacer.as_deref();
+        metered(pacer, fill.write(bytes)).await?;
+        if let Some(pacer) = pacer.filter(|_| since_pause >= PIECE_BYTES) {
+            since_pause = 0;
+            pacer.pass().await;
+        }
+        waiting_since = Instant::now();
+    }
+    if let Some(first) = first {
+        context.costs.learn(registry, first, waited, rest);
+    }
+    // If several addresses of the upstream sent parts of the blob, the log names the last of them.
+    download.from(stream.address());
+    Ok(stream.sources())
 }
 
 /// Whether staged bytes of an earlier fill may have caused the digest mismatch.
@@ -285,9 +404,13 @@ fn record_cache_error(
 mod tests {
     use bytes::Bytes;
     use pierhead_oci::{Algorithm, Digest};
-    use pierhead_testkit::registry::{Fault, Gate};
+    use pierhead_remote::{Client as Remote, Config as RemoteConfig, Upstream};
+    use pierhead_testkit::images::Image;
+    use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
 
     use super::*;
+    use crate::config::{Config, Limits};
+    use crate::proxy::Proxy;
     use crate::pull::fill_fixture::FillFixture;
 
     #[tokio::test(start_paused = true)]
@@ -313,39 +436,75 @@ mod tests {
 
     #[tokio::test]
     async fn a_restarted_fill_without_readers_yields_its_slot() {
-        let fixture = FillFixture::start().await;
-        let (context, upstream) = (&fixture.context, &fixture.upstream);
-        let bytes = pierhead_testkit::images::random_bytes(1, 1 << 20);
-        let digest = upstream.put_blob("app", bytes.clone());
-        let one = fixture.request(digest, 1);
+        let upstream = FakeRegistry::builder().start().await;
+        let image = Image::random(1, &[1 << 20]);
+        upstream.push("app", "1", &image);
+        let data = tempfile::tempdir().unwrap();
+        let config = pierhead_cache::Config::new(data.path(), 64 << 20);
+        let policy = Box::new(pierhead_eviction::Lru::default());
+        let cache = pierhead_cache::Cache::open(config, policy).unwrap();
+        let registry: pierhead_oci::Registry = upstream.addr().to_string().parse().unwrap();
+        let entry = Upstream {
+            url: upstream.url(),
+            ..Upstream::default()
+        };
+        let mut remote = RemoteConfig::default();
+        remote.upstreams.insert(registry.clone(), entry);
+        let remote = Remote::new(remote).unwrap();
+        let limits = Limits {
+            downloads: 1,
+            ..Limits::default()
+        };
+        let config = Config {
+            limits,
+            default_upstream: registry.clone(),
+            ..Config::default()
+        };
+        let context = Proxy::new(cache.clone(), remote, config).current();
+        let blob = image
+            .blobs
+            .iter()
+            .max_by_key(|blob| blob.bytes.len())
+            .unwrap();
+        let request = |last| BlobRequest {
+            registry: registry.clone(),
+            repository: "app".parse().unwrap(),
+            digest: blob.digest,
+            client: context.limits.client([10, 0, 0, last].into()),
+        };
+        let one = request(1);
+        let claim = || async {
+            match cache.claim(&one.digest, one.origin()).await.unwrap() {
+                Claim::Leader(fill, _) => fill,
+                _ => panic!("the blob is neither stored nor being filled"),
+            }
+        };
         // In this test, an earlier fill has left corrupt staged bytes.
-        let mut fill = fixture.lead(&one).await;
-        let size = u64::try_from(bytes.len()).ok();
+        let mut fill = claim().await;
+        let size = u64::try_from(blob.bytes.len()).ok();
         fill.begin(size).await.unwrap();
         fill.write(Bytes::from(vec![0; 512 << 10])).await.unwrap();
         fill.abandon("cut");
-        let fill = fixture.lead(&one).await;
+        let fill = claim().await;
         assert!(fill.offset() > 0);
         let (first, restarted) = (Gate::new(), Gate::new());
         upstream.inject(Fault::GateBody(1, first.clone()).on_blobs().times(1));
         upstream.inject(Fault::GateBody(1, restarted.clone()).on_blobs().skip(1));
         let waiters = DownloadWaiters::owner_and(fill.readers());
         let permit = context.limits.upstream_permit(&one.client).unwrap();
-        let slot = download_slot::acquire(context, permit, &one, waiters).await;
+        let slot = acquire_slot(&context, permit, &one, waiters).await;
         // The operator's command ends before the fill restarts.
         slot.set_owner_waiting(false);
-        let (arrived, mut whole) = (Arc::default(), FirstRequest::default());
-        let owner = fixture.owner(&one);
-        let download = fixture.download(&one, &owner, &fill);
+        let (arrived, mut handed_over) = (AtomicU64::new(0), None);
         let fill = (fill, AdmissionMode::Always);
-        let run = run((&download, &owner), fill, (&slot, &arrived), &mut whole);
-        let two = fixture.request(digest, 2);
+        let run = run(&context, &one, fill, (&slot, &arrived), &mut handed_over);
+        let two = request(2);
         let other = async {
             first.reached(1).await;
             first.release();
             restarted.reached(1).await;
             let permit = context.limits.upstream_permit(&two.client).unwrap();
-            let slot = download_slot::acquire(context, permit, &two, DownloadWaiters::owner());
+            let slot = acquire_slot(&context, permit, &two, DownloadWaiters::owner());
             slot.await
         };
         tokio::select! {

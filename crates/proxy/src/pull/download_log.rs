@@ -1,6 +1,5 @@
 //! Writes one log line for each download of a blob.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::field::display;
@@ -9,7 +8,6 @@ use crate::context::RequestContext;
 use crate::error::{Cause, Error, with_sources};
 use crate::limits::downloads::DownloadSlot;
 use crate::pull::blob_request::BlobRequest;
-use crate::pull::fill_ranges::FillRanges;
 use crate::refusal_log::{Refusal, RefusalLog};
 
 /// One blob download from an upstream. Dropping this value writes the log line.
@@ -21,8 +19,6 @@ pub(crate) struct DownloadLog<'a> {
     started: Instant,
     address: Option<String>,
     bytes: u64,
-    /// Counts the bytes of all connections, if the download is a fill.
-    ranges: Option<Arc<FillRanges>>,
     end: DownloadOutcome,
 }
 
@@ -56,7 +52,6 @@ impl<'a> DownloadLog<'a> {
             started: Instant::now(),
             address: None,
             bytes: 0,
-            ranges: None,
             end: DownloadOutcome::Cancelled,
         }
     }
@@ -64,11 +59,6 @@ impl<'a> DownloadLog<'a> {
     /// Sets the address of the upstream that sends the bytes.
     pub(crate) fn from(&mut self, address: &str) {
         self.address = Some(address.to_owned());
-    }
-
-    /// Counts the bytes of all connections of a fill.
-    pub(crate) fn count_bytes_of(&mut self, ranges: Arc<FillRanges>) {
-        self.ranges = Some(ranges);
     }
 
     pub(crate) fn received(&mut self, bytes: usize) {
@@ -109,8 +99,7 @@ impl Drop for DownloadLog<'_> {
             digest,
             ..
         } = &self.request;
-        let address = self.address.as_deref().map(display);
-        let bytes = self.ranges.as_ref().map_or(self.bytes, |it| it.arrived());
+        let (address, bytes) = (self.address.as_deref().map(display), self.bytes);
         let seconds = seconds(self.started);
         let outcome = match &self.end {
             DownloadOutcome::HandedOver => return,

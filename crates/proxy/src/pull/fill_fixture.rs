@@ -13,13 +13,11 @@ use crate::context::RequestContext;
 use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::proxy::Proxy;
 use crate::pull::blob_request::BlobRequest;
-use crate::pull::download_slot;
-use crate::pull::extra_connections::FillDownload;
-use crate::pull::fill_owner::FillOwner;
+use crate::pull::download;
 
 /// A context with one download slot.
 pub(crate) struct FillFixture {
-    pub(crate) upstream: FakeRegistry,
+    _upstream: FakeRegistry,
     pub(crate) context: Arc<RequestContext>,
     pub(crate) registry: Registry,
     cache: Cache,
@@ -52,7 +50,7 @@ impl FillFixture {
         };
         let context = Proxy::new(cache.clone(), remote, config).current();
         Self {
-            upstream,
+            _upstream: upstream,
             context,
             registry,
             cache,
@@ -79,38 +77,15 @@ impl FillFixture {
             ..self.request(digest, 1)
         };
         let permit = context.limits.upstream_permit(&request.client).unwrap();
-        download_slot::acquire(context, permit, &request, DownloadWaiters::owner()).await
+        download::acquire_slot(context, permit, &request, DownloadWaiters::owner()).await
     }
 
-    /// Starts a fill of a blob that is neither stored nor being filled.
-    pub(crate) async fn lead(&self, request: &BlobRequest) -> Fill {
-        self.lead_and_read(request).await.0
-    }
-
-    /// As [`Self::lead`], with a reader of the fill.
+    /// Starts a fill of a blob that is neither stored nor being filled, with a reader of the fill.
     pub(crate) async fn lead_and_read(&self, request: &BlobRequest) -> (Fill, BlobReader) {
         let claimed = self.cache.claim(&request.digest, request.origin()).await;
         match claimed.unwrap() {
             Claim::Leader(fill, reader) => (fill, reader),
             _ => panic!("the blob is neither stored nor being filled"),
-        }
-    }
-
-    pub(crate) fn owner(&self, request: &BlobRequest) -> FillOwner {
-        let owners = &self.context.fill_owners;
-        owners.enter(&request.digest, &request.registry).unwrap()
-    }
-
-    pub(crate) fn download(
-        &self,
-        request: &BlobRequest,
-        owner: &FillOwner,
-        fill: &Fill,
-    ) -> FillDownload {
-        FillDownload {
-            context: self.context.clone(),
-            request: request.clone(),
-            ranges: owner.ranges(&fill.pieces()),
         }
     }
 }

@@ -12,13 +12,11 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pierhead_cache::Pieces;
 use pierhead_oci::{Digest, Registry};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::limits::client_usage::ClientUsage;
 use crate::limits::downloads::DownloadSlot;
-use crate::pull::fill_ranges::FillRanges;
 
 type OwnerTable = Arc<Mutex<HashMap<Digest, OwnedFill>>>;
 
@@ -27,8 +25,6 @@ struct OwnedFill {
     /// Number of requests that are about to claim the digest, plus one if a fill is running.
     owners: usize,
     offers: SlotOffers,
-    /// The states of the running fill, and of earlier fills that still have a reader.
-    ranges: Vec<Arc<FillRanges>>,
 }
 
 /// The channel through which clients that share a fill offer a download slot to it.
@@ -84,7 +80,6 @@ impl FillOwners {
                     registry: registry.clone(),
                     owners: 1,
                     offers: SlotOffers::new(),
-                    ranges: Vec::new(),
                 });
             }
         }
@@ -135,24 +130,6 @@ impl FillOwner {
         })
     }
 
-    /// Returns the state that all upstream connections of the fill of `pieces` share. Each fill has a
-    /// state of its own: a connection of an earlier fill must not change the state of this one.
-    pub(crate) fn ranges(&self, pieces: &Pieces) -> Arc<FillRanges> {
-        let mut table = self.table.lock();
-        let created = || Arc::new(FillRanges::new(pieces.clone()));
-        // The entry exists, because `self` exists.
-        let Some(owned) = table.get_mut(&self.digest) else {
-            return created();
-        };
-        owned.ranges.retain(|ranges| !ranges.is_gone());
-        let known = owned.ranges.iter().find(|ranges| ranges.is_of(pieces));
-        known.cloned().unwrap_or_else(|| {
-            let ranges = created();
-            owned.ranges.push(ranges.clone());
-            ranges
-        })
-    }
-
     fn with_offers<T>(&self, action: impl FnOnce(&mut SlotOffers) -> Option<T>) -> Option<T> {
         let mut table = self.table.lock();
         // The entry exists, because `self` exists.
@@ -177,7 +154,6 @@ mod tests {
     use pierhead_oci::Algorithm;
 
     use super::*;
-    use crate::pull::fill_fixture::FillFixture;
 
     #[test]
     fn a_client_offers_one_slot_to_each_fill_without_slot() {
@@ -223,26 +199,5 @@ mod tests {
         drop(second);
         assert!(fill_owners.enter(&digest, &two).is_some());
         assert!(fill_owners.0.lock().is_empty());
-    }
-
-    /// Connections of an earlier fill may still run when the next fill of the blob begins.
-    #[tokio::test]
-    async fn each_fill_has_a_state_of_its_own() {
-        let fixture = FillFixture::start().await;
-        let digest = Digest::of(Algorithm::Sha256, b"a");
-        let request = fixture.request(digest, 1);
-        let owner = fixture.owner(&request);
-        let (first, _reader) = fixture.lead_and_read(&request).await;
-        let (pieces, ranges) = (first.pieces(), owner.ranges(&first.pieces()));
-        assert!(Arc::ptr_eq(&ranges, &owner.ranges(&pieces)));
-        let other_owner = fixture.owner(&request);
-        assert!(Arc::ptr_eq(&ranges, &other_owner.ranges(&pieces)));
-        drop(first);
-        let next = fixture.lead(&request).await;
-        let of_next = owner.ranges(&next.pieces());
-        assert!(!Arc::ptr_eq(&ranges, &of_next));
-        // A follower of the first fill that is late does not replace the state of the next fill.
-        drop(owner.ranges(&pieces));
-        assert!(Arc::ptr_eq(&of_next, &owner.ranges(&next.pieces())));
     }
 }

@@ -19,10 +19,7 @@ use crate::limits::downloads::DownloadWaiters;
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::claim::{ClaimResult, claim_of};
 use crate::pull::download::{self, AdmissionMode};
-use crate::pull::download_slot;
-use crate::pull::extra_connections::FillDownload;
 use crate::pull::manifest::{is_distributable, manifest};
-use crate::pull::transfer::FirstRequest;
 
 /// Maximum number of blobs of one warmed image that are downloaded at the same time, which is the
 /// default of docker and containerd, too.
@@ -145,7 +142,7 @@ const ABANDONED: (u64, u64) = (0, 0);
 async fn pull_blob(
     context: &Arc<RequestContext>,
     request: BlobRequest,
-    arrived: &Arc<AtomicU64>,
+    arrived: &AtomicU64,
     mut left: watch::Receiver<bool>,
 ) -> Result<(u64, u64), (Digest, Error)> {
     let mut result = claim_blob(context, &request, arrived, &mut left).await;
@@ -165,7 +162,7 @@ async fn pull_blob(
 async fn claim_blob(
     context: &Arc<RequestContext>,
     request: &BlobRequest,
-    arrived: &Arc<AtomicU64>,
+    arrived: &AtomicU64,
     left: &mut watch::Receiver<bool>,
 ) -> Result<(u64, u64), Error> {
     if context.is_operator
@@ -186,14 +183,14 @@ async fn claim_blob(
     };
     match claimed {
         ClaimResult::Stored(blob) => Ok((blob.size(), 0)),
-        ClaimResult::Follower(reader, None, _) => tokio::select! {
+        ClaimResult::Follower(reader, None) => tokio::select! {
             blob = download::committed(reader) => Ok((blob?.size(), 0)),
             () = has_left(left) => Ok(ABANDONED),
         },
-        ClaimResult::Follower(reader, Some(offer), _) => {
+        ClaimResult::Follower(reader, Some(offer)) => {
             let permit = context.limits.upstream_permit(&request.client)?;
             let offered =
-                download_slot::offer(context, permit, (request, DownloadWaiters::owner()), offer);
+                download::offer_slot(context, permit, (request, DownloadWaiters::owner()), offer);
             let both = async { tokio::join!(download::committed(reader), offered) };
             tokio::select! {
                 (blob, ()) = both => Ok((blob?.size(), 0)),
@@ -206,7 +203,7 @@ async fn claim_blob(
             let readers = fill.readers();
             let permit = context.limits.upstream_permit(&request.client)?;
             let slot = {
-                let mut slot = pin!(download_slot::acquire_for_fill(
+                let mut slot = pin!(download::acquire_slot_for_fill(
                     context,
                     (request, DownloadWaiters::owner_and(readers.clone())),
                     permit,
@@ -220,18 +217,14 @@ async fn claim_blob(
                     },
                 }
             };
-            let (staged, mut first) = (fill.offset(), FirstRequest::default());
-            let download = FillDownload {
-                context: context.clone(),
-                request: request.clone(),
-                ranges: owner.ranges(&fill.pieces()),
-            };
+            let (staged, mut handed_over) = (fill.offset(), None);
             let fill = (fill, AdmissionMode::Always);
             let mut run = pin!(download::run(
-                (&download, &owner),
+                context,
+                request,
                 fill,
                 (&slot, arrived),
-                &mut first
+                &mut handed_over
             ));
             let blob = tokio::select! {
                 blob = run.as_mut() => blob,
@@ -323,7 +316,7 @@ async fn check_platform(
     // The sender of `left` is kept and not used: the check ignores leaving clients, because the
     // config is small.
     let (_leave, left) = watch::channel(false);
-    let pulled = pull_blob(context, request, &Arc::default(), left).await;
+    let pulled = pull_blob(context, request, &AtomicU64::new(0), left).await;
     pulled.map_err(|(_, error)| error)?;
     let Some(blob) = context.cache.get(&config.digest).await? else {
         return Ok(());

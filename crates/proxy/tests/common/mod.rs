@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Placement;
-use pierhead_cache::tier::placement::Destination;
 use pierhead_cache::tier::{DiskTier, Options};
 use pierhead_cache::{Cache, FastTier, TagKey, TagRecord};
 use pierhead_eviction::Lru;
@@ -22,7 +21,6 @@ use pierhead_remote::{Client, Upstream};
 use pierhead_testkit::http::{End, Request, Response};
 use pierhead_testkit::images::Image;
 use pierhead_testkit::registry::{Authority, Builder, FakeRegistry};
-use pierhead_testkit::tier::MemoryTier;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
@@ -76,9 +74,6 @@ pub(crate) struct FixtureOptions {
     pub(crate) background: BackgroundWork,
     /// Bytes of the fast tier. 0 means no fast tier.
     pub(crate) fast_tier_size: u64,
-    /// Whether the fast tier can only append to a staged blob, as persistent memory. New blobs are
-    /// then staged there.
-    pub(crate) fast_tier_appends: bool,
     /// Whether tags that the upstream deleted stay available.
     pub(crate) keeps_deleted: bool,
     /// The data folder of an earlier cache, for tests of a restart.
@@ -104,7 +99,6 @@ impl Default for FixtureOptions {
             has_bundles: false,
             background: BackgroundWork::default(),
             fast_tier_size: 0,
-            fast_tier_appends: false,
             keeps_deleted: false,
             data: None,
             running_upstream: None,
@@ -166,17 +160,8 @@ impl FixtureOptions {
         config.max_tags = self.max_tags.unwrap_or(config.max_tags);
         let fast_tier = tempfile::tempdir().unwrap();
         config.fast = (self.fast_tier_size > 0).then(|| FastTier {
-            tier: match self.fast_tier_appends {
-                true => Arc::new(MemoryTier::default()),
-                false => Arc::new(DiskTier::new(fast_tier.path()).unwrap()),
-            },
-            options: Options {
-                default_destination: match self.fast_tier_appends {
-                    true => Destination::Fast,
-                    false => Destination::Disk,
-                },
-                ..Options::new(self.fast_tier_size)
-            },
+            tier: Arc::new(DiskTier::new(fast_tier.path()).unwrap()),
+            options: Options::new(self.fast_tier_size),
             placement: Placement::default(),
             class: "volatile",
             capacity: self.fast_tier_size,

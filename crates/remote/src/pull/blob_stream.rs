@@ -134,15 +134,6 @@ pub struct BlobSources {
 }
 
 impl BlobSources {
-    /// Adds the hosts of `other`, which sent bytes of the same blob. Each host is recorded once.
-    pub fn add(&mut self, other: Self) {
-        for host in other.hosts {
-            if !self.hosts.iter().any(|known| Arc::ptr_eq(known, &host)) {
-                self.hosts.push(host);
-            }
-        }
-    }
-
     /// Records that the received bytes do not match the digest of the blob. The next fetch of the
     /// blob asks other hosts first, if there are any.
     pub fn report_mismatch(&self) {
@@ -239,12 +230,6 @@ impl BlobStream {
             hosts: self.sources.clone(),
             digest: *self.blob.digest(),
         }
-    }
-
-    /// Returns the number of hosts that sent bytes of this blob. It grows when the stream resumes at
-    /// another host.
-    pub fn source_count(&self) -> usize {
-        self.sources.len()
     }
 
     /// Returns the next bytes, at least one byte. `None` at the end and after an error. The bytes
@@ -418,34 +403,4 @@ impl BlobStream {
 
 fn as_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use pierhead_testkit::images::random_bytes;
-    use pierhead_testkit::registry::FakeRegistry;
-
-    use crate::{Client, Config, Upstream};
-
-    /// A client chooses the ranges of a fill, and so the number of its requests.
-    #[tokio::test]
-    async fn each_host_is_recorded_once() {
-        let registry = FakeRegistry::builder().start().await;
-        let digest = registry.put_blob("app", random_bytes(1, 1000));
-        let mut config = Config::default();
-        let upstream = Upstream {
-            url: registry.url(),
-            ..Upstream::default()
-        };
-        let name: pierhead_oci::Registry = registry.addr().to_string().parse().unwrap();
-        config.upstreams.insert(name.clone(), upstream);
-        let client = Client::new(config).unwrap();
-        let repository = "app".parse().unwrap();
-        let open = || client.blob(&name, &repository, &digest, 0);
-        let mut sources = open().await.unwrap().sources();
-        for _ in 0..3 {
-            sources.add(open().await.unwrap().sources());
-        }
-        assert_eq!(sources.hosts.len(), 1);
-    }
 }

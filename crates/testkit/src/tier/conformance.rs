@@ -31,12 +31,11 @@ pub fn conforms_as_fast_medium<M: FastMedium>(new: impl Fn() -> M, restart: impl
     keeps_both_partial_copies_of_a_blob_apart(&new());
 }
 
-const CHECKS: [fn(&dyn Tier); 10] = [
+const CHECKS: [fn(&dyn Tier); 9] = [
     reads_committed_blobs,
     shows_nothing_before_the_commit,
     reads_staged_bytes,
     recovers_staged_bytes_in_whole_chunks,
-    keeps_recorded_pieces,
     refuses_a_trailer_of_another_length,
     replaces_a_blob,
     keeps_removed_blobs_readable_for_open_readers,
@@ -213,45 +212,6 @@ fn recovers_staged_bytes_in_whole_chunks(tier: &dyn Tier) {
         (staged.size(), read(&*staged.reader(), 0, 5)),
         (5, content[..5].to_vec())
     );
-}
-
-/// Checks a tier that writes pieces. A tier that can only append passes.
-fn keeps_recorded_pieces(tier: &dyn Tier) {
-    let (digest, content) = blob(9, 5 * CHUNK);
-    let (first, second) = (2 * CHUNK, 4 * CHUNK);
-    let bytes_at = |start: usize| &content[start..start + CHUNK];
-    let range = |start: usize| start as u64..(start + CHUNK) as u64;
-    let Some(pieces) = stage(tier, &digest, bytes_at(0)).piece_medium() else {
-        return;
-    };
-    pieces.begin(CHUNK as u64).expect("begins");
-    let halves = bytes_at(first).split_at(CHUNK / 2);
-    pieces
-        .write_at(first as u64, &[halves.0, halves.1])
-        .expect("writes");
-    let present = || vec![range(0), range(first)];
-    pieces.record(&present).expect("records");
-    pieces
-        .write_at(second as u64, &[bytes_at(second)])
-        .expect("writes");
-    drop(pieces);
-    let mut staged = tier.stage(&digest).expect("stages again");
-    assert_eq!(staged.size(), 0, "one byte of the prefix is left to fetch");
-    assert_eq!(staged.ahead(), [range(first)], "only recorded pieces stay");
-    assert_eq!(
-        read(&*staged.reader(), first, CHUNK),
-        bytes_at(first),
-        "of the recorded piece"
-    );
-    staged.write(&[&content[..first]]).expect("writes");
-    staged.advance(CHUNK as u64).expect("passes the piece");
-    staged
-        .write(&[&content[first + CHUNK..]])
-        .expect("writes behind the piece");
-    staged.commit(Trailer::of(&content, None)).expect("commits");
-    let blob = tier.open(&digest).expect("opens").expect("is committed");
-    assert_eq!(read(&*blob, 0, content.len()), content);
-    assert_eq!(tier.stage(&digest).expect("stages").ahead(), []);
 }
 
 fn refuses_a_trailer_of_another_length(tier: &dyn Tier) {

@@ -3,7 +3,6 @@
 //! is on the disk from its start.
 
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 
 use pierhead_oci::Digest;
@@ -17,7 +16,7 @@ use super::stat::count;
 use super::tier_state::Hint;
 use crate::tier::copy_key::CopyKey;
 use crate::tier::switch_reader::SwitchReader;
-use crate::tier::{Blob, PieceMedium, ReadAt, Staged, Trailer};
+use crate::tier::{Blob, ReadAt, Staged, Trailer};
 
 /// Number of bytes that a fill of unknown length reserves on the fast tier in one step.
 const ROOM_STEP: u64 = 4 << 20;
@@ -296,18 +295,6 @@ impl Staged for DiskFill {
 
     fn reader(&self) -> Arc<dyn ReadAt> {
         self.staged.reader()
-    }
-
-    fn ahead(&self) -> &[Range<u64>] {
-        self.staged.ahead()
-    }
-
-    fn piece_medium(&self) -> Option<Arc<dyn PieceMedium>> {
-        self.staged.piece_medium()
-    }
-
-    fn advance(&mut self, bytes: u64) -> io::Result<()> {
-        self.staged.advance(bytes)
     }
 
     fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
