@@ -49,7 +49,7 @@ pub(super) fn create(
 
 /// Deletes the temporary files of `target` that killed writers left.
 pub(super) fn delete_all_abandoned(target: &Path) -> io::Result<()> {
-    // A later name can exist without the earlier names, because their writers may have committed.
+    // The writer of an earlier name may have renamed its file, so a gap does not end the search.
     for number in 0..MAX_WRITERS {
         delete_abandoned(&name(target, number))?;
     }

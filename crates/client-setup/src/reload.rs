@@ -104,7 +104,7 @@ impl Reload {
         Ok(format!("done: {shown}"))
     }
 
-    /// Returns the reason why the command cannot run, with what the user has to do.
+    /// Tells the user to restart or reload the client, because the machine has no systemd.
     fn without_systemd(&self) -> String {
         let has_restart = self.command.iter().any(|word| word == "restart");
         let verb = if has_restart { "restart" } else { "reload" };

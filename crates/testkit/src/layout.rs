@@ -257,7 +257,7 @@ impl OciLayout {
         Ok(layers.collect())
     }
 
-    /// Reads the diff IDs of the layers from the config of a manifest.
+    /// Reads the config of a manifest, and returns the diff IDs of its layers.
     ///
     /// # Errors
     /// Errors of the file system; a config without valid diff IDs.

@@ -404,13 +404,10 @@ fn record_cache_error(
 mod tests {
     use bytes::Bytes;
     use pierhead_oci::{Algorithm, Digest};
-    use pierhead_remote::{Client as Remote, Config as RemoteConfig, Upstream};
-    use pierhead_testkit::images::Image;
-    use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
+    use pierhead_testkit::images::random_bytes;
+    use pierhead_testkit::registry::{Fault, Gate};
 
     use super::*;
-    use crate::config::{Config, Limits};
-    use crate::proxy::Proxy;
     use crate::pull::fill_fixture::FillFixture;
 
     #[tokio::test(start_paused = true)]
@@ -436,75 +433,37 @@ mod tests {
 
     #[tokio::test]
     async fn a_restarted_fill_without_readers_yields_its_slot() {
-        let upstream = FakeRegistry::builder().start().await;
-        let image = Image::random(1, &[1 << 20]);
-        upstream.push("app", "1", &image);
-        let data = tempfile::tempdir().unwrap();
-        let config = pierhead_cache::Config::new(data.path(), 64 << 20);
-        let policy = Box::new(pierhead_eviction::Lru::default());
-        let cache = pierhead_cache::Cache::open(config, policy).unwrap();
-        let registry: pierhead_oci::Registry = upstream.addr().to_string().parse().unwrap();
-        let entry = Upstream {
-            url: upstream.url(),
-            ..Upstream::default()
-        };
-        let mut remote = RemoteConfig::default();
-        remote.upstreams.insert(registry.clone(), entry);
-        let remote = Remote::new(remote).unwrap();
-        let limits = Limits {
-            downloads: 1,
-            ..Limits::default()
-        };
-        let config = Config {
-            limits,
-            default_upstream: registry.clone(),
-            ..Config::default()
-        };
-        let context = Proxy::new(cache.clone(), remote, config).current();
-        let blob = image
-            .blobs
-            .iter()
-            .max_by_key(|blob| blob.bytes.len())
-            .unwrap();
-        let request = |last| BlobRequest {
-            registry: registry.clone(),
-            repository: "app".parse().unwrap(),
-            digest: blob.digest,
-            client: context.limits.client([10, 0, 0, last].into()),
-        };
-        let one = request(1);
-        let claim = || async {
-            match cache.claim(&one.digest, one.origin()).await.unwrap() {
-                Claim::Leader(fill, _) => fill,
-                _ => panic!("the blob is neither stored nor being filled"),
-            }
-        };
+        let fixture = FillFixture::start().await;
+        let (context, upstream) = (&fixture.context, &fixture.upstream);
+        let bytes = random_bytes(1, 1 << 20);
+        let digest = upstream.put_blob("app", bytes.clone());
+        let one = fixture.request(digest, 1);
         // In this test, an earlier fill has left corrupt staged bytes.
-        let mut fill = claim().await;
-        let size = u64::try_from(blob.bytes.len()).ok();
+        let (mut fill, _) = fixture.lead_and_read(&one).await;
+        let size = u64::try_from(bytes.len()).ok();
         fill.begin(size).await.unwrap();
         fill.write(Bytes::from(vec![0; 512 << 10])).await.unwrap();
         fill.abandon("cut");
-        let fill = claim().await;
+        let (fill, _) = fixture.lead_and_read(&one).await;
         assert!(fill.offset() > 0);
         let (first, restarted) = (Gate::new(), Gate::new());
         upstream.inject(Fault::GateBody(1, first.clone()).on_blobs().times(1));
         upstream.inject(Fault::GateBody(1, restarted.clone()).on_blobs().skip(1));
         let waiters = DownloadWaiters::owner_and(fill.readers());
         let permit = context.limits.upstream_permit(&one.client).unwrap();
-        let slot = acquire_slot(&context, permit, &one, waiters).await;
+        let slot = acquire_slot(context, permit, &one, waiters).await;
         // The operator's command ends before the fill restarts.
         slot.set_owner_waiting(false);
         let (arrived, mut handed_over) = (AtomicU64::new(0), None);
         let fill = (fill, AdmissionMode::Always);
-        let run = run(&context, &one, fill, (&slot, &arrived), &mut handed_over);
-        let two = request(2);
+        let run = run(context, &one, fill, (&slot, &arrived), &mut handed_over);
+        let two = fixture.request(digest, 2);
         let other = async {
             first.reached(1).await;
             first.release();
             restarted.reached(1).await;
             let permit = context.limits.upstream_permit(&two.client).unwrap();
-            let slot = acquire_slot(&context, permit, &two, DownloadWaiters::owner());
+            let slot = acquire_slot(context, permit, &two, DownloadWaiters::owner());
             slot.await
         };
         tokio::select! {

@@ -17,7 +17,7 @@ use crate::pull::download;
 
 /// A context with one download slot.
 pub(crate) struct FillFixture {
-    _upstream: FakeRegistry,
+    pub(crate) upstream: FakeRegistry,
     pub(crate) context: Arc<RequestContext>,
     pub(crate) registry: Registry,
     cache: Cache,
@@ -50,7 +50,7 @@ impl FillFixture {
         };
         let context = Proxy::new(cache.clone(), remote, config).current();
         Self {
-            _upstream: upstream,
+            upstream,
             context,
             registry,
             cache,

@@ -62,8 +62,8 @@ impl PullContext<'_> {
             self.server.url()
         )))
     }
-    /// Checks that the config of an image names a platform that the wanted platform runs. An image
-    /// of an index was chosen by the platform of its entry, so its config is not checked.
+    /// Checks that the image runs on the wanted platform, by the platform in its config. An image
+    /// from an image index was chosen by the platform of its entry, so its config is not checked.
     /// `is_of_index` is called only if the config names another platform.
     ///
     /// # Errors

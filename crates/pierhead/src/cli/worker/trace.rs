@@ -70,7 +70,7 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Com
     }
 }
 
-/// Returns the note about a command that failed before the recording ended.
+/// Tells the user that a recording was not sent, because its command failed.
 fn nothing_sent(status: &ExitStatus) -> String {
     format!(
         "nothing was sent: the command ended with {status} before the recording ended; --output keeps the order"
